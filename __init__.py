@@ -1,0 +1,24 @@
+"""Fault-tolerant runtime for large-model training: any fault costs seconds, and the bits stay the same.
+
+`mt-resilient run -- torchrun … train.py` needs no code; a loop of one's own takes ten lines with `Session`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .training.session import Session as Session
+
+__all__ = ["Session", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":  # lazily: `import mt_resilient` must not import torch
+        from .training.session import Session
+
+        return Session
+    if name == "__version__":
+        return version("mt-resilient")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,49 @@
+"""Start a child that cannot outlive this agent.
+
+`spawn` runs this very file as a tiny program between the agent and the command: it asks the kernel to SIGKILL the process when
+its parent dies (the setting survives exec) and then becomes the command. A `preexec_fn` would do the same in a fork of the agent,
+where gRPC's threads make forking unsafe (measured: 13 of 60 forked children hung).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask for SIGKILL when process `parent_pid`, which must be the caller's parent, ends. Exits at once if it is already gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(128 + signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen(command, **popen)`, with the child killed when the calling thread's process ends. Takes ~20 ms longer.
+
+    Call it from a thread that lives as long as the agent: the kernel acts when the *thread* that spawned ends.
+    """
+    leash = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    return subprocess.Popen([*leash, *command], **popen)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        print(f"{sys.argv[2]}: {error.strerror}", file=sys.stderr)
+        os._exit(127)

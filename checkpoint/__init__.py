@@ -1,0 +1,1 @@
+"""A snapshot's life: staged in the arena, sealed, drained, committed, found again, restored."""

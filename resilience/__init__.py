@@ -1,0 +1,1 @@
+"""Words, judgement and control plane. Imports none of the other packages."""

@@ -1,0 +1,57 @@
+"""The error tree, split by who must act. Each class has its exit code.
+
+    ResilientError
+    ├── UserError            the person at the terminal changes something and starts again
+    │   ├── UsageError         2   an option, a configuration key, the wrapped command
+    │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way
+    ├── SiteError            whoever runs this machine or cluster
+    │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
+    │   └── StoreUnavailable   4   etcd does not answer
+    ├── SnapshotError       6   a snapshot is missing, torn or of another shape
+    ├── BudgetSpent         93   recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
+    └── InternalError       70   ours: report it
+
+A message says what happened, what was done about it, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ResilientError(Exception):
+    exit_code = 70
+
+
+class UserError(ResilientError):
+    exit_code = 2
+
+
+class UsageError(UserError):
+    exit_code = 2
+
+
+class ScriptError(UserError):
+    exit_code = 5
+
+
+class SiteError(ResilientError):
+    exit_code = 3
+
+
+class MachineError(SiteError):
+    exit_code = 3
+
+
+class StoreUnavailable(SiteError):
+    exit_code = 4
+
+
+class SnapshotError(ResilientError):
+    exit_code = 6
+
+
+class BudgetSpent(ResilientError):
+    exit_code = 93
+
+
+class InternalError(ResilientError):
+    exit_code = 70

@@ -1,0 +1,1 @@
+"""What lives inside a rank: the hook, the session, the sentinel. Cheap to import; knows no control plane."""
