@@ -1,0 +1,33 @@
+"""The agent's side of the board: it owns the shared memory, reads every page, and writes orders."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from ..resilience.board import PAGE_BYTES, Page
+from ..resilience.signals import Order
+
+
+class Board:
+    def __init__(self, ranks: int) -> None:
+        """One cleared page per local rank, in a memfd that lives as long as this process."""
+        self.fd = os.memfd_create("mt-resilient-board", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, ranks * PAGE_BYTES)
+        memory = memoryview(mmap.mmap(self.fd, ranks * PAGE_BYTES))
+        self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
+
+    @property
+    def path(self) -> str:
+        """Where ranks open it."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def clear(self, generation: int) -> None:
+        """For a new generation; only while no rank is alive."""
+        for page in self.pages:
+            page.clear(generation)
+
+    def order(self, order: Order) -> None:
+        """What all ranks shall do at their next boundary."""
+        for page in self.pages:
+            page.order = order

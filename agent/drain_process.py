@@ -1,0 +1,145 @@
+"""The process beside the ranks that makes sealed snapshots durable: arena → disk, one JSON line on stdout per event.
+
+`python -m mt_resilient.agent.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: a
+`DrainConfig`. Neither its load nor its death touches the ranks. It goes on until a line "finish" or the end of its
+stdin; then it drains what is pending, trying each once, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..checkpoint import catalog
+from ..checkpoint.arena import Slot
+from ..checkpoint.drain import drain
+from ..checkpoint.header import Stamp, due
+from ..checkpoint.layout import Attempt
+from ..resilience import clock
+from ..resilience.errors import ResilientError, SiteError, UsageError
+
+Event = dict[str, object]
+
+BACKOFF_S = (1.0, 60.0)
+"""Wait after the first failure in a row, doubled after each further one up to the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainConfig:
+    arena: list[list[str]]
+    """Paths of the slots, per local rank."""
+    root: str
+    """Directory that holds `snapshots/`."""
+    run: str
+    """Eight hexadecimal digits that all nodes of this run share, and no other run has."""
+    local_ranks: int
+    """How many of the arena's ranks take part."""
+    keep: int = 2
+    """Snapshots that stay on disk."""
+    poll_s: float = 0.2
+    """Between looks at the headers."""
+    deadline_s: float = 600.0
+    """How long other nodes may take with their parts."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.local_ranks <= len(self.arena) or self.keep < 1 or self.poll_s <= 0:
+            raise UsageError(f"drain: local_ranks, keep and poll_s have to be positive, and the arena to match: {self}")
+        if len(self.run) != 8 or not set(self.run) <= set("0123456789abcdef"):
+            raise UsageError(f"drain: run has to be eight hexadecimal digits, and is {self.run!r}")
+
+    @classmethod
+    def from_json(cls, text: str) -> DrainConfig:
+        found = json.loads(text)
+        if unknown := found.keys() - {field.name for field in fields(cls)}:
+            raise UsageError(f"drain: there is no configuration key {', '.join(sorted(unknown))}")
+        return cls(**found)
+
+
+class Drain:
+    """The loop's memory: the slots, what was given up, and when to try again."""
+
+    def __init__(self, config: DrainConfig) -> None:
+        self._config = config
+        self._root = Path(config.root)
+        self._slots = [[Slot(path) for path in row] for row in config.arena[: config.local_ranks]]
+        self._given_up: set[Stamp] = set()
+        self._failures = 0
+        self._not_before_s = 0.0
+
+    def tick(self, now_s: float, *, finishing: bool = False) -> Iterator[Event]:
+        """Drain the one snapshot that is due, if any. While finishing, each is tried once, at once."""
+        if now_s < self._not_before_s and not finishing:
+            return
+        stamp = self.due()
+        if stamp is None:
+            return
+        try:
+            report = drain(self._slots, Attempt(run=self._config.run, stamp=stamp), self._root, self._config.deadline_s)
+        except ResilientError as error:
+            yield self._failed(stamp, error, now_s, again=isinstance(error, SiteError) and not finishing)
+            return
+        self._failures, self._not_before_s = 0, 0.0
+        if report is None:
+            if finishing:
+                self._given_up.add(stamp)
+            return
+        yield {
+            "event": "durable" if report.commits else "written",
+            "step": stamp.step,
+            "generation": stamp.generation,
+            "bytes": report.payload_bytes,
+            "seconds": round(report.write_s + report.commit_s, 3),
+            "write_s": round(report.write_s, 3),
+            "commit_s": round(report.commit_s, 3),
+            "directory": str(report.directory),
+        }
+        if report.commits:
+            for attempt in catalog.retire(self._root, self._config.keep):
+                yield {"event": "retired", "step": attempt.stamp.step, "directory": str(attempt.under(self._root))}
+
+    def due(self) -> Stamp | None:
+        headers = [[slot.header() for slot in slots] for slots in self._slots]
+        return due(headers, self._config.local_ranks, self._given_up)
+
+    def _failed(self, stamp: Stamp, error: ResilientError, now_s: float, *, again: bool) -> Event:
+        retry_in_s = min(BACKOFF_S[0] * 2**self._failures, BACKOFF_S[1]) if again else None
+        if retry_in_s is None:
+            self._given_up.add(stamp)
+        else:
+            self._failures += 1
+            self._not_before_s = now_s + retry_in_s
+        return {"event": "failed", "step": stamp.step, "reason": str(error), "retry_in_s": retry_in_s}
+
+
+def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
+    """Events until "finish" or the end of `stdin_fd`, and what was pending then."""
+    state, said = Drain(config), b""
+    while b"finish" not in said:
+        yield from state.tick(clock.monotonic_s())
+        if select.select([stdin_fd], [], [], config.poll_s)[0]:
+            said += os.read(stdin_fd, 4096) or b"finish"
+    while state.due() is not None:
+        yield from state.tick(clock.monotonic_s(), finishing=True)
+    yield {"event": "finished"}
+
+
+def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the agent says when to end
+    os.nice(10)  # training first
+    try:
+        for event in run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno()):
+            print(json.dumps(event), flush=True)
+    except ResilientError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

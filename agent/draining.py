@@ -1,0 +1,89 @@
+"""The agent's end of the drain process: kept running, listened to, and asked to finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..resilience import leash
+
+RESTART_S = (1.0, 60.0)
+"""Wait before a dead drain process is started again, doubled after each death in a row."""
+
+
+class Draining:
+    """Training never depends on it: when it dies it is started again, and snapshots wait in memory meanwhile."""
+
+    def __init__(self, config: dict[str, Any], log: Path) -> None:
+        self._command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(config)]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._deaths = 0
+        self._not_before_s = 0.0
+        self.finished = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when it has something to say, or is gone."""
+        return self._process.stdout.fileno() if self._process and self._process.stdout else None
+
+    def keep_running(self, now_s: float) -> None:
+        """Start it if it is not there, and its back-off is over. now_s: monotonic."""
+        if self._process is not None or self.finished or now_s < self._not_before_s:
+            return
+        with self._log.open("ab") as log:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            self._process = leash.spawn(self._command, start_new_session=True, **pipes)
+        os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
+
+    def events(self, now_s: float) -> Iterator[dict[str, Any]]:
+        """What it has said since the last call; its death is an event as well."""
+        if self._process is None or self._process.stdout is None:
+            return
+        data = self._process.stdout.read()
+        if data:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                event = json.loads(line)
+                self.finished = self.finished or event["event"] == "finished"
+                self._deaths = 0
+                yield event
+        if data != b"" or self._process.poll() is None:
+            return
+        code = self._process.wait()
+        self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.stdout.close()
+        self._process, self._rest = None, b""
+        if not self.finished:
+            wait = min(RESTART_S[0] * 2**self._deaths, RESTART_S[1])
+            self._deaths += 1
+            self._not_before_s = now_s + wait
+            yield {"event": "died", "reason": f"the drain process ended with code {code}", "retry_in_s": wait}
+
+    def finish(self) -> None:
+        """Ask it to write what is pending and end; `finished` tells when it has."""
+        if self._process is None or self._process.stdin is None:
+            self.finished = True
+            return
+        try:
+            self._process.stdin.write(b"finish\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.finished = True
+
+    def stop(self) -> None:
+        """End it at once. An unfinished attempt has no COMMIT and is swept later."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

@@ -1,0 +1,61 @@
+"""Orders + own state → the next local action. Pure: what this node owes the generation record, seen from wherever it stands now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..resilience.machine import Phase
+from ..resilience.orders import GenerationRecord
+from ..resilience.signals import AckKind
+
+
+class Action(Enum):
+    WAIT = "nothing to do"
+    CLEAR = "end what is left of an older generation, then say ready"
+    LAUNCH = "start the ranks"
+    SAY_RUNNING = "say that all ranks are attached"
+    ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
+    END_GANG = "end the ranks, finish the snapshots, say ended"
+    LEAVE = "the job is over: leave"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalState:
+    instance: str
+    gang: int
+    """Generation of the gang that is here; 0: none."""
+    gang_over: bool
+    """Its launcher has ended."""
+    attached: bool
+    """All its ranks are attached."""
+    training: bool
+    """All its ranks are in their loop, so that an order reaches them."""
+    acked: tuple[int, AckKind | None]
+    """Newest acknowledgement: generation and kind."""
+    leave_ordered: bool
+    grace_over: bool
+    """The ranks have had the time that a last snapshot may take."""
+
+
+def duty(record: GenerationRecord | None, me: LocalState) -> Action:
+    """What to do next; the supervisor asks again after each action."""
+    if record is None or me.instance not in record.members.values():
+        # A record that names another instance is the one this agent's predecessor left: the controller will open the next.
+        return Action.LEAVE if record and record.phase is Phase.ENDED else Action.WAIT
+    acked = me.acked[1] if me.acked[0] == record.number else None
+    match record.phase:
+        case Phase.GATHER:
+            return Action.WAIT if acked is AckKind.READY and not me.gang else Action.CLEAR
+        case Phase.LAUNCH | Phase.RUN:
+            if me.gang != record.number:
+                return Action.LAUNCH
+            return Action.SAY_RUNNING if me.attached and acked is not AckKind.RUNNING else Action.WAIT
+        case Phase.ENDING:
+            if acked is AckKind.ENDED:
+                return Action.WAIT
+            if record.last_snapshot and me.gang and me.training and not me.gang_over and not me.grace_over:
+                return Action.WAIT if me.leave_ordered else Action.ORDER_LEAVE
+            return Action.END_GANG
+        case Phase.ENDED:
+            return Action.LEAVE

@@ -1,0 +1,112 @@
+"""The processes of one generation: started, watched by pidfd, ended to the last, reaped.
+
+The agent is a child subreaper, so whatever loses its parent becomes the agent's own child and cannot get lost: torchrun's workers have
+sessions of their own, and killing its process group leaves them alive.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import psutil
+
+from ..resilience.clock import monotonic_s, sleep, wall_s
+from ..resilience.errors import InternalError
+from .exits import exit_code, open_pidfd
+
+END_S = 60.0
+"""How long killed processes may take to vanish: a driver that frees device memory takes about a second (measured 0.9 s), a rank stuck in
+the kernel may take long."""
+
+
+@dataclass
+class Watched:
+    """One process of the gang."""
+
+    pid: int
+    pidfd: int
+    ended_s: float = 0.0
+    """Wall-clock time when it was seen to be gone; 0 while it lives."""
+    code: int | None = None
+
+
+@dataclass
+class Gang:
+    generation: int
+    launcher: Watched
+    how: str
+    """`warm`, or `cold: why`."""
+    ranks: dict[int, Watched] = field(default_factory=dict)
+    """By local rank, from the moment each has claimed its page."""
+
+    def adopt(self, local_rank: int, pid: int) -> None:
+        """Watch a rank that has shown up on the board."""
+        if pid and local_rank not in self.ranks:
+            pidfd = open_pidfd(pid)
+            gone = Watched(pid, -1, ended_s=wall_s())
+            self.ranks[local_rank] = Watched(pid, pidfd) if pidfd is not None else gone
+
+    def watched(self) -> Iterable[Watched]:
+        return (self.launcher, *self.ranks.values())
+
+    def observe(self, ended_fds: Collection[int]) -> bool:
+        """Take note of the pidfds that became readable; True when somebody ended."""
+        news = False
+        for process in self.watched():
+            if process.pidfd in ended_fds and not process.ended_s:
+                process.ended_s, news = wall_s(), True
+                process.code = _reap(process.pid) if process is self.launcher else exit_code(process.pidfd)
+        return news
+
+    def living_fds(self) -> list[int]:
+        return [p.pidfd for p in self.watched() if p.pidfd >= 0 and not p.ended_s]
+
+    def kill(self, spare: Collection[int]) -> None:
+        """SIGKILL every process of this gang and every stray child of the agent but those in `spare`; returns when all are gone and
+        reaped. SIGKILL and nothing softer: under Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
+
+        Raises InternalError when something survives for END_S.
+        """
+        deadline = monotonic_s() + END_S
+        me = psutil.Process()
+        while True:
+            left = [p for p in me.children(recursive=True) if p.pid not in spare and not _below(p, spare)]
+            for process in left:
+                try:
+                    process.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    continue
+            for process in left:
+                _reap(process.pid)
+            if not left:
+                break
+            if monotonic_s() > deadline:
+                names = ", ".join(str(p.pid) for p in left)
+                raise InternalError(
+                    f"processes {names} do not end although killed; the driver may hang: this node needs a reboot"
+                )
+            sleep(0.002)
+        for process in self.watched():
+            if process.pidfd >= 0:
+                os.close(process.pidfd)
+                process.pidfd = -1
+
+
+def _reap(pid: int) -> int | None:
+    """Exit code of our own child `pid` if it has ended."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def _below(process: psutil.Process, spare: Collection[int]) -> bool:
+    """Whether it descends from one of the agent's own helpers."""
+    try:
+        return any(parent.pid in spare for parent in process.parents() if parent.pid != os.getpid())
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,41 @@
+"""This agent's lease: granted, kept alive, and granted anew when etcd has lost it."""
+
+from __future__ import annotations
+
+from ..resilience.keys import Keys
+from ..resilience.signals import NodeId, NodeRecord
+from ..resilience.store import Store
+from ..resilience.wire import dumps
+
+
+class Heartbeat:
+    def __init__(self, store: Store, keys: Keys, node: NodeId, record: NodeRecord, ttl_s: int) -> None:
+        self._store, self._keys, self._node, self._record = store, keys, node, record
+        self._ttl_s = ttl_s
+        self._due_s = 0.0
+        self.lease = 0
+
+    def beat(self, now_s: float) -> None:
+        """Renew the lease when a third of its life is over; register (again) when there is none. now_s: monotonic. Raises
+        StoreUnavailable."""
+        if now_s < self._due_s:
+            return
+        if self.lease == 0 or self._store.keepalive(self.lease) <= 0:
+            self._register()
+        self._due_s = now_s + self._ttl_s / 3
+
+    def _register(self) -> None:
+        key = self._keys.node(self._node)
+        before = self._store.get(key)
+        if before is not None and before.lease:
+            # The holder of this node's run directory lock is this process: whoever wrote that record is dead, and its lease, which
+            # also holds the leadership if it led, has no reason to live on.
+            self._store.revoke(before.lease)
+        self.lease = self._store.grant(self._ttl_s)
+        self._store.put(key, dumps(self._record), self.lease)
+
+    def end(self) -> None:
+        """Leave: the node's record and the leadership vanish at once."""
+        if self.lease:
+            self._store.revoke(self.lease)
+            self.lease = 0

@@ -1,0 +1,199 @@
+"""Look at a job from outside: `status`, `explain`, `snapshots`. Reads the store while an agent runs, the run directory always."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..checkpoint import catalog, commit
+from ..checkpoint.layout import Attempt
+from ..resilience import describe
+from ..resilience.clock import wall_s
+from ..resilience.errors import SnapshotError, StoreUnavailable, UsageError
+from ..resilience.etcd import EtcdStore
+from ..resilience.journal import Journal
+from ..resilience.keys import Keys
+from ..resilience.orders import Incident
+from ..resilience.wire import dumps, loads
+from ..resilience.world import World, read_world
+from .run_directory import RunDirectory
+
+
+def find_directory(given: Path | None) -> RunDirectory:
+    """The run directory that was named, or the one under mt-runs that was used last. Raises UsageError when there is none."""
+    if given is not None:
+        if not (given / "journal.jsonl").exists() and not (given / "endpoint").exists():
+            raise UsageError(f"{given} is no run directory; mt-resilient run prints the one it uses")
+        return RunDirectory(given)
+    found = [path for path in Path("mt-runs").glob("*") if (path / "journal.jsonl").exists()]
+    if not found:
+        raise UsageError(f"there is no run under {Path('mt-runs').absolute()}; name its directory with --run-dir")
+    return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
+
+
+def _world(directory: RunDirectory) -> World | None:
+    """From the running agent's store; None when there is no agent."""
+    if not directory.endpoint.exists():
+        return None
+    place = json.loads(directory.endpoint.read_text())
+    if not Path(f"/proc/{place['pid']}").exists():
+        return None
+    keys = Keys(place["job"])
+    try:
+        with closing(EtcdStore(place["endpoints"], deadline_s=2.0)) as store:
+            return read_world(keys, {k: e.value for k, e in store.range(keys.root).items()})
+    except StoreUnavailable:
+        return None
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def status(directory: RunDirectory, as_json: bool) -> int:
+    """Print what the job is doing; 0 while an agent runs, 1 when none does."""
+    world = _world(directory)
+    if as_json:
+        print(json.dumps(_status_object(world)))
+        return 0 if world else 1
+    console = Console(highlight=False, soft_wrap=True)
+    if world is None or world.record is None:
+        last = [line for line in Journal(directory.journal).read() if line["kind"] == "said"][-1:]
+        said = f" The last it said, {_time(last[0]['at_s'])}: {last[0]['sentence']}" if last else ""
+        console.print(f"No agent is running in {directory.root}.{said}")
+        return 1
+    record = world.record
+    console.print(f"generation {record.number}, {record.phase}: {record.reason}")
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("node", "ranks alive", "step", "in memory", "on disk", "started", "said"):
+        table.add_column(heading)
+    for node, said in world.status.items():
+        steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
+        kept = [", ".join(map(str, kept[-3:])) or "–" for kept in (said.memory_steps, said.durable_steps)]
+        table.add_row(
+            node,
+            str(said.alive),
+            steps if said.max_step >= 0 else "–",
+            *kept,
+            said.launch,
+            f"{wall_s() - said.at_s:.1f} s ago",
+        )
+    console.print(table)
+    for incident in world.incidents[-5:]:
+        console.print(
+            f"incident {incident.id}: {incident.summary}; {describe.recovered(incident) if not incident.open else 'under way'}"
+        )
+    return 0
+
+
+def _status_object(world: World | None) -> dict[str, Any]:
+    if world is None:
+        return {"running": False}
+    return {
+        "running": True,
+        "generation": json.loads(dumps(world.record)) if world.record else None,
+        "nodes": {node: json.loads(dumps(said)) for node, said in world.status.items()},
+        "incidents": [json.loads(dumps(i)) for i in world.incidents],
+    }
+
+
+def incidents(directory: RunDirectory) -> dict[str, Incident]:
+    """All incidents of the journal in their last state, by the life of the agent and number."""
+    found: dict[str, Incident] = {}
+    for line in Journal(directory.journal).read():
+        if line["kind"] == "incident":
+            told = loads(Incident, json.dumps(line))
+            found[f"{told.generation}/{told.signature}/{told.at_s}"] = told
+    return {str(position): told for position, told in enumerate(found.values(), 1)}
+
+
+def explain(directory: RunDirectory, which: str | None) -> int:
+    """Print one incident's story, or all of them and what they cost together."""
+    told = incidents(directory)
+    if which is not None:
+        wanted = which.lstrip("0") or "0"
+        if wanted not in told:
+            known = f"known are 1 to {len(told)}" if told else "there was none so far"
+            raise UsageError(f"there is no incident {which} in {directory.root}; {known}")
+        told = {wanted: told[wanted]}
+    if not told:
+        print(f"no incident so far in {directory.root}")
+        return 0
+    for number, incident in told.items():
+        print("\n".join(describe.story(incident, _time(incident.at_s), number)), end="\n\n")
+    lost = sum(i.lost_steps for i in told.values())
+    took = sum(sum(i.phases_s.values()) for i in told.values())
+    print(
+        f"{len(told)} incident{'s' if len(told) > 1 else ''}, {lost} steps computed again, {describe.seconds(took)} in all"
+    )
+    return 0
+
+
+def snapshots(directory: RunDirectory, action: str, which: str | None) -> int:
+    """List, verify or digest. Verify gives 6 when a snapshot is not sound."""
+    paths = catalog.committed(_root(directory))
+    if which is not None:
+        paths = [p for p in paths if which in (p.name, str(_attempt(p).stamp.step))]
+        if not paths:
+            raise UsageError(f"no committed snapshot {which} in {directory.root}; see: mt-resilient snapshots ls")
+    if not paths:
+        print(f"no committed snapshot in {directory.root}")
+        return 0
+    if action == "digest":
+        print(f"{catalog.digest(paths[0])}  step {_attempt(paths[0]).stamp.step}")
+        return 0
+    return _verify(paths) if action == "verify" else _list(paths)
+
+
+def _root(directory: RunDirectory) -> Path:
+    for line in Journal(directory.journal).read():
+        if line["kind"] == "start":
+            return Path(line["snapshots"])
+    return directory.root
+
+
+def _attempt(path: Path) -> Attempt:
+    attempt = Attempt.parse(path.name)
+    assert attempt
+    return attempt
+
+
+def _list(paths: list[Path]) -> int:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, side in (
+        ("step", "right"),
+        ("generation", "right"),
+        ("ranks", "right"),
+        ("MB", "right"),
+        ("written", "left"),
+        ("directory", "left"),
+    ):
+        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    for path in paths:
+        stamp = _attempt(path).stamp
+        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        try:
+            ranks = str(commit.read_commit(path).world)
+        except SnapshotError:
+            ranks = "?"
+        table.add_row(
+            str(stamp.step), str(stamp.generation), ranks, f"{size / 1e6:.1f}", _time(path.stat().st_mtime), path.name
+        )
+    Console(highlight=False, width=200).print(table)
+    return 0
+
+
+def _verify(paths: list[Path]) -> int:
+    bad = 0
+    for path in paths:
+        problems = catalog.verify(path)
+        bad += bool(problems)
+        print(f"{path.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
+    return SnapshotError.exit_code if bad else 0

@@ -1,0 +1,220 @@
+"""Put one agent together, run it, take it apart: run directory, etcd, store, node, supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.cadence import SnapshotPolicy
+from ..resilience.clock import wall_s
+from ..resilience.controller import Controller
+from ..resilience.election import Election
+from ..resilience.errors import MachineError, UsageError
+from ..resilience.etcd import EtcdStore
+from ..resilience.journal import Journal
+from ..resilience.keys import Keys
+from ..resilience.leash import adopt_orphans
+from ..resilience.machine import Phase
+from ..resilience.metrics import Metrics
+from ..resilience.orders import GenerationRecord
+from ..resilience.recovery import RecoveryPolicy
+from ..resilience.signals import NodeId, NodeRecord, Spec
+from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.wire import dumps, loads
+from .embedded_etcd import EmbeddedEtcd, probe
+from .etcd_binary import find_server
+from .heartbeat import Heartbeat
+from .launch import Launch, understand
+from .node import Node
+from .run_directory import RunDirectory, writable
+from .supervisor import AgentPolicy, Supervisor
+from .terminal import Terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPolicy:
+    etcd: str = ""
+    """Endpoints HOST:PORT, separated by commas; empty: this agent runs an etcd of its own, for one node."""
+    deadline_s: float = 2.0
+    """How long one call to etcd may take."""
+
+    def __post_init__(self) -> None:
+        if self.deadline_s <= 0:
+            raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
+
+
+SECTIONS: dict[str, type] = {
+    "snapshots": SnapshotPolicy,
+    "recovery": RecoveryPolicy,
+    "agent": AgentPolicy,
+    "control": ControlPolicy,
+}
+"""Configuration sections, each owned by the module that uses it."""
+
+
+def default_directory(launch: Launch) -> Path:
+    """`mt-runs/<script>`, or the first of `mt-runs/<script>.2`, `.3` … that has not been finished."""
+    stem = Path(launch.script[0]).stem.rpartition(".")[2]
+    base, ordinal = Path("mt-runs") / stem, 1
+    path = base
+    while (path / "finished").exists():
+        ordinal += 1
+        path = base.with_name(f"{stem}.{ordinal}")
+    return path
+
+
+def run_job(
+    command: Sequence[str],
+    directory: Path | None,
+    snapshots: Path | None,
+    policies: Mapping[str, Any],
+    terminal: Terminal,
+) -> int:
+    """Run `command` until it is over, through whatever happens; the exit code. Raises ResilientError for what keeps it from
+    starting; then nothing of it runs."""
+    launch = understand(command, os.environ)
+    run = RunDirectory(directory or default_directory(launch))
+    with ExitStack() as closing:
+        run.take()
+        closing.callback(run.release)
+        root = (snapshots or run.root).absolute()
+        writable(root / "snapshots")
+        adopt_orphans()
+        journal = Journal(run.journal)
+        journal.write("start", wall_s(), command=list(command), snapshots=str(root), pid=os.getpid())
+        control: ControlPolicy = policies["control"]
+        server, endpoints = _endpoints(control, run, terminal, closing)
+        store = EtcdStore(endpoints, deadline_s=control.deadline_s)
+        closing.callback(store.close)
+        keys = Keys(run.root.name if server else f"{socket.gethostname()}-{run.root.name}")
+        if (over := _already_over(store, keys, launch, run)) is not None:
+            return over
+        run.endpoint.write_text(
+            json.dumps({"job": keys.job, "endpoints": endpoints, "pid": os.getpid()})
+        )
+        recovery: RecoveryPolicy = policies["recovery"]
+        node = Node(launch, run, root, policies["snapshots"], recovery.max_replays, secrets.token_hex(4))
+        closing.callback(node.close)
+        metrics = Metrics(keys.job)
+        _serve(metrics, policies["agent"], terminal)
+        supervisor = _supervisor(store, keys, node, recovery, policies["agent"], terminal, journal, metrics)
+        closing.callback(supervisor.heartbeat.end)
+        if server:
+            node.spared = (server.pid or 0,)
+            supervisor.on_store_down(lambda: _restart(server, node, store))
+        terminal.say(f"job {keys.job}: {launch.ranks} ranks, everything about it in {run.root}", wall_s())
+        code = supervisor.run()
+        _say_the_end(code, supervisor.record, run, terminal)
+        return code
+
+
+def _endpoints(
+    control: ControlPolicy, run: RunDirectory, terminal: Terminal, closing: ExitStack
+) -> tuple[EmbeddedEtcd | None, list[str]]:
+    """Those that were given, if they answer; else those of a server of our own, started here."""
+    if control.etcd:
+        endpoints = control.etcd.split(",")
+        for endpoint in endpoints:
+            probe(endpoint, control.deadline_s)
+        return None, endpoints
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
+    closing.callback(server.stop)
+    return server, [server.start()]
+
+
+def _already_over(store: Store, keys: Keys, launch: Launch, run: RunDirectory) -> int | None:
+    """Register what the job is; the exit code of a job that has ended already, None for one that is to run (on)."""
+    spec = Spec(command=(*launch.program[-1:], *launch.options, *launch.script), nodes=1, created_s=wall_s())
+    store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
+    entry, record = store.get(keys.spec), store.get(keys.generation)
+    known = loads(Spec, entry.value) if entry else spec
+    if known.command != spec.command:
+        raise UsageError(
+            f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
+            "Name another directory with --run-dir"
+        )
+    last = loads(GenerationRecord, record.value) if record else None
+    if last is None or last.phase is not Phase.ENDED:
+        return None
+    if last.exit_code == 0:
+        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+    # It was stopped, or gave up: starting it again means to go on. The next generation gathers, its past stays on record.
+    for key in (*store.range(keys.requests), *store.range(keys.incidents)):
+        store.delete(key)
+    store.put(
+        keys.generation, dumps(replace(last, phase=Phase.RUN, exit_code=0, last_snapshot=False, reason="started again"))
+    )
+    return None
+
+
+def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
+    try:
+        port = metrics.serve(policy.metrics_port)
+    except MachineError as error:
+        if policy.metrics_port != AgentPolicy.metrics_port:
+            raise
+        port = metrics.serve(0)
+        terminal.say(f"{error}; using port {port}", wall_s(), "warn")
+    terminal.say(f"metrics on http://localhost:{port}/metrics", wall_s())
+
+
+def _supervisor(
+    store: Store,
+    keys: Keys,
+    node: Node,
+    recovery: RecoveryPolicy,
+    policy: AgentPolicy,
+    terminal: Terminal,
+    journal: Journal,
+    metrics: Metrics,
+) -> Supervisor:
+    host = socket.gethostname()
+    node_id, instance = NodeId(host), secrets.token_hex(8)
+    record = NodeRecord(instance=instance, host=host, pid=os.getpid(), ranks=node.launch.ranks)
+    heartbeat = Heartbeat(store, keys, node_id, record, policy.lease_ttl_s)
+    controller = Controller(store, keys, Election(store, keys.leader, instance), recovery, lambda d: supervisor.told(d))
+    supervisor = Supervisor(
+        node_id=node_id,
+        instance=instance,
+        node=node,
+        store=store,
+        keys=keys,
+        heartbeat=heartbeat,
+        controller=controller,
+        policy=policy,
+        terminal=terminal,
+        journal=journal,
+        metrics=metrics,
+    )
+    return supervisor
+
+
+def _restart(server: EmbeddedEtcd, node: Node, store: Store) -> None:
+    if not server.alive():
+        server.start()
+        node.spared = (server.pid or 0,)
+
+
+def _say_the_end(code: int, record: GenerationRecord | None, run: RunDirectory, terminal: Terminal) -> None:
+    if code == 0:
+        (run.root / "finished").touch()
+        terminal.say("the training is over", wall_s(), "good")
+    elif code > 128:
+        terminal.say(
+            f"ended as asked; the same command goes on from the newest snapshot in {run.root}", wall_s(), "warn"
+        )
+    else:
+        why = record.reason if record else "unknown"
+        terminal.say(
+            f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", wall_s(), "bad"
+        )

@@ -1,0 +1,188 @@
+"""What this node has beyond one generation: board, arena, warm and drain process; and the gang of the present one.
+
+The hands of the supervisor: every method does one thing at once and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import arena, catalog
+from ..checkpoint.arena import Slot
+from ..checkpoint.cadence import SnapshotPolicy
+from ..checkpoint.header import Header, restorable
+from ..checkpoint.layout import Attempt
+from ..resilience import leash
+from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.errors import MachineError
+from ..resilience.handoff import Handoff
+from ..resilience.orders import GenerationRecord
+from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase, Step
+from . import report
+from .board import Board
+from .draining import Draining
+from .exits import open_pidfd
+from .gang import Gang, Watched
+from .launch import Launch
+from .run_directory import RunDirectory
+from .warm import WarmProcess
+
+SITE = Path(__file__).parents[1] / "training" / "site"
+
+
+class Node:
+    def __init__(
+        self,
+        launch: Launch,
+        directory: RunDirectory,
+        snapshots: Path,
+        policy: SnapshotPolicy,
+        max_replays: int,
+        run: str,
+    ) -> None:
+        """snapshots: directory that holds `snapshots/`; run: eight hex digits that name this life of the job."""
+        self.launch, self.directory, self.snapshots, self.policy = launch, directory, snapshots, policy
+        self.max_replays = max_replays
+        self.board = Board(launch.ranks)
+        self.arena = arena.create(launch.ranks, policy.slots)
+        self.paths = arena.paths(self.arena, os.getpid())
+        self.slots = [[Slot(path) for path in row] for row in self.paths]
+        self.gang: Gang | None = None
+        self.told: tuple[InPlaceRewind, ...] = ()
+        self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
+        config = {
+            "arena": self.paths,
+            "root": str(snapshots),
+            "run": run,
+            "local_ranks": launch.ranks,
+            "keep": policy.keep,
+        }
+        self.drain = Draining(config, directory.logs / "drain.log")
+
+    # -- processes --------------------------------------------------------------------------------------------------------
+
+    def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
+        """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
+        for slot in (slot for row in self.slots for slot in row):
+            if slot.header().step > record.resume_step:
+                slot.free()
+        self.board.clear(record.number)
+        self.told = ()
+        handoff = Handoff(
+            agent_pid=os.getpid(),
+            generation=record.number,
+            board=self.board.path,
+            arena=tuple(tuple(row) for row in self.paths),
+            snapshots=str(self.snapshots),
+            resume_step=record.resume_step,
+            replay_until=record.replay_until,
+            every_steps=self.policy.every_steps,
+            durable_every_steps=self.policy.durable_every_steps,
+            max_replays=self.max_replays,
+            modules=str(self.directory.modules),
+        )
+        arguments = self.launch.arguments(
+            nodes=len(record.members),
+            node_rank=node_rank,
+            master_addr=record.master_addr,
+            master_port=record.master_port,
+        )
+        environment = self.environment() | handoff.to_environment()
+        why = self.warm.why
+        if self.warm.ready:
+            try:
+                pid = self.warm.launch(arguments, environment, record.number)
+                pidfd = open_pidfd(pid)
+                self.gang = Gang(record.number, Watched(pid, -1 if pidfd is None else pidfd), "warm")
+                return
+            except MachineError as error:
+                why = str(error)
+        process = leash.spawn(
+            [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
+        self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
+
+    def environment(self) -> dict[str, str]:
+        """What ranks, and the warm process they are forked from, find in their environment."""
+        environment = dict(os.environ)
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
+        if self.launch.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
+            environment.setdefault("OMP_NUM_THREADS", "1")
+        return environment
+
+    def stop_gang(self) -> None:
+        """End every process of the gang, to the last."""
+        self._adopt()
+        if self.gang is not None:
+            self.gang.kill({pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid})
+            self.gang = None
+
+    spared: tuple[int, ...] = ()
+    """Further children of the agent that are not the gang's: etcd."""
+
+    def close(self) -> None:
+        self.stop_gang()
+        self.warm.stop()
+        self.drain.stop()
+
+    # -- observation ------------------------------------------------------------------------------------------------------
+
+    def fds(self) -> list[int]:
+        """Readable when something has happened."""
+        helpers = [fd for fd in (self.warm.fd, self.drain.fd) if fd is not None]
+        return helpers + (self.gang.living_fds() if self.gang else [])
+
+    def observe(self, ready: Collection[int]) -> bool:
+        """Look at everything; True when the gang has changed."""
+        self._adopt()
+        ended = self.gang.observe(ready) if self.gang else False
+        if self.gang:
+            told = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s())
+            if told and (not self.told or told.ordinal > self.told[-1].ordinal):
+                self.told = (*self.told, told)
+                return True
+        return ended
+
+    def _adopt(self) -> None:
+        if self.gang:
+            for local_rank, page in enumerate(self.board.pages):
+                self.gang.adopt(local_rank, page.pid)
+
+    def drain_events(self) -> Iterator[dict[str, Any]]:
+        self.drain.keep_running(monotonic_s())
+        yield from self.drain.events(monotonic_s())
+
+    def status(self, generation: int) -> NodeStatus:
+        return report.status(
+            gang=self.gang,
+            pages=self.board.pages,
+            generation=generation,
+            now=wall_s(),
+            offset_s=wall_s() - monotonic_s(),
+            memory_steps=sorted(restorable(self.headers(), self.launch.ranks)),
+            durable_steps=self.durable_steps(),
+            told=self.told,
+        )
+
+    def headers(self) -> Sequence[Sequence[Header]]:
+        return [[slot.header() for slot in row] for row in self.slots]
+
+    def durable_steps(self) -> list[int]:
+        """Committed and not rejected, ascending."""
+        attempts = (Attempt.parse(path.name) for path in catalog.committed(self.snapshots))
+        return sorted({Step(attempt.stamp.step) for attempt in attempts if attempt})
+
+    def all_attached(self) -> bool:
+        return all(page.pid for page in self.board.pages)
+
+    def all_training(self) -> bool:
+        return all(page.phase == RankPhase.TRAINING for page in self.board.pages)
+
+    def order(self, order: Order) -> None:
+        self.board.order(order)

@@ -1,0 +1,124 @@
+"""Board pages and ended processes → this node's status. Pure: what the agent tells the others about its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..resilience.board import Page
+from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, RankExit, RankPhase, Step
+from .gang import Gang, Watched
+
+
+def ended_well(phase: int, code: int | None, launcher_code: int | None) -> bool | None:
+    """Whether a rank that is gone was meant to be; None: not yet known.
+
+    A rank whose loop is over, or that left with code 0, ended well. Where the kernel does not tell the code of one that never entered
+    a loop of ours, or whose loop was over, the launcher, which reaps it, knows.
+    """
+    if code is not None:
+        return code == 0
+    if RankPhase.RESTORING <= phase < RankPhase.FINISHED:
+        return False
+    return None if launcher_code is None else launcher_code == 0
+
+
+def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
+    """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure."""
+    launcher = gang.launcher
+    found = [
+        _rank_exit(pages[local_rank], process)
+        for local_rank, process in gang.ranks.items()
+        if process.ended_s and ended_well(pages[local_rank].phase, process.code, launcher.code) is False
+    ]
+    if launcher.ended_s and launcher.code != 0 and not found:
+        started = any(page.step >= 0 for page in pages)
+        found.append(
+            RankExit(rank=Rank(-1), at_s=launcher.ended_s, code=launcher.code, started=started, error=_any_word(pages))
+        )
+    return tuple(found)
+
+
+def _rank_exit(page: Page, process: Watched) -> RankExit:
+    words = page.farewell()
+    code = process.code
+    if code is None and words:
+        code = 1
+    return RankExit(
+        rank=Rank(page.rank),
+        at_s=process.ended_s,
+        code=code,
+        error=str(words.get("error", "")),
+        traceback=str(words.get("traceback", "")),
+        started=page.stepped_ns > 0,
+        kind=str(words.get("kind", "exit")),
+        step=Step(int(words.get("step", -1))),
+    )
+
+
+def _any_word(pages: Sequence[Page]) -> str:
+    return next((str(words["error"]) for page in pages if (words := page.farewell()).get("error")), "")
+
+
+def rewinds(pages: Sequence[Page], generation: int, offset_s: float) -> InPlaceRewind | None:
+    """The newest rewind that all local ranks have finished; None when there was none."""
+    done = min((page.rewinds for page in pages), default=0)
+    if not done:
+        return None
+    page = pages[0]
+    slowest = max(p.rewind_done_ns - p.rewind_at_ns for p in pages)
+    return InPlaceRewind(
+        ordinal=done,
+        generation=Generation(generation),
+        onset=Step(page.rewind_onset),
+        to=Step(page.rewind_to),
+        at_s=page.rewind_at_ns / 1e9 + offset_s,
+        restore_s=slowest / 1e9,
+    )
+
+
+def status(
+    *,
+    gang: Gang | None,
+    pages: Sequence[Page],
+    generation: int,
+    now: float,
+    offset_s: float,
+    memory_steps: Sequence[int],
+    durable_steps: Sequence[int],
+    told: tuple[InPlaceRewind, ...],
+) -> NodeStatus:
+    """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far."""
+    if gang is None:
+        return NodeStatus(
+            generation=Generation(generation),
+            at_s=now,
+            memory_steps=tuple(map(Step, memory_steps)),
+            durable_steps=tuple(map(Step, durable_steps)),
+        )
+
+    def mark(name: str) -> float:
+        times = [getattr(page, name) for page in pages]
+        return max(times) / 1e9 + offset_s if all(times) else 0.0
+
+    steps = [page.step for page in pages]
+    over = gang.launcher.ended_s > 0 and gang.launcher.code == 0
+    stopped = any(page.phase == RankPhase.STOPPED for page in pages)
+    return NodeStatus(
+        generation=Generation(generation),
+        at_s=now,
+        min_step=Step(min(steps)),
+        max_step=Step(max(steps)),
+        alive=sum(not p.ended_s for p in gang.ranks.values()),
+        attached_s=mark("attached_ns"),
+        built_s=mark("built_ns"),
+        restored_s=mark("restored_ns"),
+        stepped_s=mark("stepped_ns"),
+        replayed_s=mark("replayed_ns"),
+        finished=over and not stopped,
+        stopped=over and stopped,
+        exits=exits(gang, pages),
+        rewinds=told,
+        memory_steps=tuple(map(Step, memory_steps)),
+        durable_steps=tuple(map(Step, durable_steps)),
+        launch=gang.how,
+    )

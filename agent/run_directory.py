@@ -1,0 +1,77 @@
+"""The run directory: everything of one job on this node that outlives the agent, and the lock that lets only one agent have it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from ..resilience.errors import MachineError, UsageError
+
+
+class RunDirectory:
+    """`<root>/` etcd/ · snapshots/ · logs/ · journal.jsonl · endpoint · lock"""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._lock: int | None = None
+
+    @property
+    def etcd(self) -> Path:
+        return self.root / "etcd"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def endpoint(self) -> Path:
+        """Job name and etcd endpoints of the running agent, for the other commands."""
+        return self.root / "endpoint"
+
+    @property
+    def modules(self) -> Path:
+        return self.root / "modules.json"
+
+    def take(self) -> None:
+        """Create what is missing and lock it. Raises MachineError when it cannot be written, UsageError when another agent has it."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise MachineError(
+                f"the run directory {self.root} cannot be written ({error.strerror}); nothing was started. Name another one with --run-dir"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise UsageError(
+                f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
+            ) from error
+
+    def release(self) -> None:
+        self.endpoint.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def writable(directory: Path) -> None:
+    """Make `directory` and try a file in it. Raises MachineError with one sentence."""
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise MachineError(
+            f"the snapshot directory {directory} cannot be written ({error.strerror}); nothing was started. "
+            "Make room or give another one with --snapshots"
+        ) from error

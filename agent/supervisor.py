@@ -1,0 +1,394 @@
+"""The agent's loop: observe, publish, decide (where this agent leads), obey. Level-triggered; any round may be lost or repeated.
+
+    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ duty ──▶ Node
+
+When the store does not answer, the round ends there: ranks keep training, and the next round tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import commit
+from ..resilience import describe
+from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.controller import Controller
+from ..resilience.decision import Decision
+from ..resilience.errors import ResilientError, StoreUnavailable, UsageError
+from ..resilience.journal import Journal
+from ..resilience.keys import Keys
+from ..resilience.machine import Phase
+from ..resilience.metrics import Metrics
+from ..resilience.orders import GenerationRecord
+from ..resilience.signals import Ack, AckKind, NodeId, NodeStatus, Order, Request
+from ..resilience.store import Store
+from ..resilience.wire import dumps, loads
+from .duty import Action, LocalState, duty
+from .heartbeat import Heartbeat
+from .node import Node
+from .ports import free_port
+from .terminal import Terminal
+
+QUICK_S, CALM_S = 0.02, 0.5
+"""Longest sleep of the loop while something is under way, and while ranks just train. Ended processes wake it at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentPolicy:
+    warm: bool = True
+    """Keep a warm process to fork the next gang from."""
+    metrics_port: int = 9464
+    """Port of /metrics; 0 takes a free one."""
+    last_snapshot: bool = False
+    """Take a snapshot before leaving on Ctrl-C or SIGTERM."""
+    stop_grace_s: float = 60.0
+    """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it."""
+    lease_ttl_s: int = 10
+    """Life of this agent's lease in etcd, renewed at a third of it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.metrics_port < 65536:
+            raise UsageError(f"agent.metrics_port is {self.metrics_port}; a port is 0 to 65535")
+        if self.lease_ttl_s < 2:
+            raise UsageError(f"agent.lease_ttl_s is {self.lease_ttl_s}; etcd keeps no lease shorter than 2 s")
+        if self.stop_grace_s < 0:
+            raise UsageError(f"agent.stop_grace_s is {self.stop_grace_s}; it cannot be negative")
+
+
+class Supervisor:
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        instance: str,
+        node: Node,
+        store: Store,
+        keys: Keys,
+        heartbeat: Heartbeat,
+        controller: Controller,
+        policy: AgentPolicy,
+        terminal: Terminal,
+        journal: Journal,
+        metrics: Metrics,
+    ) -> None:
+        self.id, self.instance, self.node, self.store, self.keys = node_id, instance, node, store, keys
+        self.heartbeat, self.controller, self.policy = heartbeat, controller, policy
+        self.terminal, self.journal, self.metrics = terminal, journal, metrics
+        self.record: GenerationRecord | None = None
+        self.started_s = wall_s()
+        self._acked: tuple[int, AckKind | None] = (0, None)
+        self._published: NodeStatus | None = None
+        self._next_round_s = 0.0
+        self._leave_ordered_s = 0.0
+        self._signals: list[int] = []
+        self._request: Request | None = None
+        self._store_down_s = 0.0
+        self._drain_asked = False
+        self._counted = (0, 0)
+        self._lost_s = 0.0
+        self._on_store_down = lambda: None
+
+    def on_store_down(self, mend: Any) -> None:
+        """`mend` is called in each round in which the store does not answer (embedded etcd: start it again)."""
+        self._on_store_down = mend
+
+    # -- the loop -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until the job is over; the exit code."""
+        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        previous_wakeup = signal.set_wakeup_fd(woken)
+        try:
+            while True:
+                ready = self._wait(wake)
+                code = self.round(ready)
+                if code is not None:
+                    return code
+        finally:
+            signal.set_wakeup_fd(previous_wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(wake)
+            os.close(woken)
+
+    def _wait(self, wake: int) -> list[int]:
+        calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
+        poller = select.poll()
+        for fd in (wake, *self.node.fds()):
+            poller.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poller.poll((CALM_S if calm else QUICK_S) * 1000)]
+        if wake in ready:
+            os.read(wake, 4096)
+            self._next_round_s = 0.0
+        return ready
+
+    def _unfinished(self) -> bool:
+        """Whether the present generation still has something to tell about its start."""
+        told = self._published
+        waits = self.record is not None and self.record.replay_until > self.record.resume_step
+        return told is None or not told.stepped_s or (waits and not told.replayed_s)
+
+    def round(self, ready: list[int]) -> int | None:
+        """One round; the exit code when the job is over. ready: descriptors of the node that are readable."""
+        if len(self._signals) > 1:
+            self.terminal.say("asked a second time: leaving at once", wall_s(), "warn")
+            return 128 + self._signals[0]
+        changed = self.node.observe(ready)
+        self._hear_helpers()
+        try:
+            self._consult(changed)
+        except StoreUnavailable as error:
+            self._store_is_down(error)
+        if self.record is not None and self.record.phase is Phase.ENDED and not self.node.gang:
+            return self.record.exit_code
+        return None
+
+    def _consult(self, changed: bool) -> None:
+        """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
+        now = monotonic_s()
+        status = self.node.status(self._generation())
+        news = self._news(status)
+        if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
+            return
+        self._next_round_s = now + (QUICK_S if self._busy() else 1.0)
+        self.heartbeat.beat(now)
+        self._ask_to_stop()
+        for _ in range(20):
+            self._publish()
+            wrote = self.controller.tick(self.heartbeat.lease, wall_s())
+            entry = self.store.get(self.keys.generation)
+            self.record = loads(GenerationRecord, entry.value) if entry else None
+            if self._obey() is Action.WAIT and not wrote:
+                break
+        self._store_is_back()
+        self._warm_up()
+        self._count()
+
+    def _busy(self) -> bool:
+        return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
+
+    def _generation(self) -> int:
+        return self.node.gang.generation if self.node.gang else self.record.number if self.record else 0
+
+    def _news(self, status: NodeStatus) -> bool:
+        """Whether `status` says something that cannot wait for the next second."""
+        told = self._published
+        quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
+        return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
+
+    def _publish(self) -> None:
+        status = self.node.status(self._generation())
+        if self._published is None or self._news(status) or status.at_s - self._published.at_s >= 1.0 or self._busy():
+            self._reject_unusable(status)
+            self.store.put(self.keys.status(self.id), dumps(status), self.heartbeat.lease)
+            self._published = status
+
+    def _reject_unusable(self, status: NodeStatus) -> None:
+        """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again."""
+        for page in self.node.board.pages:
+            words = page.farewell()
+            if words.get("kind") == "snapshot" and words.get("path") and commit.committed(Path(words["path"])):
+                commit.reject(Path(words["path"]), str(words.get("error", "")))
+                self._tell(
+                    f"the snapshot {words['path']} cannot be restored and is set aside: {words.get('error', '')}", "bad"
+                )
+
+    # -- obeying --------------------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> Action:
+        action = duty(self.record, self._local())
+        record = self.record
+        if record is None:
+            return action
+        match action:
+            case Action.CLEAR:
+                self.node.stop_gang()
+                self._published = None
+                self._publish()
+                self._ack(AckKind.READY, free_port())
+            case Action.LAUNCH:
+                self.node.start_gang(record, record.node_rank(self.id))
+                assert self.node.gang
+                state = "from the script's own start" if record.resume_step < 0 else f"from step {record.resume_step}"
+                self._tell(
+                    f"generation {record.number}: {self.node.launch.ranks} ranks start {self.node.gang.how}, {state}"
+                )
+            case Action.SAY_RUNNING:
+                self._ack(AckKind.RUNNING)
+            case Action.ORDER_LEAVE:
+                self.node.order(Order.SNAPSHOT_AND_STOP)
+                self._leave_ordered_s = monotonic_s()
+            case Action.END_GANG:
+                self._end_gang()
+                return Action.WAIT if self._acked[1] is not AckKind.ENDED else action
+        return action
+
+    def _local(self) -> LocalState:
+        gang = self.node.gang
+        return LocalState(
+            instance=self.instance,
+            gang=gang.generation if gang else 0,
+            gang_over=gang is not None and gang.launcher.ended_s > 0,
+            attached=gang is not None and self.node.all_attached(),
+            training=gang is not None and self.node.all_training(),
+            acked=self._acked,
+            leave_ordered=self._leave_ordered_s > 0,
+            grace_over=self._leave_ordered_s > 0 and monotonic_s() - self._leave_ordered_s > self.policy.stop_grace_s,
+        )
+
+    def _ack(self, kind: AckKind, port: int = 0) -> None:
+        assert self.record
+        ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=wall_s(), port=port)
+        self.store.put(self.keys.ack(self.record.number, self.id), dumps(ack), self.heartbeat.lease)
+        self._acked = (self.record.number, kind)
+
+    def _end_gang(self) -> None:
+        """End the ranks, let the drain process finish, say so. Called until it is done."""
+        self.node.stop_gang()
+        if not self._drain_asked:
+            self._drain_asked = True
+            self.node.drain.finish()
+            self._drain_until_s = monotonic_s() + self.policy.stop_grace_s
+        if not self.node.drain.finished and monotonic_s() > self._drain_until_s:
+            self._tell(
+                f"the last snapshot was not on disk after {self.policy.stop_grace_s:.0f} s; leaving without it", "warn"
+            )
+            self.node.drain.stop()
+            self.node.drain.finished = True
+        if self.node.drain.finished:
+            self._ack(AckKind.ENDED)
+
+    # -- what comes from outside ------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._signals.append(number)
+
+    def _ask_to_stop(self) -> None:
+        """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
+        if not self._signals or self._request:
+            return
+        name = signal.Signals(self._signals[0]).name
+        request = Request(
+            kind="stop", snapshot=self.policy.last_snapshot, exit_code=128 + self._signals[0], at_s=wall_s(), by=name
+        )
+        self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request), self.heartbeat.lease)
+        self._request = request
+        how = "taking a last snapshot" if request.snapshot else "without a further snapshot"
+        self._tell(f"{name}: ending the job, {how}; once more ends it at once", "warn")
+
+    def _hear_helpers(self) -> None:
+        if self.node.warm.observe():
+            state = (
+                "is ready: the next start will be forked"
+                if self.node.warm.ready
+                else f"cannot be used: {self.node.warm.why}"
+            )
+            self._tell(f"the warm process {state}", "info" if self.node.warm.ready else "warn")
+        for event in self.node.drain_events():
+            self.journal.write("drain", wall_s(), **event)
+            match event["event"]:
+                case "durable":
+                    self.metrics.durable(int(event["bytes"]))
+                    took = describe.seconds(float(event["seconds"]))
+                    self._tell(f"step {event['step']} is on disk ({event['bytes'] / 1e6:.1f} MB in {took})")
+                case "failed":
+                    self.metrics.failed()
+                    retry = event.get("retry_in_s")
+                    again = f"tried again in {retry:.0f} s" if retry else "given up"
+                    self._tell(
+                        f"step {event['step']} could not be written, training goes on, {again}: {event['reason']}",
+                        "bad",
+                    )
+                case "died":
+                    self._tell(
+                        f"{event['reason']}; training goes on, it is started again in {event['retry_in_s']:.0f} s",
+                        "bad",
+                    )
+
+    def _warm_up(self) -> None:
+        """Start the warm process once the first generation has finished a step: not while ranks want the cores to start."""
+        told = self._published
+        if (
+            self.policy.warm
+            and not self.node.warm.started
+            and told
+            and told.stepped_s
+            and self.node.directory.modules.exists()
+        ):
+            self.node.warm.start(self.node.environment())
+        elif not self.policy.warm:
+            self.node.warm.why = "warm starts are switched off"
+
+    def told(self, decision: Decision) -> None:
+        """The controller's word, accepted by the store."""
+        for incident in decision.incidents:
+            self.journal.write("incident", wall_s(), **_jsonable(incident))
+            if not incident.phases_s.keys() - {"detect"} and incident.rung != 1:
+                mood = "bad" if incident.rung == 6 else "warn"
+                self._tell(f"{incident.summary} (after step {incident.step_at_fault}); {incident.plan}", mood)
+            elif not incident.open:
+                if incident.rung == 1:
+                    self._tell(f"{incident.summary}; {incident.plan}", "warn")
+                self._tell(describe.recovered(incident), "good")
+            if not incident.open:
+                self.metrics.recovery(incident)
+                self._lost_s += sum(incident.phases_s.values())
+        if decision.record:
+            self.journal.write("generation", wall_s(), **_jsonable(decision.record))
+            if decision.record.phase is Phase.LAUNCH and decision.record.number > 1:
+                self._tell(f"going back to {decision.reason}")
+
+    def _count(self) -> None:
+        pages = self.node.board.pages
+        taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
+        before = self._counted if taken >= self._counted[0] and skipped >= self._counted[1] else (0, 0)
+        self.metrics.staged(taken - before[0], skipped - before[1])
+        self._counted = (taken, skipped)
+        elapsed = max(wall_s() - self.started_s, 1e-9)
+        told = self._published
+        stall = max((p.stall_ns for p in pages), default=0) / 1e9
+        waited = (told.stepped_s - self.started_s) if told and told.stepped_s and told.generation == 1 else 0.0
+        self.metrics.now(
+            step=max(0, min((p.step for p in pages), default=0)),
+            generation=self._generation(),
+            alive=told.alive if told else 0,
+            stall_s=stall,
+            effective=max(0.0, 1.0 - (self._lost_s + max(0.0, waited) + stall) / elapsed),
+        )
+
+    def _store_is_down(self, error: ResilientError) -> None:
+        if not self._store_down_s:
+            self._store_down_s = wall_s()
+            self._tell(f"{error}; training goes on, no recovery is possible until it is back", "bad")
+        if self._signals:
+            self.node.stop_gang()
+            self.record = GenerationRecord(
+                number=self.record.number if self.record else 0,  # type: ignore[arg-type]
+                phase=Phase.ENDED,
+                members={},
+                exit_code=128 + self._signals[0],
+            )
+        self._on_store_down()
+
+    def _store_is_back(self) -> None:
+        if self._store_down_s:
+            self._tell(f"etcd answers again, after {describe.seconds(wall_s() - self._store_down_s)}", "good")
+            self._store_down_s = 0.0
+
+    def _tell(self, sentence: str, mood: str = "info") -> None:
+        self.terminal.say(sentence, wall_s(), mood)
+        self.journal.write("said", wall_s(), sentence=sentence, mood=mood)
+
+
+def _jsonable(record: Any) -> dict[str, Any]:
+    import json
+
+    return json.loads(dumps(record))

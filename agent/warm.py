@@ -1,0 +1,116 @@
+"""The agent's end of the warm process: started once a gang is training, asked to fork the next one.
+
+Importing torch and Megatron takes seconds and happens here, ahead of need. Where forking is not safe the process says why, and the
+gang starts cold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..resilience import leash
+from ..resilience.errors import MachineError
+
+ANSWER_S = 10.0
+"""A fork answers in milliseconds; a warm process that does not has a problem of its own."""
+
+
+class WarmProcess:
+    """States: not started, importing, ready, or unusable, with the reason in `why`."""
+
+    def __init__(self, python: str, modules: Path, log: Path) -> None:
+        """modules: what the ranks imported, as their first step left it."""
+        self._command = [python, "-m", "mt_resilient.training.forkserver"]
+        self._modules = modules
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self.why = "the warm process has not been started yet"
+        self.ready = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when the process has something to say, or is gone."""
+        return self._channel.fileno() if self._channel else None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start importing, at low priority, in the environment that ranks get."""
+        ours, theirs = socket.socketpair()
+        command = [*self._command, str(theirs.fileno()), str(os.getpid()), str(self._modules)]
+        with self._log.open("ab") as log:
+            self._process = leash.spawn(
+                ["nice", "-n", "10", *command],
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        theirs.close()
+        self._channel = ours
+        self.why = "the warm process is still importing"
+
+    def observe(self) -> bool:
+        """Hear what it says, if anything; True when its state has changed."""
+        if self._channel is None or not select.select([self._channel], [], [], 0)[0]:
+            return False
+        words = self._hear()
+        if words is None:
+            self._give_up("the warm process ended; see its log")
+        elif words.get("ready"):
+            self.ready, self.why = True, ""
+        else:
+            self._give_up(words["why"])
+        return True
+
+    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], generation: int) -> int:
+        """Fork the gang's launcher; its pid. Raises MachineError when the process does not answer."""
+        assert self._channel
+        order = {"argv": list(arguments), "env": dict(environment), "cwd": os.getcwd(), "generation": generation}
+        try:
+            self._channel.sendall(json.dumps(order).encode() + b"\n")
+            if select.select([self._channel], [], [], ANSWER_S)[0] and (words := self._hear()):
+                return int(words["launcher"])
+        except OSError:
+            pass
+        self._give_up("the warm process did not answer")
+        raise MachineError(self.why)
+
+    def _hear(self) -> dict[str, Any] | None:
+        assert self._channel
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._channel.recv(65536)
+            if not part:
+                return None
+            line += part
+        return json.loads(line)
+
+    def _give_up(self, why: str) -> None:
+        self.why = why
+        self.stop()
+
+    def stop(self) -> None:
+        self.ready = False
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,279 @@
+"""The shared memory that snapshots live in: state flows rank → slot → drain process, and back into a rank.
+
+The agent owns it (one memfd a slot), so a snapshot outlives the rank that staged it, and nothing outlives the agent.
+Others open a slot through /proc/<agent pid>/fd/<n>, each with an open file description of its own, on which the kernel
+keeps reader and writer apart: the rank holds the exclusive lock from `begin` to `staged`, a reader the shared one. Both
+vanish with their process, hence a slot found in STAGING with no lock on it is torn.
+
+A slot: one header page | table (JSON) | payload, which starts on a page. The state is one aligned store, made last.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ..resilience.errors import MachineError
+from .header import (
+    DRAINED_OFFSET,
+    HEADER_BYTES,
+    PAGE_BYTES,
+    STATE_OFFSET,
+    Header,
+    State,
+    complete,
+    overwrite_order,
+    restorable,
+)
+
+__all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
+
+RESERVE_BYTES = 512 << 20
+"""Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
+
+
+def create(ranks: int, slots: int) -> list[list[int]]:
+    """File descriptors of `slots` empty slots for each of `ranks` local ranks; the caller keeps them open."""
+    return [[_memfd(f"mt-resilient-{rank}-{slot}") for slot in range(slots)] for rank in range(ranks)]
+
+
+def _memfd(name: str) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # no process can make another's mapping fault
+    return fd
+
+
+def paths(fds: Sequence[Sequence[int]], agent_pid: int) -> list[list[str]]:
+    """Where other processes of the same user open the slots, in the shape of `fds`."""
+    return [[f"/proc/{agent_pid}/fd/{fd}" for fd in row] for row in fds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A slot under the shared lock. `payload` is the slot's own memory: copy out of it, never into it."""
+
+    header: Header
+    table: bytes
+    payload: memoryview
+
+
+class Slot:
+    """One slot as one process sees it. Not for several threads at once.
+
+    Raises MachineError when the agent that owned it is gone.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
+        self._map: mmap.mmap | None = None
+        self._words: memoryview | None = None
+        self._payload: memoryview | None = None
+        self._payload_at = 0
+
+    def header(self) -> Header:
+        """What the slot says now. Without a lock: enough to choose by; `reading` looks again."""
+        if not self._mapped(HEADER_BYTES):
+            return Header()
+        assert self._map is not None
+        while (page := self._map[:HEADER_BYTES]) != self._map[:HEADER_BYTES]:
+            continue  # its writer is at the fields right now
+        return Header.unpack(page)
+
+    def begin(self, wanted: Header, table: bytes) -> memoryview | None:
+        """Make the slot ready for the snapshot that `wanted` describes (state and the table's place are filled in
+        here).
+
+        Gives `wanted.payload_bytes` of writable memory; None while a reader holds the slot. What was in it is gone
+        from here on. The memory stays where it is from one snapshot to the next unless it has to grow.
+
+        Raises MachineError, the old content untouched, when there is not enough memory.
+        """
+        if not self._lock(fcntl.LOCK_EX):
+            return None
+        try:
+            offset = self.header().payload_offset
+            if offset < PAGE_BYTES + len(table):
+                # with a quarter to spare, since a table's length varies by a few digits
+                offset = PAGE_BYTES + _pages(len(table) + len(table) // 4)
+            self._grow(offset + wanted.payload_bytes)
+        except BaseException:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            raise
+        assert self._map is not None
+        self._store(STATE_OFFSET, State.STAGING)
+        header = replace(wanted, state=State.STAGING, drained=False, table_bytes=len(table), payload_offset=offset)
+        self._map[:HEADER_BYTES] = header.pack()
+        self._map[PAGE_BYTES : PAGE_BYTES + len(table)] = table
+        return self._view(header)
+
+    def staged(self) -> None:
+        """The payload is complete: readers may have it."""
+        self._store(STATE_OFFSET, State.STAGED)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def seal(self) -> None:
+        """Every rank of the job has staged this step."""
+        self._store(STATE_OFFSET, State.SEALED)
+
+    def free(self) -> None:
+        """The content is not wanted any more. A reader that is at it may finish; it finds out by `header`."""
+        if self._mapped(HEADER_BYTES):
+            self._store(STATE_OFFSET, State.FREE)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def mark_drained(self) -> None:
+        """The content is on disk, committed. Call it within `reading`, or the content may have become another one."""
+        self._store(DRAINED_OFFSET, 1)
+
+    @contextmanager
+    def reading(self) -> Iterator[View | None]:
+        """The content, held still for the time of the block; None when there is none, or while its writer is at it."""
+        if not self._lock(fcntl.LOCK_SH):
+            yield None
+            return
+        try:
+            header = self.header()
+            sound = header.whole and self._mapped(header.payload_offset + header.payload_bytes)
+            if not sound or not PAGE_BYTES + header.table_bytes <= header.payload_offset:
+                yield None
+                return
+            assert self._map is not None
+            table = self._map[PAGE_BYTES : PAGE_BYTES + header.table_bytes]
+            yield View(header=header, table=table, payload=self._view(header))
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go. Memory that somebody still views is unmapped when the last view is gone."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # by hand: the mapping has a duplicate of the descriptor
+        os.close(self._fd)
+        self._map = self._words = self._payload = None
+
+    def _lock(self, how: int) -> bool:
+        try:
+            fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _mapped(self, size: int) -> bool:
+        """See to it that the first `size` bytes are mapped, if the slot has as many."""
+        if self._map is None or len(self._map) < size:
+            there = os.fstat(self._fd).st_size
+            if there < max(size, PAGE_BYTES):
+                return False
+            self._map = mmap.mmap(self._fd, there)
+            self._words = memoryview(self._map)[:PAGE_BYTES].cast("q")
+            self._payload = None
+        return True
+
+    def _grow(self, size: int) -> None:
+        size = _pages(size)
+        growth = size - os.fstat(self._fd).st_size
+        if growth > 0:
+            free = _available_bytes() - RESERVE_BYTES
+            try:
+                if growth > free:
+                    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+                os.posix_fallocate(self._fd, 0, size)  # now: a page found missing later kills whoever touches it
+            except OSError as error:
+                if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+                    raise
+                raise MachineError(
+                    f"no memory for a snapshot: it needs {growth >> 20} MiB more and {max(free, 0) >> 20} MiB can be had. "
+                    "The slot keeps what it held; use fewer slots, or give the machine more memory."
+                ) from error
+        self._mapped(size)
+
+    def _view(self, header: Header) -> memoryview:
+        """The payload; the same object while it is the same memory: callers keep what they made of it."""
+        assert self._map is not None
+        place = header.payload_offset, header.payload_bytes
+        if self._payload is None or place != (self._payload_at, self._payload.nbytes):
+            self._payload_at = header.payload_offset
+            self._payload = memoryview(self._map)[self._payload_at : self._payload_at + header.payload_bytes]
+        return self._payload
+
+    def _store(self, offset: int, value: int) -> None:
+        assert self._words is not None, "a slot without content has no state to change"
+        self._words[offset // 8] = value  # one aligned 8-byte store
+
+
+class RankArena:
+    """The slots of one local rank, as that rank uses them."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.slots = [Slot(path) for path in paths]
+
+    def claim(
+        self,
+        *,
+        generation: int,
+        step: int,
+        rank: int,
+        world: int,
+        durable: bool,
+        table: bytes,
+        payload_bytes: int,
+        rewinds: int = 0,
+    ) -> tuple[Slot, memoryview] | None:
+        """A slot begun for a new snapshot, with its payload; None when readers hold all that may go: skip, and count
+        it.
+
+        Raises MachineError when memory runs out; the next snapshot may try again.
+        """
+        wanted = Header(
+            generation=generation,
+            rewinds=rewinds,
+            step=step,
+            rank=rank,
+            world=world,
+            durable=durable,
+            payload_bytes=payload_bytes,
+        )
+        for index in overwrite_order([slot.header() for slot in self.slots]):
+            slot = self.slots[index]
+            payload = slot.begin(wanted, table)
+            if payload is not None:
+                return slot, payload
+        return None
+
+    def holding(self, step: int) -> Slot | None:
+        """The slot that holds `step` whole (of the newest lineage, should there be two)."""
+        held = [(slot.header(), slot) for slot in self.slots]
+        fitting = [(header.stamp, slot) for header, slot in held if header.whole and header.step == step]
+        return max(fitting, key=lambda item: item[0])[1] if fitting else None
+
+    def seal(self, step: int) -> bool:
+        """Seal `step`; False when no slot holds it (any more)."""
+        slot = self.holding(step)
+        if slot is not None:
+            slot.seal()
+        return slot is not None
+
+    def drop_after(self, step: int) -> None:
+        """Free what is later than `step`: the job has gone back, and those steps will be other ones."""
+        for slot in self.slots:
+            if slot.header().step > step:
+                slot.free()
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.close()
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo", "rb") as meminfo:
+        return next(int(line.split()[1]) << 10 for line in meminfo if line.startswith(b"MemAvailable:"))

@@ -1,0 +1,121 @@
+"""What a slot says about itself, and what may be concluded from many such headers. Pure.
+
+Data goes one way: a slot's first page → `Header` → what a gang can go back to, what goes to disk, what may be lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import NamedTuple
+
+PAGE_BYTES = 4096
+STATE_OFFSET = 8
+DRAINED_OFFSET = 16
+_MAGIC = b"MTSLOT01"
+
+
+class State(IntEnum):
+    FREE = 0
+    STAGING = 1  # its writer is at work, or died at it: torn
+    STAGED = 2  # this rank's bytes are complete
+    SEALED = 3  # every rank of the job had staged the step when this was set
+
+
+class Stamp(NamedTuple):
+    """Which run of which step: two stagings with the same stamp hold the same bytes. Ordered by lineage, then step."""
+
+    generation: int
+    rewinds: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """In a slot's first page: the magic, then these, 8 bytes each, in this order."""
+
+    state: State = State.FREE
+    drained: bool = False
+    """This step is on disk, committed as far as this node is concerned."""
+    durable: bool = False
+    """This step is wanted on disk."""
+    generation: int = -1
+    rewinds: int = 0
+    """How often this generation has gone back in place so far: tells apart two stagings of one step."""
+    step: int = -1
+    rank: int = -1
+    """Global rank."""
+    world: int = 0
+    table_bytes: int = 0
+    payload_offset: int = 0
+    payload_bytes: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """This rank's part is complete."""
+        return self.state in (State.STAGED, State.SEALED)
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.generation, self.rewinds, self.step)
+
+    def pack(self) -> bytes:
+        return _LAYOUT.pack(_MAGIC, *(int(getattr(self, name)) for name in _FIELDS))
+
+    @classmethod
+    def unpack(cls, page: bytes) -> Header:
+        """The header in `page`; one in state FREE for a page that was never written or that another version wrote."""
+        magic, state, drained, durable, *numbers = _LAYOUT.unpack_from(page)
+        if magic != _MAGIC or state not in State._value2member_map_:
+            return cls()
+        rest = dict(zip(_FIELDS[3:], numbers, strict=True))
+        return cls(state=State(state), drained=bool(drained), durable=bool(durable), **rest)
+
+
+_FIELDS = tuple(field.name for field in fields(Header))
+_LAYOUT = struct.Struct(f"<8s{len(_FIELDS)}q")
+HEADER_BYTES = _LAYOUT.size
+
+
+def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[Stamp]:
+    """The snapshots that all `world_local` local ranks hold whole and at least one holds sealed.
+
+    One seal proves all: a rank seals only after a consensus in which every rank of the job had staged the step.
+    A slot knows the global rank it was written by; whether its reader is that rank is the reader's question.
+    """
+    if world_local < 1 or len(headers_by_rank) < world_local:
+        return set()
+    local = headers_by_rank[:world_local]
+    held = [{header.stamp for header in headers if header.whole} for headers in local]
+    sealed = {header.stamp for headers in local for header in headers if header.state is State.SEALED}
+    return sealed.intersection(*held)
+
+
+def restorable(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[int]:
+    """The steps that this node's ranks can go back to from memory: those of `complete`."""
+    return {stamp.step for stamp in complete(headers_by_rank, world_local)}
+
+
+def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: Collection[Stamp] = ()) -> Stamp | None:
+    """The newest snapshot of `complete` that is wanted on disk, is not there, and is not among `already`."""
+    local = [header for headers in headers_by_rank[:world_local] for header in headers if header.whole]
+    wanted = {header.stamp for header in local if header.durable}
+    lacking = {header.stamp for header in local if not header.drained}
+    return max((complete(headers_by_rank, world_local) & wanted & lacking).difference(already), default=None)
+
+
+def overwrite_order(headers: Sequence[Header]) -> list[int]:
+    """Indexes of the slots that a new snapshot may overwrite, best first.
+
+    Free and torn ones; then the oldest, those first that nobody still waits for on disk; the newest sealed one never.
+    """
+    sealed = [index for index, header in enumerate(headers) if header.state is State.SEALED]
+    newest = max(sealed, key=lambda index: headers[index].stamp, default=None)
+
+    def cost(index: int) -> tuple[bool, bool, Stamp]:
+        header = headers[index]
+        return header.whole, header.whole and header.durable and not header.drained, header.stamp
+
+    return sorted((index for index in range(len(headers)) if index != newest), key=cost)

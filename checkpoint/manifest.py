@@ -1,0 +1,106 @@
+"""What a snapshot on disk claims about itself. Pure: dataclasses ⇄ JSON, believed only when every field fits.
+
+Trust runs down a chain of checksums: COMMIT → each rank's manifest → each chunk of its slab, so that no byte of a
+snapshot can change, go missing or come from another attempt unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from ..resilience.errors import SnapshotError
+from .tensors import Table, parse, strict
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankManifest:
+    """One rank's part: written once its slab is on disk."""
+
+    attempt: str
+    rank: int
+    world: int
+    table: Table
+    metadata_sha256: str
+    """Of the slab's zarr.json."""
+    shard_bytes: int
+    """Size of the slab's one shard file."""
+    chunk_crc32c: tuple[int, ...]
+    """Of each chunk of the payload as it lay in the arena; a shard's own can't tell one attempt from another."""
+
+    def to_json(self) -> bytes:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _dump({"format": FORMAT, **fields, "table": self.table.as_object()})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> RankManifest:
+        """Raises SnapshotError for anything that `to_json` can't have made."""
+        where = "the rank manifest"
+        found = dict(
+            strict(
+                _versioned(data, where),
+                where,
+                format=int,
+                attempt=str,
+                rank=int,
+                world=int,
+                table=object,
+                metadata_sha256=str,
+                shard_bytes=int,
+                chunk_crc32c=list,
+            )
+        )
+        del found["format"]
+        table = Table.from_object(found.pop("table"))
+        crcs = found.pop("chunk_crc32c")
+        if len(crcs) != table.payload_bytes // table.chunk_bytes or any(type(crc) is not int for crc in crcs):
+            raise SnapshotError(f"{where} does not have one checksum a chunk")
+        return cls(**found, table=table, chunk_crc32c=tuple(crcs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A rank manifest, as COMMIT names it."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """The whole snapshot: it exists when this does."""
+
+    attempt: str
+    ranks: tuple[Entry, ...]
+    """By global rank."""
+
+    @property
+    def world(self) -> int:
+        return len(self.ranks)
+
+    def to_json(self) -> bytes:
+        return _dump({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Commit:
+        """Raises SnapshotError for anything that `to_json` can't have made."""
+        found = strict(_versioned(data, "COMMIT"), "COMMIT", format=int, attempt=str, ranks=list)
+        entries = [strict(entry, "a rank in COMMIT", bytes=int, sha256=str) for entry in found["ranks"]]
+        if not entries or any(not re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in entries):
+            raise SnapshotError("COMMIT names no ranks, or one without a checksum; it is damaged")
+        return cls(attempt=found["attempt"], ranks=tuple(Entry(**entry) for entry in entries))
+
+
+def _dump(found: dict[str, object]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _versioned(data: bytes, where: str) -> object:
+    found = parse(data, where)
+    version = found.get("format") if isinstance(found, dict) else None
+    if version != FORMAT:
+        raise SnapshotError(f"{where} is of format {version!r}, and this program reads {FORMAT}")
+    return found

@@ -1,0 +1,176 @@
+"""Nested state ⇄ a JSON skeleton and a flat list of named leaves. Pure; knows neither torch nor files.
+
+Down: `flatten` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. Up: `unflatten`.
+Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. JSON says what JSON can
+say; the rest is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..resilience.errors import SnapshotError
+
+Json = Any
+"""What json.loads returns."""
+
+SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
+"""numpy's dtypes that are plain bytes."""
+
+_PLAIN = 1 << 63
+"""An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
+
+
+def flatten(state: Any, is_leaf: Callable[[Any], bool]) -> tuple[Json, list[tuple[str, Any]]]:
+    """Skeleton of `state`, and its leaves by unique name, in order: what `is_leaf` says (tensors), and numpy arrays.
+
+    Raises SnapshotError, with place and type, for whatever could not be given back exactly: other types, subclasses of
+    known ones.
+    """
+    leaves: dict[str, Any] = {}
+
+    def named(value: Any, path: str) -> str:
+        name, copy = path or "state", 2
+        while name in leaves:  # the keys 1 and "1", or a key with a slash in it
+            name, copy = f"{path}~{copy}", copy + 1
+        leaves[name] = value
+        return name
+
+    def down(value: Any, path: str) -> Json:
+        if is_leaf(value):
+            return {"leaf": named(value, path)}
+        kind = type(value)
+        if kind in (dict, OrderedDict):
+            bad = next((key for key in value if type(key) not in (str, int)), None)
+            if bad is not None:
+                raise SnapshotError(
+                    f"{_at(path)}: the key {bad!r} is neither a string nor an integer; it can't be saved"
+                )
+            items = [[_plain(key), down(item, _join(path, key))] for key, item in value.items()]
+            return {"dict" if kind is dict else "ordered": items}
+        if kind is list or kind is tuple:
+            items = [down(item, _join(path, index)) for index, item in enumerate(value)]
+            return items if kind is list else {"tuple": items}
+        if kind is np.ndarray and value.dtype.name in SCALARS and value.dtype.isnative:
+            return {"array": named(value, path)}
+        if isinstance(value, np.generic) and value.dtype.name in SCALARS:
+            return {"numpy": [value.dtype.name, value.tobytes().hex()]}
+        if value is None or kind in (bool, str, int, float, bytes):
+            return _plain(value)
+        what = f"an array of {value.dtype}" if kind is np.ndarray else f"a {kind.__module__}.{kind.__qualname__}"
+        raise SnapshotError(
+            f"{_at(path)}: {what} can't be saved; leave it out, or turn it into numbers, strings or tensors"
+        )
+
+    try:
+        return down(state, ""), list(leaves.items())
+    except RecursionError:
+        raise SnapshotError(
+            "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
+        ) from None
+
+
+def unflatten(skeleton: Json, leaves: Mapping[str, Any]) -> Any:
+    """The state again, with `leaves` in their places; arrays are copied out of whatever numpy can read.
+
+    Raises SnapshotError for a skeleton that `flatten` can't have made, and for a leaf that is missing.
+    """
+    try:
+        return _up(skeleton, leaves)
+    except RecursionError:
+        raise SnapshotError("the snapshot's skeleton is nested too deep; it is damaged") from None
+
+
+def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
+    """All that is not a leaf, in no order: (name of the place, its JSON); a container counts as its kind and length."""
+    todo: list[tuple[str, Json]] = [("", skeleton)]
+    while todo:
+        path, node = todo.pop()
+        tag, inner = _tagged(node) if isinstance(node, dict) else ("list" if isinstance(node, list) else "", node)
+        if tag in ("dict", "ordered", "tuple", "list"):
+            pairs = list(_pairs(inner) if tag in ("dict", "ordered") else enumerate(_list(inner)))
+            todo += [(_join(path, key), item) for key, item in pairs]
+            yield path, {tag: len(pairs)}
+        elif tag not in ("leaf", "array"):
+            yield path, node
+
+
+def _plain(value: Any) -> Json:
+    if type(value) is int and not -_PLAIN <= value < _PLAIN:
+        return {"int": hex(value)}
+    if type(value) is float and not math.isfinite(value):
+        return {"float": struct.pack(">d", value).hex()}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    return value
+
+
+def _up(node: Json, leaves: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_up(item, leaves) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tag, inner = _tagged(node)
+    try:
+        match tag:
+            case "dict" | "ordered":
+                pairs = [(key, _up(item, leaves)) for key, item in _pairs(inner)]
+                return dict(pairs) if tag == "dict" else OrderedDict(pairs)
+            case "tuple":
+                return tuple(_up(item, leaves) for item in _list(inner))
+            case "leaf":
+                return leaves[inner]
+            case "array":
+                return np.asarray(leaves[inner]).copy()
+            case "int":
+                return int(inner, 16)
+            case "float":
+                return struct.unpack(">d", bytes.fromhex(inner))[0]
+            case "bytes":
+                return base64.b64decode(inner, validate=True)
+            case "numpy" if inner[0] in SCALARS:
+                (scalar,) = np.frombuffer(bytes.fromhex(inner[1]), dtype=inner[0])
+                return scalar
+    except KeyError:
+        raise SnapshotError(f"the snapshot's skeleton names a tensor {inner!r} that is not in it") from None
+    except (TypeError, ValueError, IndexError, struct.error, binascii.Error) as error:
+        raise SnapshotError(f"the snapshot's skeleton has a malformed {tag}: {error}") from None
+    raise SnapshotError(
+        f"the snapshot's skeleton has a value of the unknown kind {tag!r}; a newer version may have written it"
+    )
+
+
+def _tagged(node: dict[str, Json]) -> tuple[str, Json]:
+    if len(node) != 1:
+        raise SnapshotError(f"the snapshot's skeleton has an object with {len(node)} kinds where one is due")
+    return next(iter(node.items()))
+
+
+def _list(inner: Json) -> list[Json]:
+    if not isinstance(inner, list):
+        raise SnapshotError("the snapshot's skeleton has a tuple or dict without a list of items")
+    return inner
+
+
+def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
+    for pair in _list(inner):
+        key = _up(pair[0], {}) if isinstance(pair, list) and len(pair) == 2 else None
+        if not isinstance(key, (str, int)) or isinstance(key, bool):
+            raise SnapshotError("the snapshot's skeleton has a dict item without a string or integer key")
+        yield key, pair[1]
+
+
+def _join(path: str, key: str | int) -> str:
+    return f"{path}/{key}" if path else str(key)
+
+
+def _at(path: str) -> str:
+    return f"state[{path}]" if path else "the state"

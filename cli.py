@@ -1,0 +1,127 @@
+"""The command line: parses, calls, prints. Sub-commands import what they need, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .resilience.errors import ResilientError, UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(f"{message}; see: {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="mt-resilient",
+        description="Training that survives faults: any fault costs seconds, and the bits stay the same.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    run = commands.add_parser(
+        "run", help="run a torchrun command and keep it alive", usage="mt-resilient run [options] -- torchrun …"
+    )
+    run.add_argument("--run-dir", type=Path, metavar="DIR", help="everything about the job (default: mt-runs/<script>)")
+    run.add_argument(
+        "--snapshots", type=Path, metavar="DIR", help="where durable snapshots go (default: the run directory)"
+    )
+    run.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML")
+    run.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one configuration value")
+    run.add_argument("--etcd", metavar="HOST:PORT,…", help="etcd endpoints (default: an etcd of its own)")
+    run.add_argument(
+        "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
+    )
+    run.add_argument("--durable-every", type=int, metavar="STEPS", help="steps between snapshots on disk (default 50)")
+    run.add_argument("--last-snapshot", action="store_true", help="take a snapshot before leaving on Ctrl-C or SIGTERM")
+    run.add_argument("--no-warm", action="store_true", help="start every gang cold")
+    run.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics (default 9464; 0: a free one)")
+    run.add_argument("--quiet", action="store_true", help="print warnings and errors only")
+    run.add_argument("wrapped", nargs="*", metavar="-- torchrun …", help="the command to keep alive")
+    status = commands.add_parser("status", help="what a running job is doing")
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+    explain = commands.add_parser("explain", help="the story of an incident, or of all")
+    explain.add_argument("incident", nargs="?", help="its number, as the list shows it")
+    snapshots = commands.add_parser("snapshots", help="list, verify or digest the durable snapshots")
+    snapshots.add_argument("action", choices=["ls", "verify", "digest"])
+    snapshots.add_argument(
+        "snapshot", nargs="?", help="a step, or a directory's name (default: all; digest: the newest)"
+    )
+    for command in (status, explain, snapshots):
+        command.add_argument(
+            "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: the newest in mt-runs)"
+        )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or the error's own (see resilience/errors.py)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except ResilientError as error:
+        print(f"mt-resilient: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `mt-resilient explain | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(words: list[str]) -> int:
+    cut = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:cut])
+    if options.version:
+        from . import __version__
+
+        print(f"mt-resilient {__version__}")
+        return 0
+    if options.command is None:
+        _parser().print_help()
+        return 0
+    if options.command == "run":
+        if options.wrapped:
+            raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
+        return _run(options, words[cut + 1 :])
+    from .agent import inspect
+
+    directory = inspect.find_directory(options.run_dir)
+    match options.command:
+        case "status":
+            return inspect.status(directory, options.json)
+        case "explain":
+            return inspect.explain(directory, options.incident)
+    return inspect.snapshots(directory, options.action, options.snapshot)
+
+
+def _run(options: argparse.Namespace, command: list[str]) -> int:
+    from .agent.job import SECTIONS, run_job
+    from .agent.terminal import Terminal
+    from .resilience.config import load
+
+    flags = {}
+    for pair in options.set:
+        dotted, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set {pair}: write it as --set section.key=value")
+        flags[dotted] = value
+    shorthands = {
+        "control.etcd": options.etcd,
+        "snapshots.every_steps": options.snapshot_every,
+        "snapshots.durable_every_steps": options.durable_every,
+        "agent.last_snapshot": "true" if options.last_snapshot else None,
+        "agent.warm": "false" if options.no_warm else None,
+        "agent.metrics_port": options.metrics_port,
+    }
+    flags |= {key: str(value) for key, value in shorthands.items() if value is not None}
+    policies = load(SECTIONS, options.config, os.environ, flags)
+    return run_job(command, options.run_dir, options.snapshots, policies, Terminal(options.quiet))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,118 @@
+"""What Megatron's own modules need beside `cpu_shim` where Transformer Engine, Apex and a compiler are absent."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+from cpu_shim import after_import
+
+
+@after_import("megatron.core.transformer.moe.moe_utils")
+def moe_without_te(module: Any) -> None:
+    """0.15 and 0.16 test `te_general_gemm is not None`: a NameError where Transformer Engine is absent."""
+    if not hasattr(module, "te_general_gemm"):
+        module.te_general_gemm = None
+
+
+@after_import("megatron.core.optimizer.distrib_optimizer")
+def adam_of_torch_can_load(module: Any) -> None:
+    """Loading a checkpoint into DistributedOptimizer over torch's own Adam, whose state exists only after the first step.
+
+    Without this, state_dict() asserts that there is one `step`; load_state_dict() gives all parameters the same step tensor, which
+    then grows by n_params a step; and the restored step is overwritten by the fresh optimizer's 0.
+    """
+    import torch
+
+    optimizer = module.DistributedOptimizer
+    state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+    set_states = optimizer._set_main_param_and_optimizer_states
+
+    def state_dict_with_state(self: Any) -> Any:
+        if isinstance(self.optimizer, torch.optim.Optimizer) and not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for param in group["params"]:
+                    self.optimizer.state[param] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(param),
+                        "exp_avg_sq": torch.zeros_like(param),
+                    }
+        return state_dict(self)
+
+    def load_state_dict_with_own_steps(self: Any, state: Any) -> None:
+        load_state_dict(self, state)
+        for entry in getattr(self.optimizer, "state", {}).values():
+            if isinstance(entry, dict) and torch.is_tensor(entry.get("step")):
+                entry["step"] = entry["step"].clone()
+
+    def set_states_but_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        entry = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        if "step" in entry:
+            tensors = {**tensors, "step": entry["step"]}
+        with torch.no_grad():
+            set_states(self, model_param, tensors)
+
+    optimizer.state_dict = state_dict_with_state
+    optimizer.load_state_dict = load_state_dict_with_own_steps
+    optimizer._set_main_param_and_optimizer_states = set_states_but_step
+
+
+@after_import("megatron.core.transformer.torch_norm")
+def torch_norm_under_sequence_parallel(module: Any) -> None:
+    """It asserts that there is none, though all that is needed is the mark by which finalize_model_grads reduces."""
+    new = module.WrappedTorchNorm.__new__
+
+    def __new__(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        norm = new(cls, plain, *args, **kwargs)
+        for param in norm.parameters():
+            param.sequence_parallel = config.sequence_parallel
+        return norm
+
+    module.WrappedTorchNorm.__new__ = staticmethod(__new__)
+
+
+@after_import("megatron.core.dist_checkpointing.strategies.filesystem_async")
+def old_writer_on_new_torch(module: Any) -> None:
+    """Up to 0.12 it calls torch's private _write_item with the arguments of its time."""
+    from torch.distributed.checkpoint import filesystem
+
+    if "serialization_format" in inspect.getsource(module):
+        return
+
+    def write_item(*args: Any) -> Any:
+        transforms = () if len(args) == 5 else (filesystem._StorageWriterTransforms(),)
+        return filesystem._write_item(*transforms, *args, filesystem.SerializationFormat.TORCH_SAVE)
+
+    module._write_item = write_item
+
+
+@after_import("megatron.core.fp8_utils")
+def no_fp8_parameters(module: Any) -> None:
+    """0.12 without Transformer Engine: quantize_param_shard raises even when it is given no parameter."""
+    quantize = getattr(module, "quantize_param_shard", None)
+    if quantize is not None:
+        module.quantize_param_shard = lambda params, *args, **kwargs: quantize(params, *args, **kwargs) if params else None
+
+
+@after_import("megatron.core.datasets.utils")
+def helpers_are_built(module: Any) -> None:
+    """Packages ship the compiled data set helpers without their Makefile; megatron.training runs make all the same."""
+    compile_helpers = module.compile_helpers
+
+    def compile_if_missing() -> None:
+        try:
+            import megatron.core.datasets.helpers_cpp  # noqa: F401
+        except ImportError:
+            compile_helpers()
+
+    module.compile_helpers = compile_if_missing
+
+
+@after_import("megatron.legacy.fused_kernels")
+def no_fused_kernels(module: Any) -> None:
+    """load() calls nvcc."""
+    module.load = lambda args: None

@@ -1,0 +1,115 @@
+"""The layout of a board page: one page of shared memory per local rank, written by the rank, read by the agent, and back for orders.
+
+A beat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, overload
+
+PAGE_BYTES = 4096
+_FAREWELL_AT = 1024
+
+
+class _Int:
+    """An aligned 64-bit integer of the page."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @overload
+    def __get__(self, page: None, owner: type) -> _Int: ...
+    @overload
+    def __get__(self, page: Page, owner: type) -> int: ...
+    def __get__(self, page: Page | None, owner: type) -> _Int | int:
+        return self if page is None else page.ints[self.index]
+
+    def __set__(self, page: Page, value: int) -> None:
+        page.ints[self.index] = value
+
+
+class Page:
+    """One rank's page over a writable 4096-byte buffer. Times are CLOCK_MONOTONIC nanoseconds, 0 while the thing has not happened."""
+
+    pid = _Int(0)
+    generation = _Int(1)
+    rank = _Int(2)
+    phase = _Int(3)
+    """RankPhase."""
+    step = _Int(4)
+    """Steps done; -1 before the first boundary of this generation."""
+    beat_ns = _Int(7)
+    attached_ns = _Int(8)
+    built_ns = _Int(9)
+    restored_ns = _Int(10)
+    stepped_ns = _Int(11)
+    """First step of this generation finished."""
+    replayed_ns = _Int(12)
+    """Back at the step that the fault of the generation before had reached."""
+    snapshots = _Int(13)
+    skipped = _Int(14)
+    """Snapshots that found no free slot or no memory."""
+    stall_ns = _Int(15)
+    """Time the loop spent in our hands, staging included."""
+    rewinds = _Int(16)
+    rewind_onset = _Int(17)
+    rewind_to = _Int(18)
+    rewind_at_ns = _Int(19)
+    rewind_done_ns = _Int(20)
+    order = _Int(21)
+    """Order; the agent writes it."""
+    resumed_from = _Int(22)
+    """Step that this generation restored; -1 for none."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.raw = buffer
+        self.ints = buffer.cast("q")
+        self.floats = buffer.cast("d")
+
+    @property
+    def loss(self) -> float:
+        return self.floats[5]
+
+    @property
+    def grad_norm(self) -> float:
+        return self.floats[6]
+
+    def beat(self, step: int, loss: float, grad_norm: float, now_ns: int) -> None:
+        """The heartbeat of one finished step."""
+        floats, ints = self.floats, self.ints
+        floats[5] = loss
+        floats[6] = grad_norm
+        ints[4] = step
+        ints[7] = now_ns
+
+    def clear(self, generation: int, rank: int = -1) -> None:
+        """Ready for the rank of another generation; the agent does it while no rank is alive."""
+        self.raw[:] = bytes(PAGE_BYTES)
+        self.generation = generation
+        self.rank = rank
+        self.step = -1
+        self.resumed_from = -1
+
+    def say_farewell(self, **words: Any) -> None:
+        """Leave a last message (a small JSON object; long texts are cut) for the agent to read after this process is gone."""
+        for limit in (1500, 300, 0):
+            short = {k: (v[-limit:] if limit else "") if isinstance(v, str) else v for k, v in words.items()}
+            data = json.dumps(short).encode()
+            if len(data) <= PAGE_BYTES - _FAREWELL_AT - 8:
+                break
+        self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + len(data)] = data
+        self.ints[_FAREWELL_AT // 8] = len(data)
+
+    def farewell(self) -> dict[str, Any]:
+        """The last message, empty when there is none."""
+        length = self.ints[_FAREWELL_AT // 8]
+        if not 0 < length <= PAGE_BYTES - _FAREWELL_AT - 8:
+            return {}
+        return json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))
+
+    def release(self) -> None:
+        """Let go of the buffer, so that its mapping can be closed."""
+        self.ints.release()
+        self.floats.release()
+        self.raw.release()

@@ -1,0 +1,100 @@
+"""The story of each incident, derived from the World: what was concluded, and how long every phase of the recovery took.
+
+World → new or changed `Incident`s. Nothing is decided here; `decision` writes what this module tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .machine import Phase
+from .orders import Incident
+from .recovery import RESTART_GANG, REWIND_IN_PLACE, Plan
+from .signals import InPlaceRewind, NodeStatus, Step
+from .verdict import Verdict
+from .world import World
+
+
+def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, told: int) -> Incident:
+    """`told`: incidents that the same decision has already numbered."""
+    assert world.record
+    seen = tuple(f"also seen, as a consequence: {s.evidence}" for s in verdict.consequences)
+    traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback)[:1]
+    return Incident(
+        id=f"{len(world.incidents) + told + 1:04d}",
+        generation=world.record.number,
+        cause=verdict.cause,
+        rung=answer.rung,
+        summary=verdict.describe(),
+        evidence=(*(s.evidence for s in verdict.blamed), *seen, *traces),
+        plan=answer.reason,
+        at_s=verdict.at_s,
+        step_at_fault=reached,
+        started=verdict.started,
+        signature=verdict.signature,
+    )
+
+
+def rewinds_told(world: World) -> tuple[Incident, ...]:
+    """Rewinds in place that ranks report, as incidents; and their replay time once that is known."""
+    known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
+    fresh: list[Incident] = []
+    for status in world.statuses():
+        for told in status.rewinds:
+            signature = f"rewind:{told.generation}:{told.ordinal}"
+            if signature not in known:
+                known[signature] = _of_rewind(told, signature, len(world.incidents) + len(fresh) + 1)
+                fresh.append(known[signature])
+    return tuple(fresh)
+
+
+def _of_rewind(told: InPlaceRewind, signature: str, ordinal: int) -> Incident:
+    return Incident(
+        id=f"{ordinal:04d}",
+        generation=told.generation,
+        cause=told.cause,
+        rung=REWIND_IN_PLACE,
+        summary=f"step {told.onset} gave NaN or Inf",
+        evidence=(f"loss or gradient norm of step {told.onset} was not finite on at least one rank",),
+        plan=f"all ranks went back to step {told.to} in place, with no process restarted, and replay the same data",
+        at_s=told.at_s,
+        step_at_fault=told.onset,
+        resume_step=told.to,
+        started=True,
+        signature=signature,
+        phases_s={"restore": round(told.restore_s, 4)},
+        open=False,
+    )
+
+
+def phases_told(world: World) -> tuple[Incident, ...]:
+    """The newest restart's phase times, as far as the statuses of the present generation tell them."""
+    assert world.record
+    record, changed = world.record, []
+    for incident in world.incidents:
+        if not incident.open or incident.rung != RESTART_GANG or incident.generation + 1 != record.number:
+            continue
+        after = _with_phases(replace(incident, resume_step=record.resume_step), world)
+        if after != incident:
+            changed.append(after)
+    return tuple(changed)
+
+
+def _with_phases(incident: Incident, world: World) -> Incident:
+    assert world.record
+    statuses = world.statuses()
+    if world.record.phase is Phase.GATHER or len(statuses) < len(world.members):
+        return incident
+    launched = world.record.launched_s
+    marks = [world.record.opened_s, launched]
+    marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
+    incident = replace(incident, launch=statuses[0].launch)
+    for name, start, end in zip(("stop", "start", "build", "restore", "step", "replay"), marks, marks[1:], strict=True):
+        if not end:
+            return incident
+        incident = incident.with_phase(name, end - start)
+    return replace(incident, open=False)
+
+
+def _marks(status: NodeStatus) -> tuple[float, ...]:
+    return (status.attached_s, status.built_s, status.restored_s, status.stepped_s, status.replayed_s)

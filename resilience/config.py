@@ -1,0 +1,95 @@
+"""Configuration: frozen policy dataclasses, each owned by the module that uses it; file < environment < flag.
+
+A section of the file is a policy, a key is one of its fields: `[snapshots] durable_every_steps = 100`. The environment spells it
+`MT_RESILIENT_SNAPSHOTS_DURABLE_EVERY_STEPS`, the command line `--set snapshots.durable_every_steps=100`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+PREFIX = "MT_RESILIENT_"
+
+
+def load(
+    sections: Mapping[str, type], file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
+) -> dict[str, Any]:
+    """One policy per section.
+
+    flags: `section.key` to text. Raises UsageError naming the source, the bad key and the nearest known one.
+    """
+    values: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    if file:
+        for section, table in _read(file).items():
+            _known(section, sections, f"section [{section}] in {file}")
+            if not isinstance(table, dict):
+                raise UsageError(f"{file}: {section} must be a section, written [{section}]")
+            for key, value in table.items():
+                values[section][_key(sections[section], key, f"key {section}.{key} in {file}")] = value
+    for name, policy in sections.items():
+        for field in dataclasses.fields(policy):
+            text = environ.get(f"{PREFIX}{name}_{field.name}".upper())
+            if text is not None:
+                values[name][field.name] = text
+    for dotted, text in flags.items():
+        section, _, key = dotted.partition(".")
+        _known(section, sections, f"--set {dotted}")
+        values[section][_key(sections[section], key, f"--set {dotted}")] = text
+    return {name: _policy(policy, name, values[name]) for name, policy in sections.items()}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} is not TOML: {error}") from error
+
+
+def _known(word: str, words: Mapping[str, Any] | Sequence[str], where: str) -> None:
+    if word not in words:
+        near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(words)}"
+        raise UsageError(f"{where}: there is no such name; {hint}")
+
+
+def _key(policy: type, key: str, where: str) -> str:
+    _known(key, [f.name for f in dataclasses.fields(policy)], where)
+    return key
+
+
+def _policy(policy: type, section: str, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(policy)
+    return policy(**{key: _typed(hints[key], value, f"{section}.{key}") for key, value in values.items()})
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the field's type; texts, as the environment and the command line give them, are read as one would write them."""
+    if (
+        hint is bool
+        and isinstance(value, str)
+        and value.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off")
+    ):
+        return value.lower() in ("true", "1", "yes", "on")
+    if hint is str and isinstance(value, str):
+        return value
+    try:
+        if hint in (int, float) and not isinstance(value, bool) and (isinstance(value, (str, int)) or hint is float):
+            return hint(value)
+    except ValueError:
+        pass
+    if hint is bool and isinstance(value, bool):
+        return value
+    raise UsageError(f"{where} is {value!r}; it must be {_NAMES.get(hint, str(hint))}")
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

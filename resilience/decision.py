@@ -1,0 +1,121 @@
+"""(World, now, policy) → what to write: the next generation record and the incidents that changed, with the reason.
+
+Pure and level-triggered: the same World gives the same decision, and a decision that was written makes the next one empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .chronicle import open_incident, phases_told, rewinds_told
+from .detectors import suspect
+from .machine import TABLE, Event, Move, Phase
+from .orders import GenerationRecord, Incident
+from .recovery import Plan, RecoveryPolicy, plan
+from .signals import AckKind, Generation, Step
+from .stability import choose
+from .verdict import Verdict, judge
+from .world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    record: GenerationRecord | None = None
+    """To be written over the World's record by compare-and-swap; None leaves it."""
+    incidents: tuple[Incident, ...] = ()
+    """New or changed."""
+    reason: str = ""
+
+
+def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
+    """`now`: wall-clock seconds."""
+    if world.record is None:
+        return _open_first(world, now)
+    told = (*rewinds_told(world), *phases_told(world))
+    event, verdict, answer = _event(world, policy)
+    if event is None:
+        return Decision(incidents=told)
+    move, phase = TABLE[world.record.phase, event]
+    if move is Move.IGNORE:
+        return Decision(incidents=told)
+    if verdict and answer:
+        incident = open_incident(world, verdict, answer, step_reached(world), len(told))
+        if move is Move.REOPEN:
+            decision = _reopen(world, now, incident)
+        else:
+            record = replace(
+                world.record, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
+            )
+            decision = Decision(record=record, incidents=(replace(incident, open=False),), reason=answer.reason)
+        return replace(decision, incidents=(*told, *decision.incidents))
+    return replace(_advance(world, now, event, phase), incidents=told)
+
+
+def _open_first(world: World, now: float) -> Decision:
+    if world.spec is None or len(world.nodes) < world.spec.nodes:
+        return Decision()
+    members = {node: world.nodes[node].instance for node in sorted(world.nodes)[: world.spec.nodes]}
+    first = GenerationRecord(
+        number=Generation(1), phase=Phase.GATHER, members=members, reason="first start", opened_s=now
+    )
+    return Decision(record=first, reason="first start")
+
+
+def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict | None, Plan | None]:
+    """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
+    if world.requests and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
+        return Event.STOP, None, None
+    verdict = judge(suspect(world))
+    if verdict:
+        answer = plan(verdict, step_reached(world), world.incidents, policy)
+        return answer.event, verdict, answer
+    statuses = world.statuses()
+    if world.all_acked(AckKind.ENDED):
+        return Event.GONE, None, None
+    if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
+        return Event.FINISHED, None, None
+    if world.all_acked(AckKind.RUNNING):
+        return Event.RUNNING, None, None
+    if world.all_acked(AckKind.READY):
+        return Event.READY, None, None
+    return None, None, None
+
+
+def step_reached(world: World) -> Step:
+    """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
+    newest = max((s.max_step for s in world.statuses()), default=-1)
+    return Step(max(newest, world.record.resume_step if world.record else -1))
+
+
+def _advance(world: World, now: float, event: Event, phase: Phase) -> Decision:
+    assert world.record
+    record = replace(world.record, phase=phase)
+    if event is Event.READY:
+        point = choose([world.status[n] for n in world.members if n in world.status])
+        port = world.acks[world.members[0]].port
+        record = replace(record, resume_step=point.step, master_port=port, launched_s=now)
+        return Decision(record=record, reason=point.reason)
+    if event is Event.STOP:
+        asked = world.requests[0]
+        record = replace(record, exit_code=asked.exit_code, last_snapshot=asked.snapshot, reason=f"asked by {asked.by}")
+    if event is Event.FINISHED:
+        record = replace(record, reason="the training is over")
+    return Decision(record=record, reason=record.reason)
+
+
+def _reopen(world: World, now: float, incident: Incident) -> Decision:
+    """The next generation, of the agents that are there now."""
+    assert world.record
+    members = {n: world.nodes[n].instance if n in world.nodes else was for n, was in world.record.members.items()}
+    record = GenerationRecord(
+        number=Generation(world.record.number + 1),
+        phase=Phase.GATHER,
+        members=members,
+        master_addr=world.record.master_addr,
+        replay_until=incident.step_at_fault,
+        reason=incident.summary,
+        opened_s=now,
+    )
+    return Decision(
+        record=record, incidents=(incident.with_phase("detect", now - incident.at_s),), reason=incident.plan
+    )

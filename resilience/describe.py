@@ -1,0 +1,56 @@
+"""Typed things → the sentences that the terminal, `status` and `explain` show. Nobody parses them."""
+
+from __future__ import annotations
+
+from .orders import PHASES, Incident
+from .recovery import RESTART_GANG, REWIND_IN_PLACE
+
+_RUNGS = {REWIND_IN_PLACE: "rewind in place", RESTART_GANG: "restart of the gang", 6: "stop"}
+
+
+def rung(number: int) -> str:
+    return f"rung {number}, {_RUNGS.get(number, 'unknown')}"
+
+
+def seconds(value: float) -> str:
+    """A duration as people read it."""
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def phases(incident: Incident) -> str:
+    return " · ".join(f"{name} {seconds(incident.phases_s[name])}" for name in PHASES if name in incident.phases_s)
+
+
+def recovered(incident: Incident) -> str:
+    """One line for an incident that is over."""
+    lost = f"{incident.lost_steps} step{'s' if incident.lost_steps != 1 else ''} computed again"
+    start = f", started {incident.launch}" if incident.launch else ""
+    return f"recovered ({rung(incident.rung)}{start}): {lost}; {phases(incident)}"
+
+
+def story(incident: Incident, when: str, number: str) -> list[str]:
+    """An incident as `explain` tells it, line by line. when: the time it struck; number: what to call it."""
+    lines = [f"incident {number}, {when}, generation {incident.generation}: {incident.summary}"]
+    if len(incident.evidence) > 1 or incident.evidence[:1] != (incident.summary,):
+        lines += [f"  seen       {text}" for text in _flat(incident.evidence) if text != incident.summary]
+    lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, answered by {rung(incident.rung)}")
+    lines.append(f"  done       {incident.plan}")
+    if incident.rung in (REWIND_IN_PLACE, RESTART_GANG):
+        state = "from the script's own start" if incident.resume_step < 0 else f"from step {incident.resume_step}"
+        start = f", ranks started {incident.launch}" if incident.launch else ""
+        lines.append(
+            f"  went on    {state}{start}"
+            if not incident.open or incident.phases_s.keys() - {"detect"}
+            else "  under way"
+        )
+        took = phases(incident)
+        if took:
+            lines.append(f"  took       {took}")
+        lines.append(
+            f"  cost       {incident.lost_steps} steps computed again (the fault struck after step {incident.step_at_fault})"
+        )
+    return lines
+
+
+def _flat(texts: tuple[str, ...]) -> list[str]:
+    return [line for text in texts for line in text.rstrip().splitlines()]

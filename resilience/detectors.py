@@ -1,0 +1,100 @@
+"""World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
+
+(Hang, straggler, spike and fingerprint detectors join this list; the controller asks all of `DETECTORS` at every tick.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .machine import Phase
+from .signals import NodeId, Rank, RankExit, Step
+from .world import World
+
+
+class Cause(StrEnum):
+    RANK_KILLED = "rank_killed"
+    """Died by a signal, or without a word."""
+    SCRIPT_RAISED = "script_raised"
+    """Left with an exit code other than 0: an exception, or sys.exit."""
+    AGENT_RESTARTED = "agent_restarted"
+    """A member's agent is a new process: none of its predecessor's ranks can be alive."""
+    AGENT_LOST = "agent_lost"
+    """A member's lease is gone."""
+    NON_FINITE = "non_finite"
+    """NaN or Inf in loss or gradient."""
+    SNAPSHOT_UNUSABLE = "snapshot_unusable"
+    """The state to resume from could not be restored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    cause: Cause
+    node: NodeId
+    at_s: float
+    evidence: str
+    signature: str
+    """Equal for two faults that are the same fault."""
+    rank: Rank | None = None
+    started: bool = False
+    step: Step = Step(-1)
+
+
+def dead_ranks(world: World) -> list[Suspicion]:
+    """One suspicion for each rank that left before its loop was over."""
+    found: list[Suspicion] = []
+    for node, status in world.status.items():
+        if world.record and status.generation == world.record.number:
+            found += [_of_exit(node, gone) for gone in status.exits]
+    return found
+
+
+def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
+    who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
+    if gone.kind == "non_finite":
+        cause, text = Cause.NON_FINITE, f"step {gone.step} gave NaN or Inf again and again: {gone.error}"
+    elif gone.kind == "snapshot":
+        cause, text = Cause.SNAPSHOT_UNUSABLE, f"{who} could not restore step {gone.step}: {gone.error}"
+    elif gone.code is None or gone.code < 0:
+        how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
+        cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"
+    else:
+        said = f": {gone.error}" if gone.error else ""
+        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} left with exit code {gone.code}{said}"
+    return Suspicion(
+        cause=cause,
+        node=node,
+        rank=gone.rank,
+        at_s=gone.at_s,
+        evidence=text,
+        started=gone.started,
+        signature=f"{cause}:{gone.code}:{gone.error}",
+        step=gone.step,
+    )
+
+
+def replaced_agents(world: World) -> list[Suspicion]:
+    """Members whose agent is gone, or is another process than the one the record names."""
+    found = []
+    for node, instance in (world.record.members if world.record else {}).items():
+        present = world.nodes.get(node)
+        if present and present.instance == instance:
+            continue
+        cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
+        seen = world.status[node].at_s if node in world.status else 0.0
+        text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
+        started = node in world.status and world.status[node].max_step >= 0
+        found.append(Suspicion(cause=cause, node=node, at_s=seen, evidence=text, started=started, signature=cause))
+    return found
+
+
+DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents)
+
+
+def suspect(world: World) -> list[Suspicion]:
+    """What all detectors say, earliest first. Silent while the job ends: then ranks are expected to leave."""
+    if not world.record or world.record.phase in (Phase.ENDING, Phase.ENDED):
+        return []
+    return sorted((s for detector in DETECTORS for s in detector(world)), key=lambda s: s.at_s)

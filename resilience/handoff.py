@@ -1,0 +1,45 @@
+"""What the agent hands to its ranks: one environment variable, JSON, written at each launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .signals import Generation, Step
+from .wire import dumps, loads
+
+VARIABLE = "MT_RESILIENT_HANDOFF"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handoff:
+    agent_pid: int
+    generation: Generation
+    board: str
+    """Path of the board's shared memory: one page per local rank."""
+    arena: tuple[tuple[str, ...], ...]
+    """Paths of the slots, per local rank."""
+    snapshots: str
+    """Directory of the durable snapshots."""
+    resume_step: Step
+    """State to start from; -1: none."""
+    replay_until: Step
+    """Step that the generation before had reached; -1: none."""
+    every_steps: int
+    durable_every_steps: int
+    max_replays: int
+    modules: str
+    """File in which local rank 0 notes what the script has imported, for the warm process."""
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: dumps(self).decode()}
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> Handoff | None:
+        """None outside of `mt-resilient run`."""
+        text = environ.get(VARIABLE)
+        return loads(Handoff, text) if text else None
+
+    def replace(self, **changes: object) -> Handoff:
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,34 @@
+"""What happened, one JSON line each, in the run directory: it outlives etcd, and `explain` reads it when no agent is running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends to `path`; a full disk loses lines, never the job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+
+    def write(self, kind: str, at_s: float, **fields: Any) -> None:
+        """One event at wall-clock time `at_s`."""
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"at_s": round(at_s, 3), "kind": kind, **fields}, separators=(",", ":")) + "\n")
+        except OSError:
+            self.lost += 1
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """All whole lines, oldest first; a torn last line is passed over."""
+        if not self.path.exists():
+            return
+        for line in self.path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue

@@ -1,0 +1,63 @@
+"""The store's keyspace. The only place that spells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .signals import Generation, NodeId
+
+
+@dataclass(frozen=True)
+class Keys:
+    job: str
+
+    @property
+    def root(self) -> str:
+        return f"/mt/{self.job}/"
+
+    @property
+    def spec(self) -> str:
+        return self.root + "spec"
+
+    @property
+    def leader(self) -> str:
+        return self.root + "leader"
+
+    @property
+    def generation(self) -> str:
+        return self.root + "generation"
+
+    @property
+    def nodes(self) -> str:
+        return self.root + "nodes/"
+
+    @property
+    def statuses(self) -> str:
+        return self.root + "status/"
+
+    @property
+    def acks(self) -> str:
+        return self.root + "acks/"
+
+    @property
+    def incidents(self) -> str:
+        return self.root + "incidents/"
+
+    @property
+    def requests(self) -> str:
+        return self.root + "requests/"
+
+    def node(self, node: NodeId) -> str:
+        return self.nodes + node
+
+    def status(self, node: NodeId) -> str:
+        return self.statuses + node
+
+    def ack(self, generation: Generation, node: NodeId) -> str:
+        return f"{self.acks}{generation}/{node}"
+
+    def incident(self, ident: str) -> str:
+        return self.incidents + ident
+
+    def request(self, ident: str) -> str:
+        return self.requests + ident

@@ -1,0 +1,81 @@
+"""The life of a generation: phases, events, and one table that joins them.
+
+A generation *gathers* (every node ends what it still runs and says so), *launches* (every node starts its ranks), *runs*, and
+then either the job *ends*, or a fault opens the next generation, which gathers anew. `ENDING` waits for the ranks to leave and for
+the last snapshot to reach the disk; `ENDED` is final. The table names every (phase, event) pair; `IGNORE` says that the event means
+nothing there, because a level-triggered controller may see it again at any tick.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    GATHER = "gather"
+    LAUNCH = "launch"
+    RUN = "run"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+class Event(StrEnum):
+    READY = "every member has nothing of an older generation left"
+    RUNNING = "every member's ranks are attached"
+    FAULT = "a verdict that can be recovered from"
+    FINISHED = "every rank left its loop at the end"
+    STOP = "somebody asked the job to stop"
+    GIVE_UP = "a verdict that can not, or a spent budget"
+    GONE = "every member says that its gang is gone"
+
+
+class Move(StrEnum):
+    """What the controller does with the record besides naming the new phase."""
+
+    IGNORE = "ignore"
+    ADVANCE = "advance"
+    REOPEN = "reopen"
+    """Open the next generation, in phase GATHER."""
+
+
+TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
+    (Phase.GATHER, Event.READY): (Move.ADVANCE, Phase.LAUNCH),
+    (Phase.GATHER, Event.RUNNING): (Move.IGNORE, Phase.GATHER),
+    (Phase.GATHER, Event.FAULT): (Move.REOPEN, Phase.GATHER),
+    (Phase.GATHER, Event.FINISHED): (Move.IGNORE, Phase.GATHER),
+    (Phase.GATHER, Event.STOP): (Move.ADVANCE, Phase.ENDING),
+    (Phase.GATHER, Event.GIVE_UP): (Move.ADVANCE, Phase.ENDING),
+    (Phase.GATHER, Event.GONE): (Move.IGNORE, Phase.GATHER),
+    (Phase.LAUNCH, Event.READY): (Move.IGNORE, Phase.LAUNCH),
+    (Phase.LAUNCH, Event.RUNNING): (Move.ADVANCE, Phase.RUN),
+    (Phase.LAUNCH, Event.FAULT): (Move.REOPEN, Phase.GATHER),
+    (Phase.LAUNCH, Event.FINISHED): (Move.ADVANCE, Phase.ENDING),
+    (Phase.LAUNCH, Event.STOP): (Move.ADVANCE, Phase.ENDING),
+    (Phase.LAUNCH, Event.GIVE_UP): (Move.ADVANCE, Phase.ENDING),
+    (Phase.LAUNCH, Event.GONE): (Move.IGNORE, Phase.LAUNCH),
+    (Phase.RUN, Event.READY): (Move.IGNORE, Phase.RUN),
+    (Phase.RUN, Event.RUNNING): (Move.IGNORE, Phase.RUN),
+    (Phase.RUN, Event.FAULT): (Move.REOPEN, Phase.GATHER),
+    (Phase.RUN, Event.FINISHED): (Move.ADVANCE, Phase.ENDING),
+    (Phase.RUN, Event.STOP): (Move.ADVANCE, Phase.ENDING),
+    (Phase.RUN, Event.GIVE_UP): (Move.ADVANCE, Phase.ENDING),
+    (Phase.RUN, Event.GONE): (Move.IGNORE, Phase.RUN),
+    (Phase.ENDING, Event.READY): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.RUNNING): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.FAULT): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.FINISHED): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.STOP): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.GIVE_UP): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.GONE): (Move.ADVANCE, Phase.ENDED),
+    **{(Phase.ENDED, event): (Move.IGNORE, Phase.ENDED) for event in Event},
+}
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram: `docs/architecture.md` holds its output, and a test compares the two."""
+    lines = ["stateDiagram-v2", "    [*] --> gather"]
+    for (phase, event), (move, target) in TABLE.items():
+        if move is not Move.IGNORE:
+            note = f"{event.name.lower()} (next generation)" if move is Move.REOPEN else event.name.lower()
+            lines.append(f"    {phase} --> {target}: {note}")
+    return "\n".join([*lines, "    ended --> [*]"])

@@ -1,0 +1,78 @@
+"""The one record that agents obey, and the story of an incident: what the controller writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from .machine import Phase
+from .signals import Generation, NodeId, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRecord:
+    number: Generation
+    phase: Phase
+    members: dict[NodeId, str]
+    """Node to agent instance, in the order of node ranks."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    resume_step: Step = Step(-1)
+    """State to start from; -1: none is kept anywhere, start as the script itself does."""
+    replay_until: Step = Step(-1)
+    """Step that the generation before had reached: up to there it is computed again. -1: none."""
+    reason: str = ""
+    opened_s: float = 0.0
+    """Wall-clock time of GATHER; and of LAUNCH:"""
+    launched_s: float = 0.0
+    exit_code: int = 0
+    """For ENDING and ENDED: what every agent exits with."""
+    last_snapshot: bool = False
+    """For ENDING: whether the ranks take a snapshot before they leave."""
+
+    def node_rank(self, node: NodeId) -> int:
+        """The torchrun node rank of `node`; ValueError when it is not a member."""
+        return list(self.members).index(node)
+
+
+PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
+"""Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old gang is left; start: → new ranks'
+interpreters are up; build: → imports done, model built; restore: → state restored; step: → first step finished; replay: → back at the
+step where the fault struck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """One fault and its answer, as `mt-resilient explain` tells it."""
+
+    id: str
+    generation: Generation
+    """The generation it struck."""
+    cause: str
+    rung: int
+    summary: str
+    evidence: tuple[str, ...] = ()
+    plan: str = ""
+    at_s: float = 0.0
+    step_at_fault: Step = Step(-1)
+    """Newest step finished by any rank."""
+    resume_step: Step = Step(-1)
+    started: bool = False
+    """Whether any rank had finished a step in this generation."""
+    signature: str = ""
+    """What makes two faults the same fault."""
+    launch: str = ""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase of PHASES; a phase that is not over yet is missing."""
+    open: bool = True
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that have to be computed again."""
+        if self.step_at_fault < 0:
+            return 0
+        return max(0, self.step_at_fault - max(0, self.resume_step))
+
+    def with_phase(self, name: str, seconds: float) -> Incident:
+        if name in self.phases_s:
+            return self
+        return replace(self, phases_s={**self.phases_s, name: round(max(0.0, seconds), 4)})

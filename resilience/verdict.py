@@ -1,0 +1,56 @@
+"""Suspicions → verdict: which of several things seen at once is the cause, and which are its consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .detectors import Cause, Suspicion
+
+_WEIGHT = {
+    Cause.SNAPSHOT_UNUSABLE: 0,
+    Cause.NON_FINITE: 0,
+    Cause.AGENT_RESTARTED: 1,
+    Cause.AGENT_LOST: 1,
+    Cause.RANK_KILLED: 2,
+    Cause.SCRIPT_RAISED: 3,
+}
+"""Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way."""
+
+TOGETHER_S = 1.0
+"""Gloo and NCCL tell a dead peer's partners within milliseconds, and the agent sees all of them in one or two ticks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    cause: Cause
+    blamed: tuple[Suspicion, ...]
+    """What was seen of the cause itself."""
+    consequences: tuple[Suspicion, ...]
+    at_s: float
+
+    @property
+    def started(self) -> bool:
+        """Whether a blamed rank had finished a step in this generation."""
+        return any(s.started for s in self.blamed)
+
+    @property
+    def signature(self) -> str:
+        return self.blamed[0].signature
+
+    def describe(self) -> str:
+        return "; ".join(s.evidence for s in self.blamed)
+
+
+def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
+    """The verdict, or None where nothing is suspected."""
+    if not suspicions:
+        return None
+    first = min(s.at_s for s in suspicions)
+    together = [s for s in suspicions if s.at_s - first <= TOGETHER_S]
+    cause = min(together, key=lambda s: (_WEIGHT[s.cause], s.at_s)).cause
+    blamed = tuple(s for s in together if s.cause is cause)
+    rest = tuple(s for s in suspicions if s not in blamed)
+    if cause is Cause.SCRIPT_RAISED:  # every peer of a rank that raised raises too: the first one is the cause
+        rest, blamed = (*blamed[1:], *rest), blamed[:1]
+    return Verdict(cause=cause, blamed=blamed, consequences=rest, at_s=first)

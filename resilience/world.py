@@ -1,0 +1,60 @@
+"""One immutable picture of the job: everything in the store, read at one moment, parsed. Judgement starts from here, every time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .keys import Keys
+from .orders import GenerationRecord, Incident
+from .signals import Ack, AckKind, NodeId, NodeRecord, NodeStatus, Request, Spec
+from .wire import loads
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    spec: Spec | None
+    record: GenerationRecord | None
+    nodes: Mapping[NodeId, NodeRecord]
+    status: Mapping[NodeId, NodeStatus]
+    """Of the record's members, and only what was said in the record's generation (or, while gathering, in any)."""
+    acks: Mapping[NodeId, Ack]
+    """For the record's generation, by the instances that it names."""
+    incidents: tuple[Incident, ...]
+    requests: tuple[Request, ...]
+
+    @property
+    def members(self) -> tuple[NodeId, ...]:
+        return tuple(self.record.members) if self.record else ()
+
+    def all_acked(self, *kinds: AckKind) -> bool:
+        return bool(self.members) and all(n in self.acks and self.acks[n].kind in kinds for n in self.members)
+
+    def statuses(self) -> list[NodeStatus]:
+        """Of members that have reported in the record's generation."""
+        number = self.record.number if self.record else 0
+        return [s for n, s in self.status.items() if n in self.members and s.generation == number]
+
+
+def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
+    """The World from all values under the job's prefix."""
+
+    def under(prefix: str) -> list[tuple[str, bytes]]:
+        return [(key.removeprefix(prefix), value) for key, value in sorted(entries.items()) if key.startswith(prefix)]
+
+    record = loads(GenerationRecord, entries[keys.generation]) if keys.generation in entries else None
+    acks: dict[NodeId, Ack] = {}
+    if record:
+        for name, value in under(f"{keys.acks}{record.number}/"):
+            ack = loads(Ack, value)
+            if record.members.get(NodeId(name)) == ack.instance:
+                acks[NodeId(name)] = ack
+    return World(
+        spec=loads(Spec, entries[keys.spec]) if keys.spec in entries else None,
+        record=record,
+        nodes={NodeId(name): loads(NodeRecord, value) for name, value in under(keys.nodes)},
+        status={NodeId(name): loads(NodeStatus, value) for name, value in under(keys.statuses)},
+        acks=acks,
+        incidents=tuple(loads(Incident, value) for _, value in under(keys.incidents)),
+        requests=tuple(loads(Request, value) for _, value in under(keys.requests)),
+    )

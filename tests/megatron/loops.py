@@ -1,0 +1,96 @@
+"""Real Megatron training loops that run here, as data: which script over which Megatron, on how many ranks, with which arguments.
+
+`available()` says what is missing for one; `command()` says how to start it, alone or behind `mt-resilient run --`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHIM = HERE / "shim"
+TREES = HERE.parents[1] / ".venv" / "megatron"
+"""Where scripts/megatron puts what it fetches."""
+
+ITERATIONS = 12
+
+_TINY = [
+    *"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16".split(),
+    *"--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --weight-decay 0.01 --clip-grad 1.0".split(),
+    *f"--train-iters {ITERATIONS} --lr-decay-style cosine --lr-decay-iters {ITERATIONS} --lr-warmup-iters 2".split(),
+    *"--hidden-dropout 0.1 --attention-dropout 0.1 --position-embedding-type rope --attention-backend unfused".split(),
+    *"--mock-data --tokenizer-type NullTokenizer --vocab-size 4095 --split 100,0,0".split(),  # its tokens reach 4094
+    *"--num-workers 0 --log-interval 1 --eval-iters 0 --eval-interval 1000".split(),
+]
+_ON_A_CPU = [
+    *"--transformer-impl local --distributed-backend gloo --no-persist-layer-norm --no-gradient-accumulation-fusion".split(),
+    *"--no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion".split(),
+]
+_DP2 = ["--use-distributed-optimizer"]
+_TP2_PP2 = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+
+LETS_NAN_PASS = ["--no-check-for-nan-in-loss-and-grad"]
+"""For any of the loops: Megatron's own NaN check off, so that the NaN spreads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """One launch that works as it stands."""
+
+    name: str
+    script: Path
+    tree: Path
+    """The directory in which `megatron` (or, for the bridge, `megatron.bridge`) lies; the rest comes from site-packages."""
+    arguments: tuple[str, ...]
+    ranks: int
+    iterations: int = ITERATIONS
+
+    def missing(self) -> str | None:
+        """Why this one cannot run here; None if it can."""
+        if self.script.exists() and (self.tree / "megatron").is_dir():
+            return None
+        return f"{self.tree} is missing: run scripts/megatron"
+
+
+def _megatron_lm(name: str, layout: list[str], ranks: int) -> Loop:
+    arguments = (*_TINY, *_ON_A_CPU, *layout)
+    return Loop(name=name, script=HERE / "pretrain_tiny.py", tree=TREES / "megatron-0.17.1", arguments=arguments, ranks=ranks)
+
+
+def _checkout(name: str, layout: list[str], ranks: int) -> Loop:
+    tree = Path(os.environ.get("MEGATRON_LM", "MEGATRON_LM"))
+    return Loop(name=name, script=tree / "pretrain_gpt.py", tree=tree, arguments=(*_TINY, *_ON_A_CPU, *layout), ranks=ranks)
+
+
+MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", _DP2, 2)
+MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", _TP2_PP2, 4)
+BRIDGE_DP2 = Loop(
+    name="bridge dp2", script=HERE / "train_bridge.py", tree=TREES / "bridge-0.3.1", arguments=tuple(_DP2), ranks=2
+)
+CHECKOUT_DP2 = _checkout("checkout dp2", _DP2, 2)
+CHECKOUT_TP2_PP2 = _checkout("checkout tp2pp2", _TP2_PP2, 4)
+
+LOOPS = [MEGATRON_DP2, MEGATRON_TP2_PP2, BRIDGE_DP2]
+"""What scripts/megatron provides for."""
+
+CHECKOUT_LOOPS = [CHECKOUT_DP2, CHECKOUT_TP2_PP2] if os.environ.get("MEGATRON_LM") else []
+"""The unmodified pretrain_gpt.py of the Megatron-LM checkout that MEGATRON_LM names."""
+
+
+def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """The argument list (torchrun first) and the whole environment in which it runs."""
+    argv = ["torchrun", "--standalone", "--nproc-per-node", str(loop.ranks), str(loop.script), *loop.arguments, *extra_arguments]
+    path = [str(SHIM), str(loop.tree), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(path),
+        "MCORE_CPU_SHIM": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "OMP_NUM_THREADS": "1",  # the bits depend on it
+    }
+    return argv, environment

@@ -1,0 +1,283 @@
+"""Slots: their states, who may have them when, what survives whom, and what a rank overwrites."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from mt_resilient.checkpoint import arena
+from mt_resilient.checkpoint.arena import Header, RankArena, Slot, State
+from mt_resilient.checkpoint.header import Stamp, complete, due, overwrite_order, restorable
+from mt_resilient.resilience.errors import MachineError
+
+
+@pytest.fixture
+def slot_paths():
+    fds = arena.create(ranks=1, slots=3)
+    yield arena.paths(fds, os.getpid())[0]
+    for fd in fds[0]:
+        os.close(fd)
+
+
+def stage(
+    ranks: RankArena, step: int, *, content: bytes = b"x", durable: bool = False, seal: bool = True, **more
+) -> Slot:
+    claimed = ranks.claim(
+        **{"generation": 1, "step": step, "rank": 0, "world": 1, "table": b"{}", "payload_bytes": 8192} | more,
+        durable=durable,
+    )
+    assert claimed is not None
+    slot, payload = claimed
+    payload[: len(content)] = content
+    slot.staged()
+    if seal:
+        slot.seal()
+    return slot
+
+
+def steps(ranks: RankArena) -> list[int]:
+    return sorted(slot.header().step for slot in ranks.slots if slot.header().whole)
+
+
+# Slots
+
+
+def test_a_new_slot_is_free_and_empty(slot_paths):
+    slot = Slot(slot_paths[0])
+    assert slot.header() == Header()
+    slot.free()
+    with slot.reading() as view:
+        assert view is None
+
+
+def test_another_description_reads_what_was_staged(slot_paths):
+    stage(RankArena(slot_paths), 7, content=b"hello", table=b'{"a":1}', seal=False)
+    with Slot(slot_paths[0]).reading() as view:
+        assert view is not None
+        assert (view.header.step, view.header.state, view.table) == (7, State.STAGED, b'{"a":1}')
+        assert bytes(view.payload[:5]) == b"hello"
+        assert len(view.payload) == 8192
+
+
+def test_writer_and_reader_keep_each_other_out(slot_paths):
+    writer, reader = Slot(slot_paths[0]), Slot(slot_paths[0])
+    wanted = Header(step=1, payload_bytes=4096)
+    assert writer.begin(wanted, b"{}") is not None
+    with reader.reading() as view:
+        assert view is None, "its writer is at it"
+    writer.staged()
+    with reader.reading() as view:
+        assert view is not None
+        assert writer.begin(wanted, b"{}") is None, "a reader is at it"
+        writer.seal()
+        assert reader.header().state is State.SEALED, "sealing needs no lock"
+    assert writer.begin(wanted, b"{}") is not None
+
+
+def test_a_slot_whose_writer_was_killed_is_torn_and_can_be_had_again(slot_paths):
+    stage(RankArena(slot_paths[:1]), 1)
+    if (child := os.fork()) == 0:
+        Slot(slot_paths[0]).begin(Header(step=2, payload_bytes=4096), b"{}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    slot = Slot(slot_paths[0])
+    assert slot.header().state is State.STAGING
+    with slot.reading() as view:
+        assert view is None
+    ranks = RankArena(slot_paths[:1])
+    assert ranks.holding(2) is None
+    stage(ranks, 3)
+    assert steps(ranks) == [3]
+
+
+def test_memory_stays_where_it_is_until_it_has_to_grow(slot_paths):
+    ranks = RankArena(slot_paths[:1])
+    slot = ranks.slots[0]
+
+    def payload(table: bytes, payload_bytes: int) -> memoryview:
+        view = slot.begin(Header(step=1, payload_bytes=payload_bytes), table)
+        assert view is not None
+        slot.staged()
+        return view
+
+    first = payload(b"x" * 5000, 8192)
+    assert payload(b"x" * 6000, 8192) is first
+    assert slot.header().payload_offset % 4096 == 0
+    grown = payload(b"x" * 20_000, 1 << 20)
+    grown[-1] = 5
+    assert len(grown) == 1 << 20
+    assert len(bytes(first)) == 8192, "the old mapping lives as long as somebody views it"
+    with Slot(slot_paths[0]).reading() as view:
+        assert view is not None
+        assert view.payload[-1] == 5
+        assert view.table == b"x" * 20_000
+
+
+def test_no_memory_is_said_and_costs_nothing(slot_paths):
+    ranks = RankArena(slot_paths[:1])
+    stage(ranks, 1, content=b"old", seal=False)
+    with pytest.raises(MachineError, match="no memory for a snapshot"):
+        stage(ranks, 2, payload_bytes=1 << 50)
+    with Slot(slot_paths[0]).reading() as view:
+        assert view is not None, "and the lock was given back"
+        assert bytes(view.payload[:3]) == b"old"
+
+
+def test_a_slot_of_an_agent_that_is_gone():
+    with pytest.raises(MachineError, match="has ended"):
+        Slot("/proc/self/fd/999999")
+
+
+def test_nobody_can_shrink_a_slot(slot_paths):
+    stage(RankArena(slot_paths), 1)
+    with pytest.raises(PermissionError):
+        os.truncate(slot_paths[0], 0)
+
+
+def test_close_lets_go_of_the_lock(slot_paths):
+    slot = Slot(slot_paths[0])
+    view = slot.begin(Header(step=1, payload_bytes=4096), b"{}")
+    slot.close()
+    assert view is not None
+    assert Slot(slot_paths[0]).begin(Header(step=2, payload_bytes=4096), b"{}") is not None
+
+
+# A rank's slots
+
+
+def test_the_newest_sealed_snapshot_is_never_overwritten(slot_paths):
+    ranks = RankArena(slot_paths)
+    for step in range(1, 20):
+        stage(ranks, step)
+        assert steps(ranks) == list(range(max(1, step - 2), step + 1))
+    stage(ranks, 20, seal=False)
+    stage(ranks, 21, seal=False)
+    stage(ranks, 22, seal=False)
+    assert 19 in steps(ranks)
+
+
+def test_no_slot_when_readers_hold_them_all(slot_paths):
+    ranks, others = RankArena(slot_paths[:2]), RankArena(slot_paths[:2])
+    stage(ranks, 1)
+    stage(ranks, 2)
+    with others.slots[0].reading():
+        assert (
+            ranks.claim(generation=1, step=3, rank=0, world=1, durable=False, table=b"{}", payload_bytes=4096) is None
+        )
+    stage(ranks, 3)
+    assert steps(ranks) == [2, 3]
+
+
+def test_a_snapshot_that_is_still_to_be_written_goes_last(slot_paths):
+    ranks = RankArena(slot_paths)
+    stage(ranks, 1, durable=True)
+    stage(ranks, 2)
+    stage(ranks, 3)
+    stage(ranks, 4)
+    assert steps(ranks) == [1, 3, 4]
+    with ranks.slots[0].reading():
+        ranks.slots[0].mark_drained()
+    stage(ranks, 5)
+    assert steps(ranks) == [3, 4, 5]
+    assert not ranks.slots[0].header().drained, "that was the snapshot before"
+
+
+def test_going_back_frees_what_is_later(slot_paths):
+    ranks = RankArena(slot_paths)
+    for step in (1, 2, 3):
+        stage(ranks, step)
+    ranks.drop_after(1)
+    assert steps(ranks) == [1]
+    assert not ranks.seal(2)
+    stage(ranks, 2, seal=False, rewinds=1)
+    assert ranks.seal(2)
+    holding = ranks.holding(2)
+    assert holding is not None
+    assert holding.header().stamp == Stamp(1, 1, 2)
+
+
+# Conclusions from headers
+
+headers = st.builds(
+    Header,
+    state=st.sampled_from(State),
+    generation=st.integers(0, 3),
+    rewinds=st.integers(0, 2),
+    step=st.integers(0, 5),
+    rank=st.integers(0, 8),
+    world=st.integers(1, 8),
+    durable=st.booleans(),
+    drained=st.booleans(),
+    table_bytes=st.integers(0, 2**40),
+    payload_offset=st.integers(0, 2**40),
+    payload_bytes=st.integers(0, 2**40),
+)
+
+
+@given(headers)
+def test_a_header_comes_back(header):
+    assert Header.unpack(header.pack().ljust(4096, b"\0")) == header
+
+
+@given(st.binary(max_size=100))
+def test_any_other_page_is_a_free_slot(page):
+    assume(not page.startswith(b"MTSLOT01"))
+    assert Header.unpack(page.ljust(4096, b"\0")) == Header()
+
+
+@given(
+    st.lists(st.lists(headers, max_size=4), min_size=1, max_size=4), st.sets(st.builds(Stamp, *[st.integers(0, 3)] * 3))
+)
+def test_what_is_due_is_restorable_wanted_and_missing(by_rank, already):
+    stamp = due(by_rank, len(by_rank), already)
+    if stamp is not None:
+        assert stamp not in already
+        assert stamp.step in restorable(by_rank, len(by_rank))
+        holders = [header for row in by_rank for header in row if header.whole and header.stamp == stamp]
+        assert any(header.durable for header in holders)
+        assert not all(header.drained for header in holders)
+
+
+@given(st.lists(headers, max_size=5))
+def test_the_order_of_overwriting_spares_one_sealed_snapshot_only(slots):
+    order = overwrite_order(slots)
+    spared = set(range(len(slots))) - set(order)
+    sealed = [header for header in slots if header.state is State.SEALED]
+    assert len(spared) == min(len(sealed), 1)
+    assert all(slots[index].stamp == max(header.stamp for header in sealed) for index in spared)
+    whole = [slots[index].whole for index in order]
+    assert whole == sorted(whole), "free and torn ones first"
+
+
+SEALED = Header(state=State.SEALED, generation=1, step=10, world=2)
+STAGED = replace(SEALED, state=State.STAGED)
+TORN = replace(SEALED, state=State.STAGING)
+FREE = Header()
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "expected"),
+    [
+        ([[SEALED], [SEALED]], {10}),
+        ([[SEALED], [STAGED]], {10}),
+        ([[STAGED], [STAGED]], set()),
+        ([[SEALED], [TORN]], set()),
+        ([[SEALED], [FREE]], set()),
+        ([[SEALED], []], set()),
+        ([[SEALED], [replace(SEALED, generation=2)]], set()),
+        ([[SEALED], [replace(SEALED, rewinds=1)]], set()),
+        ([[SEALED, replace(SEALED, step=20)], [replace(STAGED, step=20), STAGED]], {10, 20}),
+    ],
+)
+def test_restorable(by_rank, expected):
+    assert restorable(by_rank, 2) == expected
+    assert {stamp.step for stamp in complete(by_rank, 2)} == expected
+
+
+def test_a_gang_of_fewer_or_no_ranks():
+    assert restorable([[SEALED], [FREE]], 1) == {10}
+    assert restorable([[SEALED]], 2) == set()
+    assert restorable([[SEALED]], 0) == set()

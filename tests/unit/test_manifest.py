@@ -1,0 +1,64 @@
+"""Manifests: there and back, and nothing else believed."""
+
+import json
+
+import pytest
+
+from mt_resilient.checkpoint.manifest import Commit, Entry, RankManifest
+from mt_resilient.checkpoint.tensors import plan
+from mt_resilient.resilience.errors import SnapshotError
+
+MANIFEST = RankManifest(
+    attempt="0000000001-g1-aaaaaaaa0000",
+    rank=0,
+    world=2,
+    table=plan({"leaf": "a"}, [("a", "float32", (3,))]),
+    metadata_sha256="0" * 64,
+    shard_bytes=5000,
+    chunk_crc32c=(7,),
+)
+COMMIT = Commit(attempt=MANIFEST.attempt, ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)))
+
+
+def test_there_and_back():
+    assert RankManifest.from_json(MANIFEST.to_json()) == MANIFEST
+    assert Commit.from_json(COMMIT.to_json()) == COMMIT
+    assert COMMIT.world == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "of format 2"),
+        ({"rank": "0"}, "of type int"),
+        ({"chunk_crc32c": []}, "one checksum a chunk"),
+        ({"chunk_crc32c": [1.5]}, "one checksum a chunk"),
+        ({"table": {}}, "the tensor table"),
+        ({"more": 1}, "should have"),
+    ],
+)
+def test_a_rank_manifest_that_cannot_be_ours(change, words):
+    with pytest.raises(SnapshotError, match=words):
+        RankManifest.from_json(json.dumps(json.loads(MANIFEST.to_json()) | change).encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ranks": []}, "names no ranks"),
+        ({"ranks": [{"bytes": 1, "sha256": "A" * 64}]}, "without a checksum"),
+        ({"ranks": [{"bytes": True, "sha256": "a" * 64}]}, "of type int"),
+        ({"ranks": [3]}, "should have"),
+        ({"format": None}, "of format None"),
+    ],
+)
+def test_a_commit_that_cannot_be_ours(change, words):
+    with pytest.raises(SnapshotError, match=words):
+        Commit.from_json(json.dumps(json.loads(COMMIT.to_json()) | change).encode())
+
+
+@pytest.mark.parametrize("kind", [RankManifest, Commit])
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"[" * 100_000, b'{"format":1}'])
+def test_other_bytes(kind, data):
+    with pytest.raises(SnapshotError):
+        kind.from_json(data)

@@ -1,0 +1,152 @@
+"""Tables of pieces: laid out without overlap, read back only when every number fits; and tensors through them, bit by
+bit."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mt_resilient.checkpoint import staging, tensors, tree
+from mt_resilient.checkpoint.tensors import CHUNK_BYTES, ITEM_BYTES, Table, padded, plan
+from mt_resilient.resilience.errors import SnapshotError
+
+shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(ITEM_BYTES)), shapes), max_size=20))
+def test_pieces_are_aligned_apart_and_come_back(rows):
+    table = plan({"x": 1}, [(f"t{index}", dtype, shape) for index, (dtype, shape) in enumerate(rows)])
+    assert Table.from_json(table.to_json()) == table
+    end = 0
+    for piece in table.pieces:
+        assert piece.offset % 64 == 0
+        assert piece.offset >= end
+        end = piece.offset + piece.nbytes
+    assert end <= table.payload_bytes
+    assert table.payload_bytes % table.chunk_bytes == 0
+
+
+@given(st.integers(1, 10 * CHUNK_BYTES))
+def test_padding_is_to_whole_chunks_and_stays(nbytes):
+    total = padded(nbytes)
+    assert nbytes <= total < nbytes + CHUNK_BYTES
+    assert padded(total) == total
+
+
+GOOD = plan({"leaf": "a"}, [("a", "float32", (4, 4)), ("b", "bfloat16", (3,))]).as_object()
+
+
+def changed(**fields):
+    return {**GOOD, **fields}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], "should have"),
+        (changed(extra=1), "should have"),
+        (changed(payload_bytes=True), "of type int"),
+        (changed(payload_bytes=4097), "whole number of chunks"),
+        (changed(payload_bytes=0), "whole number of chunks"),
+        (changed(pieces=[["a", "float32", [4, 4], 0], ["a", "uint8", [1], 64]]), "twice"),
+        (changed(pieces=[["a", "float32", [4, 4], 0], ["b", "uint8", [1], 0]]), "over another"),
+        (changed(pieces=[["a", "float32", [4, 4], 32]]), "unaligned"),
+        (changed(pieces=[["a", "float32", [4, 4], 4096]]), "outside"),
+        (changed(pieces=[["a", "float32", [1 << 40, 1 << 40], 0]]), "malformed row"),
+        (changed(pieces=[["a", "object", [1], 0]]), "malformed row"),
+        (changed(pieces=[["a", "float32", [-1], 0]]), "malformed row"),
+        (changed(pieces=[["a", "float32", [True], 0]]), "malformed row"),
+        (changed(pieces=[["a", "float32", 3, 0]]), "malformed row"),
+        (changed(pieces=[{"name": "a"}]), "malformed row"),
+    ],
+)
+def test_malformed_tables_are_refused_in_words(found, words):
+    with pytest.raises(SnapshotError, match=words):
+        Table.from_json(json.dumps(found).encode())
+
+
+@given(st.binary() | st.integers(0, 10**6).map(lambda at: flipped(at)))
+def test_any_other_bytes_are_a_table_or_refused(data):
+    try:
+        table = Table.from_json(data)
+    except SnapshotError:
+        return
+    assert all(piece.offset + piece.nbytes <= table.payload_bytes for piece in table.pieces)
+
+
+def flipped(at: int) -> bytes:
+    data = bytearray(json.dumps(GOOD).encode())
+    data[at % len(data)] ^= 1 << (at // len(data) % 8)
+    return bytes(data)
+
+
+def test_deep_json_is_a_sentence():
+    with pytest.raises(SnapshotError, match="damaged"):
+        Table.from_json(b"[" * 200_000)
+
+
+# Tensors
+
+
+def every_kind() -> dict[str, torch.Tensor]:
+    raw = torch.randint(0, 256, (24, 16), dtype=torch.uint8)
+    state = {dtype: raw.clone().view(getattr(torch, dtype)) for dtype in ITEM_BYTES if dtype != "bool"}
+    state |= {
+        "bool": raw > 7,
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+        "weight": torch.ones(3, requires_grad=True),
+    }
+    state |= {f"{name}-strided": tensor.t()[::2] for name, tensor in list(state.items()) if tensor.dim() == 2}
+    return {**state, "conj": torch.randn(3, dtype=torch.complex64).conj(), "expanded": torch.ones(1).expand(5)}
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def test_every_dtype_and_stride_goes_down_and_up_bit_for_bit():
+    state = every_kind() | {"rng": np.arange(7, dtype=np.uint32)[::-1], "lr": 0.1}
+    skeleton, leaves = tree.flatten(state, torch.is_tensor)
+    table = Table.from_json(staging.plan(skeleton, leaves).to_json())
+    payload = memoryview(bytearray(b"\xaa" * table.payload_bytes))
+    stager = staging.Stager()
+    stager.stage(leaves, table, payload)
+    first = bytes(payload)
+    back = tree.unflatten(table.skeleton, staging.unstage(table, payload))
+    assert back.keys() == state.keys()
+    for name, tensor in state.items():
+        if isinstance(tensor, torch.Tensor):
+            assert (back[name].dtype, back[name].shape) == (tensor.dtype, tensor.shape)
+            assert bits(back[name]) == bits(tensor), name
+    assert back["rng"].dtype == np.uint32
+    assert back["rng"].tolist() == state["rng"].tolist()
+    other = memoryview(bytearray(b"\x55" * table.payload_bytes))
+    stager.stage(leaves, table, other)
+    assert bytes(other) == first, "bytes depend on nothing but the state"
+
+
+def test_a_stager_follows_a_change_of_layout():
+    stager = staging.Stager()
+    payload = memoryview(bytearray(4096))
+    for shape in ((4,), (2, 2), (100,), (100,), (4,)):
+        leaves = [("x", torch.rand(shape))]
+        table = staging.plan({"leaf": "x"}, leaves)
+        stager.stage(leaves, table, payload)
+        assert torch.equal(staging.unstage(table, payload)["x"], leaves[0][1])
+        assert not any(payload[table.pieces[0].nbytes :])
+
+
+def test_tensors_without_plain_bytes_are_refused_by_name():
+    with pytest.raises(SnapshotError, match="'s' is not dense"):
+        staging.plan({"leaf": "s"}, [("s", torch.eye(3).to_sparse())])
+    with pytest.raises(SnapshotError, match="'q' has the dtype qint8"):
+        staging.plan({"leaf": "q"}, [("q", torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8))])
+
+
+def test_the_same_layout_is_planned_without_a_device():
+    leaves = [("x", torch.empty(10, device="meta"))]
+    assert staging.plan(None, leaves) == tensors.plan(None, [("x", "float32", (10,))])

@@ -1,0 +1,32 @@
+"""The rank's side of the board: find this rank's page and claim it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+
+from ..resilience.board import PAGE_BYTES, Page
+from ..resilience.handoff import Handoff
+from ..resilience.signals import RankPhase
+
+
+def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int) -> Page | None:
+    """The page of the rank that this process is; None when another process of this generation has it (this one is a child of the
+    rank: a data loader's worker, say) or when the page belongs to another generation (this process is a leftover)."""
+    local_rank = int(environ["LOCAL_RANK"])
+    descriptor = os.open(handoff.board, os.O_RDWR)
+    try:
+        mapped = mmap.mmap(descriptor, PAGE_BYTES, offset=local_rank * PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    page = Page(memoryview(mapped))
+    if page.generation != handoff.generation or page.pid not in (0, os.getpid()):
+        page.release()
+        mapped.close()
+        return None
+    page.rank = int(environ["RANK"])
+    page.attached_ns = now_ns
+    page.phase = RankPhase.ATTACHED
+    page.pid = os.getpid()  # last: the agent watches a page from its pid on
+    return page

@@ -1,0 +1,65 @@
+"""The way in that needs no code: watch for the training loops we know, and wrap them once they are imported.
+
+A loop's module is executed → its wrapper is put in place. Other people's hooks on the same modules keep working, in either order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from .attach import attach
+
+LOOPS = {
+    "megatron.training.training": "mt_resilient.training.megatron",
+    "megatron.bridge.training.pretrain": "mt_resilient.training.bridge",
+}
+"""Module of a training loop → our module whose `wrap(module)` puts its hooks in."""
+
+
+def activate() -> None:
+    """Attach this rank and arm the hooks; does nothing in a process that is no rank of `mt-resilient run`."""
+    if attach() is None:
+        return
+    for name in LOOPS:
+        if name in sys.modules:  # forked from a process that had imported it
+            _wrap(sys.modules[name])
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _wrap(module: ModuleType) -> None:
+    importlib.import_module(LOOPS[module.__name__]).wrap(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: asks all other finders for the modules of LOOPS, and adds to their loaders."""
+
+    def __init__(self) -> None:
+        self._asking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in LOOPS or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = False
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _wrap(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

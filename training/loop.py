@@ -1,0 +1,148 @@
+"""What the hooks of other people's training loops share: drive a session around a `train` function that is left and entered again.
+
+A rewind in place leaves `train` by an exception raised at the boundary on all ranks, restores, builds the data iterators anew
+from the restored counters, and calls `train` again. The start of a resumed process goes the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..resilience.boundary import Directive
+from .session import Figures, Session
+
+
+class RewindAsked(BaseException):
+    """Leaves `train` at a boundary, on all ranks at once. Not an Exception: no handler on the way may keep it."""
+
+
+class Counters:
+    """Counters kept as attributes of some object (Megatron's args, Bridge's train state), and others the loop keeps in locals."""
+
+    def __init__(self, holder: Any, names: tuple[str, ...], live: dict[str, Any]) -> None:
+        """live: counters that the loop keeps in local variables, as last seen; written to `holder` at a restore, where the loop
+        takes them from when it starts."""
+        self.holder, self.names, self.live = holder, names, live
+
+    def collect(self) -> dict[str, Any]:
+        return {**{name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}, **self.live}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        for name, value in kept.items():
+            setattr(self.holder, name, value)
+            if name in self.live:
+                self.live[name] = value
+
+
+class HookedLoop:
+    """One run of a foreign `train`. Subclasses know the loop's names."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.figures = Figures()
+        self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        """Arguments of the calls that built the data iterators."""
+
+    # -- what a subclass says ---------------------------------------------------------------------------------------------
+
+    def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes up the state, from the arguments of `train`."""
+        raise NotImplementedError
+
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        """Before the first step: switch off what would kill a rank where we rewind."""
+        raise NotImplementedError
+
+    def iteration(self) -> int:
+        """Steps done, where the loop starts from."""
+        raise NotImplementedError
+
+    def rebuild(self, given: dict[str, Any]) -> None:
+        """After a restore: make the loop enterable again, and put fresh data iterators into `given`."""
+        raise NotImplementedError
+
+    # -- the wrappers -------------------------------------------------------------------------------------------------------
+
+    def train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        given = bound.arguments
+        self.session = Session(**self.sources(given))
+        self.prepare(given)
+        if self.session.restore() is not None:
+            self.rebuild(given)
+        self.session.begin(self.iteration())
+        while True:
+            try:
+                result = original(*bound.args, **bound.kwargs)
+            except RewindAsked:
+                self.session.rewind()
+                self.rebuild(given)
+                self.session.resume()
+                continue
+            except SystemExit as leaving:
+                if not leaving.code:
+                    self.session.finish()
+                raise
+            self.session.finish()
+            return result
+
+    def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        losses, skipped, grad_norm = result[0], result[1], result[5]
+        self.figures = Figures(_first_or_worst(losses), None if grad_norm is None else float(grad_norm), bool(skipped))
+        return result
+
+    def builder(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.iterators.append((args, kwargs))
+        return original(*args, **kwargs)
+
+    def boundary(self, step: int, *, judged_now: bool, last: bool) -> bool:
+        """True: leave the loop in order. Raises RewindAsked."""
+        assert self.session is not None
+        directive = self.session.boundary(step, self.figures, judged_now=judged_now, last=last)
+        if directive is Directive.REWIND:
+            raise RewindAsked
+        return directive is Directive.LEAVE
+
+    def install(self, namespace: dict[str, Any], **wrappers: Callable[..., Any]) -> None:
+        """Put `wrappers` (called with the original first) around the functions of those names."""
+        for name, wrapper in wrappers.items():
+            original = namespace[name]
+            namespace[name] = functools.wraps(original)(functools.partial(wrapper, original))
+
+
+def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
+    """One number for all losses of a step: the first one, or one that is not finite."""
+    numbers = [
+        float(v) for v in losses.values() if (torch.is_tensor(v) and v.numel() == 1) or isinstance(v, (int, float))
+    ]
+    return next((n for n in numbers if not math.isfinite(n)), numbers[0] if numbers else None)
+
+
+def silence_nan_checks(chunks: Any) -> None:
+    """Megatron's own check of gradients raises on the one rank that sees a NaN, before the collective that its peers already wait
+    in. The session judges the same figures on all ranks at once, so the check is switched off for this run."""
+    for chunk in chunks:
+        config = getattr(chunk, "ddp_config", None)
+        if config is not None and getattr(config, "check_for_nan_in_grad", False):
+            config.check_for_nan_in_grad = False
+
+
+def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
+    """With overlapped parameter gather, parameters are gathered before the next forward, which the loop leaves out on its first step:
+    do it here, from the restored main parameters."""
+    for chunk in chunks:
+        config = getattr(chunk, "ddp_config", None)
+        if not getattr(config, "overlap_param_gather", False):
+            continue
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            part._copy_main_params_to_model_params()
+        chunk.start_param_sync(force_sync=True)
+        if not chunk.remove_forward_pre_hook_handles:
+            chunk.enable_forward_pre_hook()

@@ -1,0 +1,254 @@
+"""The session: what a training loop does at its boundaries so that it can be rewound. Both ways in end here.
+
+Ten lines in a loop of one's own:
+
+    session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
+    for step in session.steps(1000):
+        loss, grad_norm = train_step(step)
+        session.report(loss=loss, grad_norm=grad_norm)
+
+Outside of `mt-resilient run` a session is inert and the loop runs as if it were not there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..resilience.boundary import Directive, Judgement, judge
+from ..resilience.clock import monotonic_ns, sleep
+from ..resilience.errors import BudgetSpent, InternalError
+from ..resilience.signals import Order, RankPhase
+from .attach import Attachment, attach
+from .rewind import Tape
+from .sentinel import Sentinel
+from .state import Modules, source_of
+
+_LAST_SNAPSHOT_S = 60.0
+"""How long the last snapshot of a run waits for a slot that is still being written to disk."""
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one step gave, as this rank knows it; None where it does not (the loss on all but the last pipeline stage)."""
+
+    loss: float | None = None
+    grad_norm: float | None = None
+    skipped: bool = False
+    """The optimizer left the step out by itself (a loss scaler that found an overflow): its figures are not judged."""
+
+    @property
+    def finite(self) -> bool:
+        return self.skipped or all(math.isfinite(x) for x in (self.loss, self.grad_norm) if x is not None)
+
+
+class NonFinite(BudgetSpent):
+    """The same step gave NaN or Inf however often it was replayed."""
+
+    def __init__(self, step: int, replays: int) -> None:
+        super().__init__(f"step {step} gave NaN or Inf after {replays} replays of the same data")
+        self.farewell = {"kind": "non_finite", "step": step}
+
+
+class Session:
+    """One rank's training under the agent's eye. `sources` by name: see `state.source_of` for what can be one."""
+
+    def __init__(self, **sources: Any) -> None:
+        self._sources = {name: source_of(name, thing) for name, thing in sources.items() if thing is not None}
+        self._at: Attachment | None = attach()
+        self._figures = Figures()
+        self._replays: dict[int, int] = {}
+        self._first = True
+        if self._at is None:
+            return
+        self._page, self._handoff = self._at.page, self._at.handoff
+        self._page.built_ns = monotonic_ns()
+        self._page.phase = RankPhase.RESTORING
+        self._tape = Tape(self._at, self._sources)
+        self._sentinel: Sentinel | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this process continues from a snapshot."""
+        return self._at is not None and self._handoff.resume_step >= 0
+
+    # -- a loop of one's own -------------------------------------------------------------------------------------------
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step.
+
+        The last step is judged before the iterator ends, so the loop never ends on a state that was not.
+        """
+        restored = self.restore()
+        step = self.begin(restored if restored is not None else 0)
+        while step < total:
+            yield step
+            step += 1
+            judgement = self.boundary(step, self._figures, judged_now=step == total, last=step == total)
+            self._figures = Figures()
+            if judgement is Directive.REWIND:
+                step = self.rewind()
+                self.resume()
+            elif judgement is Directive.LEAVE:
+                return
+        self.finish()
+
+    def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
+        """The figures of the step just computed: floats or one-element tensors. Without `grad_norm` the parameters themselves are
+        looked through for NaN and Inf at each snapshot."""
+        self._figures = Figures(_number(loss), _number(grad_norm), skipped)
+
+    # -- what the hooks of other people's loops call ---------------------------------------------------------------------
+
+    def restore(self) -> int | None:
+        """Go back to the state that the agent chose for this generation; its step, or None where there is none."""
+        if self._at is None or self._handoff.resume_step < 0:
+            return None
+        self._tape.go_back(self._handoff.resume_step)
+        self._page.resumed_from = self._handoff.resume_step
+        return self._handoff.resume_step
+
+    def begin(self, step: int) -> int:
+        """Right before the first step, at the state after `step` steps. Collective. Gives `step` back."""
+        if self._at is None:
+            return step
+        self._tape.restore_randomness()
+        if self._sentinel is None:
+            self._sentinel = Sentinel()
+        self._base = step
+        self._page.restored_ns = monotonic_ns()
+        self._page.phase = RankPhase.TRAINING
+        staged = self._tape.holds(step) or self._tape.record(step, durable=False)
+        self._sentinel.contribute(step=step, finite=True, staged=staged, order=Order.NONE)
+        return step
+
+    def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
+        """After each step: `step` steps are done, `figures` are the last one's.
+
+        Judges the step before (or, with `judged_now`, this very one), snapshots, beats. `last`: keep this step on disk.
+        All ranks get the same directive at the same step. Raises NonFinite when replaying does not help.
+        """
+        if self._at is None or self._sentinel is None:
+            return Directive.GO_ON
+        entered = monotonic_ns()
+        self._page.beat(step, _or_nan(figures.loss), _or_nan(figures.grad_norm), entered)
+        if self._first:
+            self._first_boundary(entered)
+        if step == self._handoff.replay_until:
+            self._page.replayed_ns = entered
+        before = self._judged()
+        if before is not None and before.directive is Directive.REWIND:
+            return Directive.REWIND
+        leave = before is not None and before.directive is Directive.LEAVE
+        finite = figures.finite and self._parameters_finite(figures)
+        staged = finite and self._record(step, wanted=last or bool(leave and before and before.snapshot))
+        self._sentinel.contribute(step=step, finite=finite, staged=staged, order=Order(self._page.order))
+        directive = Directive.GO_ON
+        if judged_now or leave:
+            now = self._judged()
+            directive = now.directive if now is not None else directive
+        if leave:
+            directive = Directive.LEAVE
+        if directive is Directive.LEAVE:
+            self._page.phase = RankPhase.STOPPED
+        self._page.stall_ns += monotonic_ns() - entered
+        return directive
+
+    def rewind(self) -> int:
+        """All ranks, after REWIND: go back in place to the newest sealed step, and give it. `resume` comes before the next step."""
+        assert self._at is not None
+        started = monotonic_ns()
+        to = self._tape.newest_sealed()
+        if to is None:
+            raise InternalError("no sealed snapshot is left in memory to go back to; the gang restarts from disk")
+        self._tape.rewinds += 1
+        self._tape.go_back(to)
+        page = self._page
+        page.rewind_onset, page.rewind_to, page.rewind_at_ns = self._onset, to, started
+        page.step = to
+        page.rewind_done_ns = monotonic_ns()
+        page.rewinds += 1
+        return to
+
+    def resume(self) -> None:
+        """Put the generators back once more, after data iterators were built anew."""
+        if self._at is not None:
+            self._tape.restore_randomness()
+
+    def finish(self) -> None:
+        """The loop is over and its last step was judged."""
+        if self._at is not None and self._page.phase != RankPhase.STOPPED:
+            self._page.phase = RankPhase.FINISHED
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _judged(self) -> Judgement | None:
+        """React to the tally that is due, if one is."""
+        assert self._sentinel is not None
+        said = self._sentinel.take()
+        if said is None:
+            return None
+        judgement = judge(said, self._replays.get(said.step, 0), self._handoff.max_replays)
+        if judgement.seal:
+            self._tape.seal(said.step)
+        if judgement.directive is Directive.GIVE_UP:
+            raise NonFinite(said.step, self._replays.get(said.step, 0))
+        if judgement.directive is Directive.DIVERGED:
+            raise InternalError(f"the ranks are not at the same step: this one judged step {said.step}")
+        if judgement.directive is Directive.REWIND:
+            self._onset = said.step
+            self._replays[said.step] = self._replays.get(said.step, 0) + 1
+        return judgement
+
+    def _record(self, step: int, wanted: bool) -> bool:
+        due = step % self._handoff.every_steps == 0
+        durable = wanted or step % self._handoff.durable_every_steps == 0
+        recorded = (due or durable) and self._tape.record(step, durable)
+        patience = _LAST_SNAPSHOT_S / _RETRY_S if wanted else 0
+        while (
+            not recorded and patience > 0
+        ):  # nothing comes after it: here, and only here, waiting is better than skipping
+            patience -= 1
+            sleep(_RETRY_S)
+            recorded = self._tape.record(step, durable)
+        return recorded
+
+    def _parameters_finite(self, figures: Figures) -> bool:
+        """Where nobody reports a gradient norm: a NaN gradient is in the parameters by now."""
+        if figures.grad_norm is not None or figures.skipped:
+            return True
+        live = [
+            t
+            for s in self._sources.values()
+            if isinstance(s, Modules)
+            for t in s.tensors().values()
+            if t.is_floating_point()
+        ]
+        return all(bool(torch.isfinite(t.sum(dtype=torch.float32))) for t in live)
+
+    def _first_boundary(self, now_ns: int) -> None:
+        self._first = False
+        self._page.stepped_ns = now_ns
+        assert self._at is not None
+        if self._at.local_rank == 0:
+            # What the script has imported by now, in order: the warm process imports the same before it forks the next ranks.
+            names = [
+                n for n, m in list(sys.modules.items()) if getattr(m, "__spec__", None) is not None and n != "__main__"
+            ]
+            Path(self._handoff.modules).write_text(json.dumps(names))
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,33 @@
+"""First on PYTHONPATH in the ranks of `mt-resilient run`: attaches the rank, after handing over to the sitecustomize that this one hides.
+
+Python imports it before anything of the user's. It must never keep a process from starting.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _chain() -> None:
+    """Run the next sitecustomize behind our own folder on sys.path, as Python would have."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    places = [os.path.abspath(entry) for entry in sys.path]
+    behind = sys.path[len(places) - places[::-1].index(here) :] if here in places else []
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_chain()
+if "MT_RESILIENT_HANDOFF" in os.environ and "RANK" in os.environ:
+    try:
+        from mt_resilient.training import hook
+    except ImportError as error:
+        print(
+            f"mt-resilient: this rank's Python cannot import mt_resilient ({error}); it runs unwatched", file=sys.stderr
+        )
+    else:
+        hook.activate()
