@@ -72,9 +72,9 @@ class Drain:
         self._failures = 0
         self._not_before_s = 0.0
 
-    def tick(self, now_s: float, *, finishing: bool = False) -> Iterator[Event]:
+    def tick(self, *, finishing: bool = False) -> Iterator[Event]:
         """Drain the one snapshot that is due, if any. While finishing, each is tried once, at once."""
-        if now_s < self._not_before_s and not finishing:
+        if clock.monotonic_s() < self._not_before_s and not finishing:
             return
         stamp = self.due()
         if stamp is None:
@@ -82,7 +82,7 @@ class Drain:
         try:
             report = drain(self._slots, Attempt(run=self._config.run, stamp=stamp), self._root, self._config.deadline_s)
         except ResilientError as error:
-            yield self._failed(stamp, error, now_s, again=isinstance(error, SiteError) and not finishing)
+            yield self._failed(stamp, error, again=isinstance(error, SiteError) and not finishing)
             return
         self._failures, self._not_before_s = 0, 0.0
         if report is None:
@@ -107,13 +107,13 @@ class Drain:
         headers = [[slot.header() for slot in slots] for slots in self._slots]
         return due(headers, self._config.local_ranks, self._given_up)
 
-    def _failed(self, stamp: Stamp, error: ResilientError, now_s: float, *, again: bool) -> Event:
+    def _failed(self, stamp: Stamp, error: ResilientError, *, again: bool) -> Event:
         retry_in_s = min(BACKOFF_S[0] * 2**self._failures, BACKOFF_S[1]) if again else None
         if retry_in_s is None:
             self._given_up.add(stamp)
         else:
             self._failures += 1
-            self._not_before_s = now_s + retry_in_s
+            self._not_before_s = clock.monotonic_s() + retry_in_s
         return {"event": "failed", "step": stamp.step, "reason": str(error), "retry_in_s": retry_in_s}
 
 
@@ -121,11 +121,11 @@ def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
     """Events until "finish" or the end of `stdin_fd`, and what was pending then."""
     state, said = Drain(config), b""
     while b"finish" not in said:
-        yield from state.tick(clock.monotonic_s())
+        yield from state.tick()
         if select.select([stdin_fd], [], [], config.poll_s)[0]:
             said += os.read(stdin_fd, 4096) or b"finish"
     while state.due() is not None:
-        yield from state.tick(clock.monotonic_s(), finishing=True)
+        yield from state.tick(finishing=True)
     yield {"event": "finished"}
 
 

@@ -58,7 +58,7 @@ class Gang:
         for process in self.watched():
             if process.pidfd in ended_fds and not process.ended_s:
                 process.ended_s, news = wall_s(), True
-                process.code = _reap(process.pid) if process is self.launcher else exit_code(process.pidfd)
+                process.code = _reap(process.pid) if process is self.launcher else exit_code(process.pid, process.pidfd)
         return news
 
     def living_fds(self) -> list[int]:

@@ -34,6 +34,10 @@ class Heartbeat:
         self.lease = self._store.grant(self._ttl_s)
         self._store.put(key, dumps(self._record), self.lease)
 
+    def lost(self) -> None:
+        """The store says that the lease is gone: register anew at the next beat."""
+        self.lease, self._due_s = 0, 0.0
+
     def end(self) -> None:
         """Leave: the node's record and the leadership vanish at once."""
         if self.lease:

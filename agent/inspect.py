@@ -109,7 +109,7 @@ def incidents(directory: RunDirectory) -> dict[str, Incident]:
     found: dict[str, Incident] = {}
     for line in Journal(directory.journal).read():
         if line["kind"] == "incident":
-            told = loads(Incident, json.dumps(line))
+            told = loads(Incident, json.dumps(line["incident"]))
             found[f"{told.generation}/{told.signature}/{told.at_s}"] = told
     return {str(position): told for position, told in enumerate(found.values(), 1)}
 

@@ -109,6 +109,7 @@ def status(
         min_step=Step(min(steps)),
         max_step=Step(max(steps)),
         alive=sum(not p.ended_s for p in gang.ranks.values()),
+        pids=tuple(page.pid for page in pages),
         attached_s=mark("attached_ns"),
         built_s=mark("built_ns"),
         restored_s=mark("restored_ns"),

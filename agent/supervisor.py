@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import Ack, AckKind, NodeId, NodeStatus, Order, Request
-from ..resilience.store import Store
+from ..resilience.store import LeaseGone, Store
 from ..resilience.wire import dumps, loads
 from .duty import Action, LocalState, duty
 from .heartbeat import Heartbeat
@@ -145,6 +145,8 @@ class Supervisor:
         self._hear_helpers()
         try:
             self._consult(changed)
+        except LeaseGone:
+            self.heartbeat.lost()
         except StoreUnavailable as error:
             self._store_is_down(error)
         if self.record is not None and self.record.phase is Phase.ENDED and not self.node.gang:
@@ -293,7 +295,7 @@ class Supervisor:
             )
             self._tell(f"the warm process {state}", "info" if self.node.warm.ready else "warn")
         for event in self.node.drain_events():
-            self.journal.write("drain", wall_s(), **event)
+            self.journal.write("drain", wall_s(), event=event)
             match event["event"]:
                 case "durable":
                     self.metrics.durable(int(event["bytes"]))
@@ -330,7 +332,7 @@ class Supervisor:
     def told(self, decision: Decision) -> None:
         """The controller's word, accepted by the store."""
         for incident in decision.incidents:
-            self.journal.write("incident", wall_s(), **_jsonable(incident))
+            self.journal.write("incident", wall_s(), incident=asdict(incident))
             if not incident.phases_s.keys() - {"detect"} and incident.rung != 1:
                 mood = "bad" if incident.rung == 6 else "warn"
                 self._tell(f"{incident.summary} (after step {incident.step_at_fault}); {incident.plan}", mood)
@@ -342,7 +344,7 @@ class Supervisor:
                 self.metrics.recovery(incident)
                 self._lost_s += sum(incident.phases_s.values())
         if decision.record:
-            self.journal.write("generation", wall_s(), **_jsonable(decision.record))
+            self.journal.write("generation", wall_s(), record=asdict(decision.record))
             if decision.record.phase is Phase.LAUNCH and decision.record.number > 1:
                 self._tell(f"going back to {decision.reason}")
 
@@ -387,8 +389,3 @@ class Supervisor:
         self.terminal.say(sentence, wall_s(), mood)
         self.journal.write("said", wall_s(), sentence=sentence, mood=mood)
 
-
-def _jsonable(record: Any) -> dict[str, Any]:
-    import json
-
-    return json.loads(dumps(record))

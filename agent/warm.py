@@ -51,18 +51,21 @@ class WarmProcess:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start importing, at low priority, in the environment that ranks get."""
         ours, theirs = socket.socketpair()
-        command = [*self._command, str(theirs.fileno()), str(os.getpid()), str(self._modules)]
+        passed = [theirs.fileno(), os.dup(1), os.dup(2)]
+        command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules)]
         with self._log.open("ab") as log:
             self._process = leash.spawn(
                 ["nice", "-n", "10", *command],
                 env=dict(environment),
-                pass_fds=[theirs.fileno()],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         theirs.close()
+        for duplicate in passed[1:]:
+            os.close(duplicate)
         self._channel = ours
         self.why = "the warm process is still importing"
 

@@ -6,9 +6,10 @@ World → new or changed `Incident`s. Nothing is decided here; `decision` writes
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from .machine import Phase
-from .orders import Incident
+from .orders import PHASES, Incident
 from .recovery import RESTART_GANG, REWIND_IN_PLACE, Plan
 from .signals import InPlaceRewind, NodeStatus, Step
 from .verdict import Verdict
@@ -89,7 +90,7 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     marks = [world.record.opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
     incident = replace(incident, launch=statuses[0].launch)
-    for name, start, end in zip(("stop", "start", "build", "restore", "step", "replay"), marks, marks[1:], strict=True):
+    for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):
         if not end:
             return incident
         incident = incident.with_phase(name, end - start)

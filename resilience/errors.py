@@ -7,6 +7,7 @@
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
     │   └── StoreUnavailable   4   etcd does not answer
+    │       └── LeaseGone          (resilience/store.py) it answers that our lease is over
     ├── SnapshotError       6   a snapshot is missing, torn or of another shape
     ├── BudgetSpent         93   recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
     └── InternalError       70   ours: report it

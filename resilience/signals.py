@@ -84,6 +84,8 @@ class NodeStatus:
     max_step: Step = Step(-1)
     alive: int = 0
     """Local ranks alive."""
+    pids: tuple[int, ...] = ()
+    """Of the local ranks, by local rank; 0 for one that is not attached."""
     attached_s: float = 0.0
     """Wall-clock time when the last local rank attached in this generation; 0 while one is missing. Likewise the next four."""
     built_s: float = 0.0

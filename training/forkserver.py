@@ -31,8 +31,11 @@ from ..resilience.leash import die_with_parent
 from . import device
 
 
-def main(channel_fd: int, agent_pid: int, modules: Path) -> None:
-    """Import what `modules` (a JSON list of names) names, say so on the channel, then fork a gang for each line that arrives."""
+def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Path) -> None:
+    """Import what `modules` (a JSON list of names) names, say so on the channel, then fork a gang for each line that arrives.
+
+    streams: the descriptors that gangs have as stdout and stderr; this process's own are its log.
+    """
     channel = socket.socket(fileno=channel_fd)
     numpy_threads = _threads_after_numpy()
     failed = _import_all(json.loads(modules.read_text()))
@@ -43,7 +46,7 @@ def main(channel_fd: int, agent_pid: int, modules: Path) -> None:
     if why:
         return
     for line in channel.makefile():
-        _fork_launcher(json.loads(line), channel, agent_pid)
+        _fork_launcher(json.loads(line), channel, streams, agent_pid)
 
 
 def _threads() -> int:
@@ -81,7 +84,7 @@ def _say(channel: socket.socket, words: dict[str, Any]) -> None:
     channel.sendall(json.dumps(words).encode() + b"\n")
 
 
-def _fork_launcher(order: dict[str, Any], channel: socket.socket, agent_pid: int) -> None:
+def _fork_launcher(order: dict[str, Any], channel: socket.socket, streams: tuple[int, int], agent_pid: int) -> None:
     """order: `argv` (torchrun's arguments), `env` (the whole environment), `cwd`, `generation`."""
     middle = os.fork()
     if middle:
@@ -98,6 +101,9 @@ def _fork_launcher(order: dict[str, Any], channel: socket.socket, agent_pid: int
         os.setsid()
         _say(channel, {"launcher": os.getpid(), "generation": order["generation"]})
         channel.close()
+        for stream, number in zip(streams, (1, 2), strict=True):
+            os.dup2(stream, number)
+            os.close(stream)
         _become(order["env"], order["cwd"])
         code = _launch(order["argv"])
     except BaseException as error:
@@ -240,4 +246,4 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])), int(sys.argv[4]), Path(sys.argv[5]))

@@ -20,7 +20,7 @@ import zarr
 from mt_resilient.checkpoint import arena, catalog, commit, layout, restore, tree
 from mt_resilient.checkpoint.arena import RankArena, Slot, State
 from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.header import Header, Stamp
+from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header, Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.errors import SnapshotError
@@ -248,7 +248,7 @@ def test_what_a_killed_drain_process_left_is_completed(node, snapshot):
     (snapshot / "rank-00001.json").unlink()
     os.truncate(snapshot / "rank-00001/c/0", 1000)
     for slots in node.arenas:
-        slots.slots[0]._store(16, 0)  # not drained after all
+        slots.slots[0]._store(DRAINED_OFFSET, 0)  # not drained after all
     assert node.drain().finish()[0]["event"] == "durable"
     assert catalog.verify(snapshot) == []
 
@@ -309,6 +309,13 @@ def test_parts_of_another_attempt_are_found(node, snapshot, parts):
         (shutil.copytree if (other / part).is_dir() else shutil.copy)(other / part, target)
     assert len(catalog.verify(snapshot)) == 1
     assert catalog.verify(other) == []
+
+
+def test_metadata_that_would_read_just_as_well_is_not_taken_for_ours(snapshot):
+    metadata = snapshot / "rank-00000/zarr.json"
+    metadata.write_text(metadata.read_text().replace('"fill_value":0', '"fill_value":1'))
+    (problem,) = catalog.verify(snapshot)
+    assert "zarr.json is damaged" in problem
 
 
 def test_another_world_or_rank_is_a_sentence(snapshot):

@@ -1,6 +1,7 @@
 """Real Megatron training loops that run here, as data: which script over which Megatron, on how many ranks, with which arguments.
 
-`available()` says what is missing for one; `command()` says how to start it, alone or behind `mt-resilient run --`.
+`missing()` says why one cannot run here; `command()` says how to start it, alone or behind `mt-resilient run --`; `recording()` and
+`read_record()` have the nemesis write down what it computed, bit by bit.
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ class Loop:
     arguments: tuple[str, ...]
     ranks: int
     iterations: int = ITERATIONS
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of its own."""
 
     def missing(self) -> str | None:
         """Why this one cannot run here; None if it can."""
         if self.script.exists() and (self.tree / "megatron").is_dir():
             return None
-        return f"{self.tree} is missing: run scripts/megatron"
+        if self.tree.parent == TREES:
+            return f"{self.tree} is missing: run scripts/megatron"
+        return "MEGATRON_LM names no Megatron-LM checkout"
 
 
 def _megatron_lm(name: str, layout: list[str], ranks: int) -> Loop:
@@ -62,14 +67,19 @@ def _megatron_lm(name: str, layout: list[str], ranks: int) -> Loop:
 
 
 def _checkout(name: str, layout: list[str], ranks: int) -> Loop:
-    tree = Path(os.environ.get("MEGATRON_LM", "MEGATRON_LM"))
+    tree = Path(os.environ.get("MEGATRON_LM", "/nowhere"))
     return Loop(name=name, script=tree / "pretrain_gpt.py", tree=tree, arguments=(*_TINY, *_ON_A_CPU, *layout), ranks=ranks)
 
 
 MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", _DP2, 2)
 MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", _TP2_PP2, 4)
 BRIDGE_DP2 = Loop(
-    name="bridge dp2", script=HERE / "train_bridge.py", tree=TREES / "bridge-0.3.1", arguments=tuple(_DP2), ranks=2
+    name="bridge dp2",
+    script=HERE / "train_bridge.py",
+    tree=TREES / "bridge-0.3.1",
+    arguments=tuple(_DP2),
+    ranks=2,
+    variables=(("BRIDGE_STAND_INS", "1"),),
 )
 CHECKOUT_DP2 = _checkout("checkout dp2", _DP2, 2)
 CHECKOUT_TP2_PP2 = _checkout("checkout tp2pp2", _TP2_PP2, 4)
@@ -77,8 +87,39 @@ CHECKOUT_TP2_PP2 = _checkout("checkout tp2pp2", _TP2_PP2, 4)
 LOOPS = [MEGATRON_DP2, MEGATRON_TP2_PP2, BRIDGE_DP2]
 """What scripts/megatron provides for."""
 
-CHECKOUT_LOOPS = [CHECKOUT_DP2, CHECKOUT_TP2_PP2] if os.environ.get("MEGATRON_LM") else []
+CHECKOUT_LOOPS = [CHECKOUT_DP2, CHECKOUT_TP2_PP2]
 """The unmodified pretrain_gpt.py of the Megatron-LM checkout that MEGATRON_LM names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a run computed."""
+
+    losses: dict[int, dict[int, tuple[str, float | None]]]
+    """Rank → iteration → (bytes of the float32 loss in hex, or "-" on a rank that has none; gradient norm)."""
+
+    digests: dict[int, str]
+    """Rank → SHA-256 of its final model and optimizer state. Empty unless the run came to its end."""
+
+
+def recording(directory: Path, nemesis: str = "") -> dict[str, str]:
+    """What to add to the environment so that a run leaves a record, and meets the faults of `nemesis`, in `directory`."""
+    return {
+        "NEMESIS": nemesis,
+        "NEMESIS_DIR": str(directory),
+        "NEMESIS_LOSSES": str(directory / "losses"),
+        "NEMESIS_DIGEST": str(directory / "digest"),
+    }
+
+
+def read_record(directory: Path) -> Record:
+    losses: dict[int, dict[int, tuple[str, float | None]]] = {}
+    for path in directory.glob("losses.*"):
+        rows = losses.setdefault(int(path.suffix[1:]), {})
+        for line in path.read_text().splitlines():  # a step that was computed again appears again: the last one counts
+            iteration, loss, grad_norm = line.split()
+            rows[int(iteration)] = (loss, None if grad_norm == "None" else float(grad_norm))
+    return Record(losses=losses, digests={int(path.suffix[1:]): path.read_text() for path in directory.glob("digest.*")})
 
 
 def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
@@ -87,6 +128,7 @@ def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str],
     path = [str(SHIM), str(loop.tree), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
+        **dict(loop.variables),
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join(path),
         "MCORE_CPU_SHIM": "1",

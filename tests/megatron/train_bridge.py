@@ -1,18 +1,10 @@
-"""NVIDIA's Megatron-Bridge 0.3.1 (its own, unmodified training loop) on a small GPT with mock data."""
+"""NVIDIA's Megatron-Bridge 0.3.1 (its own, unmodified training loop) on a small GPT with mock data. Nothing here knows of any shim."""
 
 import argparse
-import sys
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent / "shim"))
-import bridge_boot
-
-bridge_boot.install()
-
-from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec  # noqa: E402
-from megatron.bridge.training.config import (  # noqa: E402
+from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec
+from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     DistributedDataParallelConfig,
@@ -25,10 +17,10 @@ from megatron.bridge.training.config import (  # noqa: E402
     SchedulerConfig,
     TrainingConfig,
 )
-from megatron.bridge.training.gpt_step import forward_step  # noqa: E402
-from megatron.bridge.training.pretrain import pretrain  # noqa: E402
-from megatron.bridge.training.tokenizers.config import TokenizerConfig  # noqa: E402
-from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+from megatron.core.transformer.enums import AttnBackend
 
 
 def configuration(args: argparse.Namespace) -> ConfigContainer:

@@ -5,7 +5,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import arena
@@ -217,17 +217,20 @@ headers = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(headers)
 def test_a_header_comes_back(header):
     assert Header.unpack(header.pack().ljust(4096, b"\0")) == header
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_any_other_page_is_a_free_slot(page):
     assume(not page.startswith(b"MTSLOT01"))
     assert Header.unpack(page.ljust(4096, b"\0")) == Header()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(headers, max_size=4), min_size=1, max_size=4), st.sets(st.builds(Stamp, *[st.integers(0, 3)] * 3))
 )
@@ -241,6 +244,7 @@ def test_what_is_due_is_restorable_wanted_and_missing(by_rank, already):
         assert not all(header.drained for header in holders)
 
 
+@settings(deadline=None)
 @given(st.lists(headers, max_size=5))
 def test_the_order_of_overwriting_spares_one_sealed_snapshot_only(slots):
     order = overwrite_order(slots)

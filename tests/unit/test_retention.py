@@ -1,7 +1,7 @@
 """What may go from the disk, and how attempts are named."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.header import Stamp
@@ -16,6 +16,7 @@ def at(step: int, generation: int = 1, rewinds: int = 0, run: str = "aaaaaaaa") 
     return Attempt(run=run, stamp=Stamp(generation, rewinds, step))
 
 
+@settings(deadline=None)
 @given(attempts)
 def test_a_name_stands_for_one_attempt(attempt):
     assert Attempt.parse(str(attempt)) == attempt
@@ -33,6 +34,7 @@ def test_names_sort_as_steps_do():
     assert sorted([str(at(20)), str(at(3))]) == [str(at(3)), str(at(20))]
 
 
+@settings(deadline=None)
 @given(st.lists(attempts), st.integers(-3, 5))
 def test_the_newest_stay_and_the_last_one_always(newest_first, keep):
     going = surplus(newest_first, keep)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import staging, tensors, tree
@@ -16,6 +16,7 @@ from mt_resilient.resilience.errors import SnapshotError
 shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(ITEM_BYTES)), shapes), max_size=20))
 def test_pieces_are_aligned_apart_and_come_back(rows):
     table = plan({"x": 1}, [(f"t{index}", dtype, shape) for index, (dtype, shape) in enumerate(rows)])
@@ -29,6 +30,7 @@ def test_pieces_are_aligned_apart_and_come_back(rows):
     assert table.payload_bytes % table.chunk_bytes == 0
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10 * CHUNK_BYTES))
 def test_padding_is_to_whole_chunks_and_stays(nbytes):
     total = padded(nbytes)
@@ -68,6 +70,7 @@ def test_malformed_tables_are_refused_in_words(found, words):
         Table.from_json(json.dumps(found).encode())
 
 
+@settings(deadline=None)
 @given(st.binary() | st.integers(0, 10**6).map(lambda at: flipped(at)))
 def test_any_other_bytes_are_a_table_or_refused(data):
     try:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import tree
@@ -71,6 +71,7 @@ def same(one: object, other: object) -> bool:
     return one is other or one == other
 
 
+@settings(deadline=None)
 @given(states)
 def test_round_trip(state):
     skeleton, leaves = tree.flatten(state, is_leaf)
@@ -78,6 +79,7 @@ def test_round_trip(state):
     assert same(tree.unflatten(json.loads(json.dumps(skeleton)), dict(leaves)), state)
 
 
+@settings(deadline=None)
 @given(states)
 def test_every_place_is_a_leaf_or_a_value(state):
     skeleton, leaves = tree.flatten(state, is_leaf)
@@ -150,6 +152,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(json_values)
 def test_a_hostile_skeleton_is_refused_or_harmless(skeleton):
     for consume in (lambda: tree.unflatten(skeleton, {"": 0}), lambda: list(tree.values(skeleton))):

@@ -1,4 +1,5 @@
-"""Puts the CPU shim and the nemesis into every Python process of a launch: PYTHONPATH=<this directory>, MCORE_CPU_SHIM=1.
+"""Puts the CPU shim and the nemesis into every Python process of a launch: PYTHONPATH=<this directory>, MCORE_CPU_SHIM=1; and the
+stand-ins that Megatron-Bridge needs: BRIDGE_STAND_INS=1.
 
 Nothing is imported or patched before torch is, so processes that never import torch pay nothing; and nothing depends on RANK, since a
 rank may be forked from a process that imported torch before there was one. At the end the next sitecustomize.py on the path runs.
@@ -12,18 +13,26 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def install() -> None:
-    examples = os.path.join(HERE, *[os.pardir] * 3, "examples", "gpt")
-    for directory, name in ((examples, "cpu_shim"), (examples, "cpu_shim_megatron"), (HERE, "nemesis")):
-        spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.abspath(directory), f"{name}.py"))
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    shim = sys.modules["cpu_shim"]
+EXAMPLE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(HERE))), "examples", "gpt")
+
+
+def load(name, directory):
+    """Import a file by its place: neither folder is to come onto the path of the launch."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(directory, f"{name}.py"))
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def install_shim():
+    shim = load("cpu_shim", EXAMPLE)
+    load("cpu_shim_megatron", EXAMPLE)
+    load("nemesis", HERE)
     shim.after_import("torch")(lambda torch: shim.install())
     shim.watch_imports()
 
 
-def run_next() -> None:
+def run_next():
     """Run the sitecustomize.py that this one hides: the first *behind* us, so that several chaining ones end."""
     path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
     behind = path[len(path) - path[::-1].index(HERE) :] if HERE in path else []
@@ -33,5 +42,7 @@ def run_next() -> None:
 
 
 if os.environ.get("MCORE_CPU_SHIM") == "1":
-    install()
+    install_shim()
+if os.environ.get("BRIDGE_STAND_INS") == "1":
+    load("bridge_boot", HERE).install()
 run_next()
