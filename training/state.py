@@ -39,10 +39,10 @@ def source_of(name: str, thing: Any) -> Source:
         return Modules([thing])
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
         return Modules(thing)
-    if isinstance(thing, torch.optim.Optimizer) or _inner_optimizers(thing):
-        return Optimizers(thing)
     if hasattr(thing, "collect") and hasattr(thing, "restore"):
         return thing
+    if isinstance(thing, torch.optim.Optimizer) or _inner_optimizers(thing):
+        return Optimizers(thing)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return Stateful(thing)
     if isinstance(thing, MutableMapping):
@@ -91,15 +91,11 @@ class Modules:
 
 
 def _inner_optimizers(thing: Any) -> list[Any]:
-    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself."""
+    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub."""
     if hasattr(thing, "chained_optimizers"):
         return [inner for part in thing.chained_optimizers for inner in _inner_optimizers(part)]
-    inner = getattr(thing, "optimizer", None)
-    return (
-        [thing]
-        if inner is None or (isinstance(inner, torch.optim.Optimizer) and hasattr(thing, "param_groups"))
-        else []
-    )
+    holds = isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer) and hasattr(thing, "param_groups")
+    return [thing] if holds or getattr(thing, "is_stub_optimizer", False) else []
 
 
 class Optimizers:
