@@ -102,8 +102,8 @@ class Session:
         self.finish()
 
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
-        """The figures of the step just computed: floats or one-element tensors. Without `grad_norm` the parameters themselves are
-        looked through for NaN and Inf at each snapshot."""
+        """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
+        is kept whose parameters hold NaN or Inf."""
         self._figures = Figures(_number(loss), _number(grad_norm), skipped)
 
     # -- what the hooks of other people's loops call ---------------------------------------------------------------------
@@ -148,8 +148,10 @@ class Session:
         if before is not None and before.directive is Directive.REWIND:
             return Directive.REWIND
         leave = before is not None and before.directive is Directive.LEAVE
-        finite = figures.finite and self._parameters_finite(figures)
-        staged = finite and self._record(step, wanted=last or bool(leave and before and before.snapshot))
+        wanted = last or bool(leave and before and before.snapshot)
+        due = wanted or step % self._handoff.every_steps == 0 or step % self._handoff.durable_every_steps == 0
+        finite = figures.finite and (not due or figures.skipped or self._parameters_finite())
+        staged = due and finite and self._record(step, wanted)
         self._sentinel.contribute(step=step, finite=finite, staged=staged, order=Order(self._page.order))
         directive = Directive.GO_ON
         if judged_now or leave:
@@ -209,9 +211,8 @@ class Session:
         return judgement
 
     def _record(self, step: int, wanted: bool) -> bool:
-        due = step % self._handoff.every_steps == 0
         durable = wanted or step % self._handoff.durable_every_steps == 0
-        recorded = (due or durable) and self._tape.record(step, durable)
+        recorded = self._tape.record(step, durable)
         patience = _LAST_SNAPSHOT_S / _RETRY_S if wanted else 0
         while (
             not recorded and patience > 0
@@ -221,18 +222,12 @@ class Session:
             recorded = self._tape.record(step, durable)
         return recorded
 
-    def _parameters_finite(self, figures: Figures) -> bool:
-        """Where nobody reports a gradient norm: a NaN gradient is in the parameters by now."""
-        if figures.grad_norm is not None or figures.skipped:
-            return True
-        live = [
-            t
-            for s in self._sources.values()
-            if isinstance(s, Modules)
-            for t in s.tensors().values()
-            if t.is_floating_point()
-        ]
-        return all(bool(torch.isfinite(t.sum(dtype=torch.float32))) for t in live)
+    def _parameters_finite(self) -> bool:
+        """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
+        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2)."""
+        tensors = (t for s in self._sources.values() if isinstance(s, Modules) for t in s.tensors().values())
+        sums = [t.sum(dtype=torch.float32) for t in tensors if t.is_floating_point()]
+        return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False

@@ -78,7 +78,7 @@ def test_nemesis_poisons_one_gradient_once(loop: Loop, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("nemesis", "exit_code"), [("nan-grad@4:1", 17), ("nan-grad*2@4:1", 16)])
 def test_megatron_itself_answers_nan_by_leaving(nemesis: str, exit_code: int, tmp_path: Path) -> None:
     """Its rerun machine computes the step again: 17 when the NaN is gone then, 16 when it is there again."""
-    save = ("--save", str(tmp_path / "checkpoints"), "--ckpt-format", "torch")
+    save = ("--save", str(tmp_path / "checkpoints"), "--save-interval", "100")
     code, output, record = run(MEGATRON_DP2, tmp_path / "run", *save, nemesis=nemesis)
     assert code == 1
     assert f"exitcode  : {exit_code}" in output, output
