@@ -38,8 +38,8 @@ def find_directory(given: Path | None) -> RunDirectory:
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
 
 
-def _world(directory: RunDirectory) -> World | None:
-    """From the running agent's store; None when there is no agent."""
+def look(directory: RunDirectory) -> World | None:
+    """The job as its store has it now; None when no agent is running."""
     if not directory.endpoint.exists():
         return None
     place = json.loads(directory.endpoint.read_text())
@@ -59,7 +59,7 @@ def _time(at_s: float) -> str:
 
 def status(directory: RunDirectory, as_json: bool) -> int:
     """Print what the job is doing; 0 while an agent runs, 1 when none does."""
-    world = _world(directory)
+    world = look(directory)
     if as_json:
         print(json.dumps(_status_object(world)))
         return 0 if world else 1
@@ -131,7 +131,7 @@ def explain(directory: RunDirectory, which: str | None) -> int:
     lost = sum(i.lost_steps for i in told.values())
     took = sum(sum(i.phases_s.values()) for i in told.values())
     print(
-        f"{len(told)} incident{'s' if len(told) > 1 else ''}, {lost} steps computed again, {describe.seconds(took)} in all"
+        f"{len(told)} incident{'s' if len(told) > 1 else ''}, {describe.steps(lost)} computed again, {describe.seconds(took)} in all"
     )
     return 0
 

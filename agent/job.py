@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import GenerationRecord
 from ..resilience.recovery import RecoveryPolicy
-from ..resilience.signals import NodeId, NodeRecord, Spec
+from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.wire import dumps, loads
 from .embedded_etcd import EmbeddedEtcd, probe
@@ -94,17 +94,15 @@ def run_job(
         store = EtcdStore(endpoints, deadline_s=control.deadline_s)
         closing.callback(store.close)
         keys = Keys(run.root.name if server else f"{socket.gethostname()}-{run.root.name}")
-        if (over := _already_over(store, keys, launch, run)) is not None:
-            return over
-        run.endpoint.write_text(
-            json.dumps({"job": keys.job, "endpoints": endpoints, "pid": os.getpid()})
-        )
+        me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
+        _register(store, keys, launch, run, me)
+        run.endpoint.write_text(json.dumps({"job": keys.job, "endpoints": endpoints, "pid": os.getpid()}))
         recovery: RecoveryPolicy = policies["recovery"]
         node = Node(launch, run, root, policies["snapshots"], recovery.max_replays, secrets.token_hex(4))
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)
-        supervisor = _supervisor(store, keys, node, recovery, policies["agent"], terminal, journal, metrics)
+        supervisor = _supervisor(store, keys, me, node, recovery, policies["agent"], terminal, journal, metrics)
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -132,8 +130,11 @@ def _endpoints(
     return server, [server.start()]
 
 
-def _already_over(store: Store, keys: Keys, launch: Launch, run: RunDirectory) -> int | None:
-    """Register what the job is; the exit code of a job that has ended already, None for one that is to run (on)."""
+def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord) -> None:
+    """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
+
+    Raises UsageError for another command, and for a job that is finished.
+    """
     spec = Spec(command=(*launch.program[-1:], *launch.options, *launch.script), nodes=1, created_s=wall_s())
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
     entry, record = store.get(keys.spec), store.get(keys.generation)
@@ -144,17 +145,21 @@ def _already_over(store: Store, keys: Keys, launch: Launch, run: RunDirectory) -
             "Name another directory with --run-dir"
         )
     last = loads(GenerationRecord, record.value) if record else None
-    if last is None or last.phase is not Phase.ENDED:
-        return None
-    if last.exit_code == 0:
+    if last is None or last.phase not in (Phase.ENDING, Phase.ENDED):
+        return
+    if last.exit_code == 0 and last.phase is Phase.ENDED:
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
-    # It was stopped, or gave up: starting it again means to go on. The next generation gathers, its past stays on record.
+    # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
     for key in (*store.range(keys.requests), *store.range(keys.incidents)):
         store.delete(key)
-    store.put(
-        keys.generation, dumps(replace(last, phase=Phase.RUN, exit_code=0, last_snapshot=False, reason="started again"))
+    again = GenerationRecord(
+        number=Generation(last.number + 1),
+        phase=Phase.GATHER,
+        members={NodeId(me.host): me.instance},
+        reason="started again",
+        opened_s=wall_s(),
     )
-    return None
+    store.put(keys.generation, dumps(again))
 
 
 def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
@@ -171,6 +176,7 @@ def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
 def _supervisor(
     store: Store,
     keys: Keys,
+    me: NodeRecord,
     node: Node,
     recovery: RecoveryPolicy,
     policy: AgentPolicy,
@@ -178,14 +184,12 @@ def _supervisor(
     journal: Journal,
     metrics: Metrics,
 ) -> Supervisor:
-    host = socket.gethostname()
-    node_id, instance = NodeId(host), secrets.token_hex(8)
-    record = NodeRecord(instance=instance, host=host, pid=os.getpid(), ranks=node.launch.ranks)
-    heartbeat = Heartbeat(store, keys, node_id, record, policy.lease_ttl_s)
-    controller = Controller(store, keys, Election(store, keys.leader, instance), recovery, lambda d: supervisor.told(d))
+    heartbeat = Heartbeat(store, keys, NodeId(me.host), me, policy.lease_ttl_s)
+    election = Election(store, keys.leader, me.instance)
+    controller = Controller(store, keys, election, recovery, lambda decision: supervisor.told(decision))
     supervisor = Supervisor(
-        node_id=node_id,
-        instance=instance,
+        node_id=NodeId(me.host),
+        instance=me.instance,
         node=node,
         store=store,
         keys=keys,

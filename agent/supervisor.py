@@ -164,7 +164,8 @@ class Supervisor:
         self.heartbeat.beat(now)
         self._ask_to_stop()
         for _ in range(20):
-            self._publish()
+            if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
+                self._publish()
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
             entry = self.store.get(self.keys.generation)
             self.record = loads(GenerationRecord, entry.value) if entry else None
@@ -190,7 +191,7 @@ class Supervisor:
         status = self.node.status(self._generation())
         if self._published is None or self._news(status) or status.at_s - self._published.at_s >= 1.0 or self._busy():
             self._reject_unusable(status)
-            self.store.put(self.keys.status(self.id), dumps(status), self.heartbeat.lease)
+            self.store.put(self.keys.status(self.id), dumps(status))
             self._published = status
 
     def _reject_unusable(self, status: NodeStatus) -> None:
@@ -249,7 +250,7 @@ class Supervisor:
     def _ack(self, kind: AckKind, port: int = 0) -> None:
         assert self.record
         ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=wall_s(), port=port)
-        self.store.put(self.keys.ack(self.record.number, self.id), dumps(ack), self.heartbeat.lease)
+        self.store.put(self.keys.ack(self.record.number, self.id), dumps(ack))
         self._acked = (self.record.number, kind)
 
     def _end_gang(self) -> None:
@@ -281,7 +282,7 @@ class Supervisor:
         request = Request(
             kind="stop", snapshot=self.policy.last_snapshot, exit_code=128 + self._signals[0], at_s=wall_s(), by=name
         )
-        self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request), self.heartbeat.lease)
+        self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request))
         self._request = request
         how = "taking a last snapshot" if request.snapshot else "without a further snapshot"
         self._tell(f"{name}: ending the job, {how}; once more ends it at once", "warn")
@@ -388,4 +389,3 @@ class Supervisor:
     def _tell(self, sentence: str, mood: str = "info") -> None:
         self.terminal.say(sentence, wall_s(), mood)
         self.journal.write("said", wall_s(), sentence=sentence, mood=mood)
-

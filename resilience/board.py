@@ -93,9 +93,10 @@ class Page:
 
     def say_farewell(self, **words: Any) -> None:
         """Leave a last message (a small JSON object; long texts are cut) for the agent to read after this process is gone."""
-        for limit in (1500, 300, 0):
-            short = {k: (v[-limit:] if limit else "") if isinstance(v, str) else v for k, v in words.items()}
-            data = json.dumps(short).encode()
+        data = b""
+        for limit in (1500, 300, 80):
+            short = {k: v[-limit:] if isinstance(v, str) else v for k, v in words.items()}
+            data = json.dumps(short, ensure_ascii=False).encode(errors="backslashreplace")
             if len(data) <= PAGE_BYTES - _FAREWELL_AT - 8:
                 break
         self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + len(data)] = data
@@ -106,7 +107,10 @@ class Page:
         length = self.ints[_FAREWELL_AT // 8]
         if not 0 < length <= PAGE_BYTES - _FAREWELL_AT - 8:
             return {}
-        return json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))
+        try:
+            return json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))
+        except ValueError:  # killed while it was writing
+            return {}
 
     def release(self) -> None:
         """Let go of the buffer, so that its mapping can be closed."""

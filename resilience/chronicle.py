@@ -16,13 +16,18 @@ from .verdict import Verdict
 from .world import World
 
 
+def next_id(world: World, further: int) -> str:
+    """For an incident that is told together with `further` other new ones."""
+    return f"{max((int(i.id) for i in world.incidents), default=0) + further + 1:04d}"
+
+
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, told: int) -> Incident:
-    """`told`: incidents that the same decision has already numbered."""
+    """told: new incidents that the same decision has already numbered."""
     assert world.record
     seen = tuple(f"also seen, as a consequence: {s.evidence}" for s in verdict.consequences)
     traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback)[:1]
     return Incident(
-        id=f"{len(world.incidents) + told + 1:04d}",
+        id=next_id(world, told),
         generation=world.record.number,
         cause=verdict.cause,
         rung=answer.rung,
@@ -44,14 +49,14 @@ def rewinds_told(world: World) -> tuple[Incident, ...]:
         for told in status.rewinds:
             signature = f"rewind:{told.generation}:{told.ordinal}"
             if signature not in known:
-                known[signature] = _of_rewind(told, signature, len(world.incidents) + len(fresh) + 1)
+                known[signature] = _of_rewind(told, signature, next_id(world, len(fresh)))
                 fresh.append(known[signature])
     return tuple(fresh)
 
 
-def _of_rewind(told: InPlaceRewind, signature: str, ordinal: int) -> Incident:
+def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
     return Incident(
-        id=f"{ordinal:04d}",
+        id=ident,
         generation=told.generation,
         cause=told.cause,
         rung=REWIND_IN_PLACE,
@@ -69,11 +74,12 @@ def _of_rewind(told: InPlaceRewind, signature: str, ordinal: int) -> Incident:
 
 
 def phases_told(world: World) -> tuple[Incident, ...]:
-    """The newest restart's phase times, as far as the statuses of the present generation tell them."""
+    """Phase times of restarts that are not over, as far as the statuses of the present generation tell them. A recovery that another
+    fault interrupts is over when the one that follows it is."""
     assert world.record
     record, changed = world.record, []
     for incident in world.incidents:
-        if not incident.open or incident.rung != RESTART_GANG or incident.generation + 1 != record.number:
+        if not incident.open or incident.rung != RESTART_GANG or incident.generation >= record.number:
             continue
         after = _with_phases(replace(incident, resume_step=record.resume_step), world)
         if after != incident:
@@ -90,6 +96,8 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     marks = [world.record.opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
     incident = replace(incident, launch=statuses[0].launch)
+    if world.record.replay_until <= world.record.resume_step:
+        marks[-1] = marks[-2]  # nothing is computed again
     for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):
         if not end:
             return incident

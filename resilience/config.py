@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except OSError as error:
         raise UsageError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not TOML: {error}") from error
 
 
@@ -84,8 +85,10 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return value
     try:
         if hint in (int, float) and not isinstance(value, bool) and (isinstance(value, (str, int)) or hint is float):
-            return hint(value)
-    except ValueError:
+            number = hint(value)
+            if math.isfinite(number):
+                return number
+    except (TypeError, ValueError):
         pass
     if hint is bool and isinstance(value, bool):
         return value

@@ -12,7 +12,7 @@ from .detectors import suspect
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
 from .recovery import Plan, RecoveryPolicy, plan
-from .signals import AckKind, Generation, Step
+from .signals import AckKind, Generation, NodeId, Step
 from .stability import choose
 from .verdict import Verdict, judge
 from .world import World
@@ -31,7 +31,8 @@ def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
     """`now`: wall-clock seconds."""
     if world.record is None:
         return _open_first(world, now)
-    told = (*rewinds_told(world), *phases_told(world))
+    rewinds = rewinds_told(world)
+    told = (*rewinds, *phases_told(world))
     event, verdict, answer = _event(world, policy)
     if event is None:
         return Decision(incidents=told)
@@ -39,7 +40,7 @@ def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
     if move is Move.IGNORE:
         return Decision(incidents=told)
     if verdict and answer:
-        incident = open_incident(world, verdict, answer, step_reached(world), len(told))
+        incident = open_incident(world, verdict, answer, step_reached(world), len(rewinds))
         if move is Move.REOPEN:
             decision = _reopen(world, now, incident)
         else:
@@ -70,7 +71,7 @@ def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict 
         answer = plan(verdict, step_reached(world), world.incidents, policy)
         return answer.event, verdict, answer
     statuses = world.statuses()
-    if world.all_acked(AckKind.ENDED):
+    if world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
     if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
         return Event.FINISHED, None, None
@@ -81,9 +82,20 @@ def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict 
     return None, None, None
 
 
+def _gone(world: World, node: NodeId, instance: str) -> bool:
+    """Whether nothing of this generation is left on `node`: it says so, or its agent, whose ranks die with it, is no more."""
+    present = world.nodes.get(node)
+    if present is None or present.instance != instance:
+        return True
+    return node in world.acks and world.acks[node].kind is AckKind.ENDED
+
+
 def step_reached(world: World) -> Step:
-    """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
+    """Newest step that any rank finished in this generation; where it finished none, the step that it starts from, or, before that
+    is chosen, the one that the generation before had reached."""
     newest = max((s.max_step for s in world.statuses()), default=-1)
+    if world.record and world.record.phase is Phase.GATHER:
+        newest = max(newest, world.record.replay_until)
     return Step(max(newest, world.record.resume_step if world.record else -1))
 
 

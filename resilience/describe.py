@@ -17,15 +17,18 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def steps(count: int) -> str:
+    return f"{count} step{'s' if count != 1 else ''}"
+
+
 def phases(incident: Incident) -> str:
     return " · ".join(f"{name} {seconds(incident.phases_s[name])}" for name in PHASES if name in incident.phases_s)
 
 
 def recovered(incident: Incident) -> str:
     """One line for an incident that is over."""
-    lost = f"{incident.lost_steps} step{'s' if incident.lost_steps != 1 else ''} computed again"
     start = f", started {incident.launch}" if incident.launch else ""
-    return f"recovered ({rung(incident.rung)}{start}): {lost}; {phases(incident)}"
+    return f"recovered ({rung(incident.rung)}{start}): {steps(incident.lost_steps)} computed again; {phases(incident)}"
 
 
 def story(incident: Incident, when: str, number: str) -> list[str]:
@@ -47,7 +50,7 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
         if took:
             lines.append(f"  took       {took}")
         lines.append(
-            f"  cost       {incident.lost_steps} steps computed again (the fault struck after step {incident.step_at_fault})"
+            f"  cost       {steps(incident.lost_steps)} computed again (the fault struck after step {incident.step_at_fault})"
         )
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ class Journal:
     def write(self, kind: str, at_s: float, **fields: Any) -> None:
         """One event at wall-clock time `at_s`."""
         try:
-            with self.path.open("a") as file:
-                file.write(json.dumps({"at_s": round(at_s, 3), "kind": kind, **fields}, separators=(",", ":")) + "\n")
+            with self.path.open("ab+") as file:
+                torn = (
+                    file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+                )  # an agent was killed while writing
+                line = json.dumps({"at_s": round(at_s, 3), "kind": kind, **fields}, separators=(",", ":"))
+                file.write(b"\n" * bool(torn) + line.encode() + b"\n")
         except OSError:
             self.lost += 1
 

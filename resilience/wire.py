@@ -24,7 +24,7 @@ def loads(cls: type[T], data: bytes | str) -> T:
     """The record back. Unknown fields are ignored (a newer agent may have written them); a missing or mistyped one is an InternalError."""
     try:
         return _build(cls, json.loads(data))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InternalError(f"cannot read a {cls.__name__} from {data[:200]!r}: {error}") from error
 
 
@@ -38,6 +38,8 @@ def _build(hint: Any, value: Any) -> Any:
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         return None if value is None else _build(options[0], value)
     if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is no list")
         item = typing.get_args(hint)[0]
         return tuple(_build(item, element) for element in value)
     if origin is dict:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from .loop import Counters, HookedLoop, reenable_parameter_gather, silence_nan_checks
-from .state import Values
 
 _COUNTERS = (
     "step",
@@ -46,7 +45,7 @@ class BridgeLoop(HookedLoop):
         return {
             "model": given["model"],
             "optimizer": given["optimizer"],
-            "scheduler": Values(vars(given["scheduler"])),
+            "scheduler": given["scheduler"],
             "counters": Counters(self.state.train_state, _COUNTERS, {}),
         }
 

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from .loop import Counters, HookedLoop, reenable_parameter_gather, silence_nan_checks
-from .state import Values
 
 _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
 _MARK = "__mt_resilient__"
@@ -65,7 +64,7 @@ class MegatronLoop(HookedLoop):
         return {
             "model": given["model"],
             "optimizer": given["optimizer"],
-            "scheduler": Values(vars(given["opt_param_scheduler"])),
+            "scheduler": given["opt_param_scheduler"],
             "counters": Counters(args, _COUNTERS, self.live),
         }
 

@@ -4,91 +4,27 @@ The same idea as the patch with which Moore Threads maps torch.cuda to torch.mus
 `import torch` and before anything of Megatron; modules of Megatron that are already there are patched where they lie. It reads
 nothing of the process it is installed in, so a process that was forked later may become any rank.
 
-Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out, which is how it was found that every
-one of them is needed. The patches to Megatron's own modules are in `cpu_shim_megatron.py`.
+Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out, which is how it was found that all of
+them are needed. What gloo cannot do is in `cpu_shim_gloo.py`, what Megatron's own modules want in `cpu_shim_megatron.py`.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import importlib.abc
-import importlib.util
 import logging
 import os
-import resource
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-PATCHES: dict[str, Callable[[Any], None]] = {}
-"""What `install` applies to torch, by name."""
+import after_import
 
-AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
-"""What is to be done to a module as soon as it has been executed."""
-
-_MEMORY_BYTES = 1 << 34
-
-
-def patch(change: Callable[[Any], None]) -> Callable[[Any], None]:
-    PATCHES[change.__name__] = change
-    return change
-
-
-def after_import(module: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Have the decorated function called with `module` right after its import (wants `watch_imports`)."""
-
-    def register(change: Callable[[Any], None]) -> Callable[[Any], None]:
-        AFTER_IMPORT.setdefault(module, []).append(change)
-        return change
-
-    return register
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Asks all *other* finders for the module, so that several import hooks on one module all come to work."""
-
-    def __init__(self) -> None:
-        self._looking: set[str] = set()
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        if name not in AFTER_IMPORT or name in self._looking:
-            return None
-        self._looking.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._looking.discard(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _apply(name, module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _skipped() -> list[str]:
-    return os.environ.get("MCORE_CPU_SHIM_SKIP", "").split(",")
-
-
-def _apply(name: str, module: ModuleType) -> None:
-    for change in AFTER_IMPORT[name]:
-        if change.__name__ not in _skipped():
-            change(module)
-
-
-def watch_imports() -> None:
-    """Put `after_import` to work. Imports nothing; may be called twice."""
-    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())
+PATCHES: list[after_import.Change] = []
+"""What `install` does to torch, beside cpu_shim_gloo's."""
+patch = after_import.into(PATCHES)
 
 
 def install() -> None:
@@ -99,14 +35,14 @@ def install() -> None:
     if getattr(torch.cuda, "is_cpu_shim", False):
         return
     torch.cuda.is_cpu_shim = True
-    import cpu_shim_megatron  # noqa: F401  (registers its patches)
+    import cpu_shim_gloo
+    import cpu_shim_megatron  # noqa: F401  (registers its changes)
 
-    for name, change in PATCHES.items():
-        if name not in _skipped():
-            change(torch)
-    watch_imports()
-    for name in AFTER_IMPORT.keys() & sys.modules.keys() - {"torch"}:
-        _apply(name, sys.modules[name])
+    for change in filter(after_import.wanted, [*PATCHES, *cpu_shim_gloo.PATCHES]):
+        change(torch)
+    after_import.watch()
+    for name in after_import.CHANGES.keys() & sys.modules.keys() - {"torch"}:
+        after_import.apply(name, sys.modules[name])
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it when TP > 1
 
 
@@ -138,7 +74,7 @@ def device_queries(torch: Any) -> None:
     cuda.get_device_capability = lambda device=None: (8, 0)
     cuda.is_current_stream_capturing = lambda: False
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        name="cpu", major=8, minor=0, total_memory=_MEMORY_BYTES, multi_processor_count=1
+        name="cpu", major=8, minor=0, total_memory=1 << 34, multi_processor_count=1
     )
 
 
@@ -148,18 +84,6 @@ def accelerator(torch: Any) -> None:
     if torch.backends.cuda.is_built():
         torch.accelerator.is_available = lambda: False
         torch.accelerator.current_accelerator = lambda *_, **__: None
-
-
-@patch
-def memory(torch: Any) -> None:
-    """Megatron's first log line prints the device memory."""
-    cuda = torch.cuda
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        setattr(cuda, name, lambda device=None: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    cuda.mem_get_info = lambda device=None: (_MEMORY_BYTES, _MEMORY_BYTES)
-    cuda.memory_stats = lambda device=None: defaultdict(int)
-    cuda.empty_cache = lambda: None
-    cuda.reset_peak_memory_stats = lambda device=None: None
 
 
 class _Event:
@@ -204,15 +128,6 @@ def streams(torch: Any) -> None:
     cuda.default_stream = lambda device=None: default
     cuda.stream = lambda stream=None: contextlib.nullcontext()
     torch.Tensor.record_stream = lambda self, stream: None
-
-
-@patch
-def nvtx(torch: Any) -> None:
-    """Profiler ranges surround layers and collectives."""
-    from torch.cuda import nvtx
-
-    nvtx.range_push = lambda message: None
-    nvtx.range_pop = lambda: None
 
 
 # ------------------------------------------------------------------------------------------------------------- randomness
@@ -300,7 +215,10 @@ def factories(torch: Any) -> None:
 
         return created
 
-    for owner, names in ((torch, f"{plain} {likes}"), (torch.Tensor, "new_zeros new_ones new_empty new_full new_tensor")):
+    for owner, names in (
+        (torch, f"{plain} {likes}"),
+        (torch.Tensor, "new_zeros new_ones new_empty new_full new_tensor"),
+    ):
         for name in names.split():
             setattr(owner, name, wrap(getattr(owner, name)))
 
@@ -325,100 +243,6 @@ def legacy_types(torch: Any) -> None:
 def is_cuda(torch: Any) -> None:
     """Megatron's checkpoint writer and MoE permutation ask."""
     torch.Tensor.is_cuda = property(lambda self: True)
-
-
-@patch
-def autocast(torch: Any) -> None:
-    """torch.autocast("cuda") wants a CUDA device."""
-    init = torch.autocast.__init__
-
-    @functools.wraps(init)
-    def __init__(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        init(self, "cpu" if _is_cuda(device_type) else device_type, *args, **kwargs)
-
-    torch.autocast.__init__ = __init__
-
-
-# ------------------------------------------------------------------------------------------------------------ collectives
-
-
-@patch
-def nccl_is_gloo(torch: Any) -> None:
-    """Groups of backend "nccl", and the options made for them."""
-    from torch.distributed import distributed_c10d as c10d
-
-    def wrap(create: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(create)
-        def created(*args: Any, **kwargs: Any) -> Any:
-            if args and isinstance(args[0], str):
-                args = (args[0].replace("nccl", "gloo"), *args[1:])
-            if isinstance(kwargs.get("backend"), str):
-                kwargs["backend"] = kwargs["backend"].replace("nccl", "gloo")
-            kwargs.pop("device_id", None)
-            kwargs.pop("pg_options", None)
-            return create(*args, **kwargs)
-
-        return created
-
-    for name in ("init_process_group", "new_group"):
-        setattr(c10d, name, wrap(getattr(c10d, name)))
-        setattr(torch.distributed, name, getattr(c10d, name))
-
-
-@patch
-def uneven_collectives(torch: Any) -> None:
-    """NCCL takes lists of unequal sizes (MoE with TP > 1: tokens per expert); gloo does not."""
-    from torch.distributed import distributed_c10d as c10d
-
-    gather, scatter = c10d.all_gather, c10d.reduce_scatter
-
-    @functools.wraps(gather)
-    def all_gather(outputs: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        if len({output.shape for output in outputs}) == 1:
-            return gather(outputs, tensor, group=group, async_op=async_op)
-        padded = torch.zeros(max(len(output) for output in outputs), *tensor.shape[1:], dtype=tensor.dtype)
-        padded[: len(tensor)] = tensor
-        pieces = [torch.empty_like(padded) for _ in outputs]
-        gather(pieces, padded, group=group)
-        for output, piece in zip(outputs, pieces, strict=True):
-            output.copy_(piece[: len(output)])
-        return None
-
-    @functools.wraps(scatter)
-    def reduce_scatter(output: Any, inputs: list[Any], op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        if len({piece.shape for piece in inputs}) == 1:
-            return scatter(output, inputs, op=op, group=group, async_op=async_op)
-        whole = torch.cat([piece.contiguous() for piece in inputs])
-        c10d.all_reduce(whole, op=op, group=group)
-        start = sum(len(piece) for piece in inputs[: c10d.get_rank(group)])
-        output.copy_(whole[start : start + len(output)])
-        return None
-
-    for function in (all_gather, reduce_scatter):
-        setattr(c10d, function.__name__, function)
-        setattr(torch.distributed, function.__name__, function)
-
-
-@patch
-def isend_owns_buffer(torch: Any) -> None:
-    """The interleaved pipeline frees a sent activation while isend still reads it. NCCL's allocator forgives; gloo sends NaN."""
-    from torch.distributed import distributed_c10d as c10d
-
-    isend = c10d.isend
-
-    @functools.wraps(isend)
-    def sent(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return isend(tensor.detach().clone(), *args, **kwargs)
-
-    torch.distributed.isend = c10d.isend = sent
-
-
-@patch
-def groups_end_with_the_process(torch: Any) -> None:
-    """Megatron ≥ 0.17 leaves its groups open; gloo's threads then abort a good run at exit, now and then (SIGABRT)."""
-    from torch.distributed import distributed_c10d as c10d
-
-    atexit.register(lambda: c10d.is_initialized() and c10d.destroy_process_group())
 
 
 # -------------------------------------------------------------------------------------------------------------- compilers

@@ -6,7 +6,7 @@ import copy
 import inspect
 from typing import Any
 
-from cpu_shim import after_import
+from after_import import after_import
 
 
 @after_import("megatron.core.transformer.moe.moe_utils")
@@ -95,7 +95,9 @@ def no_fp8_parameters(module: Any) -> None:
     """0.12 without Transformer Engine: quantize_param_shard raises even when it is given no parameter."""
     quantize = getattr(module, "quantize_param_shard", None)
     if quantize is not None:
-        module.quantize_param_shard = lambda params, *args, **kwargs: quantize(params, *args, **kwargs) if params else None
+        module.quantize_param_shard = lambda params, *args, **kwargs: (
+            quantize(params, *args, **kwargs) if params else None
+        )
 
 
 @after_import("megatron.core.datasets.utils")

@@ -74,7 +74,8 @@ def build(args: argparse.Namespace, device: torch.device) -> tuple[Any, Any, Opt
     )
     model.broadcast_params()
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(lr=MAX_LR, min_lr=MIN_LR, weight_decay=0.01, clip_grad=1.0, use_distributed_optimizer=True), [model]
+        OptimizerConfig(lr=MAX_LR, min_lr=MIN_LR, weight_decay=0.01, clip_grad=1.0, use_distributed_optimizer=True),
+        [model],
     )
     samples = args.steps * args.gbs
     scheduler = OptimizerParamScheduler(
@@ -101,8 +102,9 @@ def _state(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in part.optimizer.param_groups:
             for param in group["params"]:
+                state = part.optimizer.state[param]
                 yield param
-                yield from (value for _, value in sorted(part.optimizer.state[param].items()) if torch.is_tensor(value))
+                yield from (state[key] for key in sorted(state) if torch.is_tensor(state[key]))
 
 
 def state_digest(model: Any, optimizer: Any) -> str:

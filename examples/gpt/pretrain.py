@@ -36,13 +36,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=32, help="tokens in a sample")
     parser.add_argument("--gbs", type=int, default=8, help="samples in a step, over all ranks")
     parser.add_argument("--mbs", type=int, default=2, help="samples in a micro-batch")
-    parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep before each step, to be watched")
+    parser.add_argument(
+        "--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep before each step, to be watched"
+    )
     parser.add_argument(
         "--poison-gradient",
         metavar="STEP:RANK",
         help="fault injection for demonstrations: put NaN into one element of one gradient of that rank at that step, once",
     )
-    parser.add_argument("--poison-marker", metavar="DIRECTORY", default=".", help="where it is noted that this has happened")
+    parser.add_argument(
+        "--poison-marker", metavar="DIRECTORY", default=".", help="where it is noted that this has happened"
+    )
     return parser.parse_args()
 
 
@@ -83,7 +87,9 @@ def poison_once(args: argparse.Namespace, model: Any, step: int) -> None:
     next(model.module.parameters()).main_grad.view(-1)[0] = float("nan")
 
 
-def make_train_step(args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any) -> Callable[[int], Any]:
+def make_train_step(
+    args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any
+) -> Callable[[int], Any]:
     """A function that computes one step: step index → (mean loss, None but on the last stage; gradient norm)."""
     from megatron.core import parallel_state as mpu
     from megatron.core.distributed import finalize_model_grads

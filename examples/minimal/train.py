@@ -1,4 +1,4 @@
-"""Plain PyTorch DistributedDataParallel, made fault-tolerant by three lines: torchrun --standalone --nproc-per-node 2 examples/minimal/train.py"""
+"""Plain PyTorch, made fault-tolerant by `Session`: torchrun --standalone --nproc-per-node 2 examples/minimal/train.py"""
 
 import argparse
 import hashlib
@@ -46,8 +46,9 @@ def main() -> None:
             print(f"step {step} loss {loss.item()!r} grad_norm {grad_norm.item()!r}", flush=True)
 
     state = [*model.state_dict().values(), *(value for entry in optimizer.state.values() for value in entry.values())]
+    digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
     digests = [None] * distributed.get_world_size()
-    distributed.all_gather_object(digests, hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest())
+    distributed.all_gather_object(digests, digest)
     if distributed.get_rank() == 0:
         print("final state sha256", hashlib.sha256("".join(digests).encode()).hexdigest(), flush=True)
     distributed.destroy_process_group()

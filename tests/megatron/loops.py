@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,20 +20,23 @@ TREES = HERE.parents[1] / ".venv" / "megatron"
 
 ITERATIONS = 12
 
-_TINY = [
-    *"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16".split(),
-    *"--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --weight-decay 0.01 --clip-grad 1.0".split(),
-    *f"--train-iters {ITERATIONS} --lr-decay-style cosine --lr-decay-iters {ITERATIONS} --lr-warmup-iters 2".split(),
-    *"--hidden-dropout 0.1 --attention-dropout 0.1 --position-embedding-type rope --attention-backend unfused".split(),
-    *"--mock-data --tokenizer-type NullTokenizer --vocab-size 4095 --split 100,0,0".split(),  # its tokens reach 4094
-    *"--num-workers 0 --log-interval 1 --eval-iters 0 --eval-interval 1000".split(),
-]
-_ON_A_CPU = [
-    *"--transformer-impl local --distributed-backend gloo --no-persist-layer-norm --no-gradient-accumulation-fusion".split(),
-    *"--no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion".split(),
-]
-_DP2 = ["--use-distributed-optimizer"]
-_TP2_PP2 = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+_TINY = f"""
+    --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16
+    --micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --weight-decay 0.01 --clip-grad 1.0
+    --train-iters {ITERATIONS} --lr-decay-style cosine --lr-decay-iters {ITERATIONS} --lr-warmup-iters 2
+    --hidden-dropout 0.1 --attention-dropout 0.1 --position-embedding-type rope --attention-backend unfused
+    --mock-data --tokenizer-type NullTokenizer --vocab-size 4095 --split 100,0,0
+    --num-workers 0 --log-interval 1 --eval-iters 0 --eval-interval 1000
+"""
+"""The vocabulary is that of the mock data, whose tokens reach 4094."""
+
+_ON_A_CPU = """
+    --transformer-impl local --distributed-backend gloo --no-persist-layer-norm --no-gradient-accumulation-fusion
+    --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion
+"""
+_DP2 = "--use-distributed-optimizer"
+_TP2_PP2 = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+_INTERLEAVED = "--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
 
 LETS_NAN_PASS = ["--no-check-for-nan-in-loss-and-grad"]
 """For any of the loops: Megatron's own NaN check off, so that the NaN spreads."""
@@ -61,30 +65,29 @@ class Loop:
         return "MEGATRON_LM names no Megatron-LM checkout"
 
 
-def _megatron_lm(name: str, layout: list[str], ranks: int) -> Loop:
-    arguments = (*_TINY, *_ON_A_CPU, *layout)
-    return Loop(name=name, script=HERE / "pretrain_tiny.py", tree=TREES / "megatron-0.17.1", arguments=arguments, ranks=ranks)
+def _megatron_lm(name: str, script: Path, tree: Path, layout: str, ranks: int) -> Loop:
+    arguments = tuple(shlex.split(f"{_TINY} {_ON_A_CPU} {layout}"))
+    return Loop(name=name, script=script, tree=tree, arguments=arguments, ranks=ranks)
 
 
-def _checkout(name: str, layout: list[str], ranks: int) -> Loop:
-    tree = Path(os.environ.get("MEGATRON_LM", "/nowhere"))
-    return Loop(name=name, script=tree / "pretrain_gpt.py", tree=tree, arguments=(*_TINY, *_ON_A_CPU, *layout), ranks=ranks)
+_SDIST = HERE / "pretrain_tiny.py", TREES / "megatron-0.17.1"
+_CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/nowhere"))
 
-
-MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", _DP2, 2)
-MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", _TP2_PP2, 4)
+MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", *_SDIST, _DP2, 2)
+MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", *_SDIST, _TP2_PP2, 4)
+MEGATRON_INTERLEAVED = _megatron_lm("mlm-0.17.1 pp2 interleaved", *_SDIST, _INTERLEAVED, 2)
 BRIDGE_DP2 = Loop(
     name="bridge dp2",
     script=HERE / "train_bridge.py",
     tree=TREES / "bridge-0.3.1",
-    arguments=tuple(_DP2),
+    arguments=(_DP2,),
     ranks=2,
     variables=(("BRIDGE_STAND_INS", "1"),),
 )
-CHECKOUT_DP2 = _checkout("checkout dp2", _DP2, 2)
-CHECKOUT_TP2_PP2 = _checkout("checkout tp2pp2", _TP2_PP2, 4)
+CHECKOUT_DP2 = _megatron_lm("checkout dp2", _CHECKOUT / "pretrain_gpt.py", _CHECKOUT, _DP2, 2)
+CHECKOUT_TP2_PP2 = _megatron_lm("checkout tp2pp2", _CHECKOUT / "pretrain_gpt.py", _CHECKOUT, _TP2_PP2, 4)
 
-LOOPS = [MEGATRON_DP2, MEGATRON_TP2_PP2, BRIDGE_DP2]
+LOOPS = [MEGATRON_DP2, MEGATRON_TP2_PP2, MEGATRON_INTERLEAVED, BRIDGE_DP2]
 """What scripts/megatron provides for."""
 
 CHECKOUT_LOOPS = [CHECKOUT_DP2, CHECKOUT_TP2_PP2]
@@ -119,12 +122,13 @@ def read_record(directory: Path) -> Record:
         for line in path.read_text().splitlines():  # a step that was computed again appears again: the last one counts
             iteration, loss, grad_norm = line.split()
             rows[int(iteration)] = (loss, None if grad_norm == "None" else float(grad_norm))
-    return Record(losses=losses, digests={int(path.suffix[1:]): path.read_text() for path in directory.glob("digest.*")})
+    digests = {int(path.suffix[1:]): path.read_text().strip() for path in directory.glob("digest.*")}
+    return Record(losses=losses, digests=digests)
 
 
 def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
     """The argument list (torchrun first) and the whole environment in which it runs."""
-    argv = ["torchrun", "--standalone", "--nproc-per-node", str(loop.ranks), str(loop.script), *loop.arguments, *extra_arguments]
+    launcher = ["torchrun", "--standalone", "--nproc-per-node", str(loop.ranks)]
     path = [str(SHIM), str(loop.tree), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
@@ -135,4 +139,4 @@ def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str],
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": "1",  # the bits depend on it
     }
-    return argv, environment
+    return [*launcher, str(loop.script), *loop.arguments, *extra_arguments], environment

@@ -44,7 +44,9 @@ def datasets_provider(samples, vp_stage=None):
         eod_mask_loss=False,
         create_attention_mask=True,
     )
-    return BlendedMegatronDatasetBuilder(MockGPTDataset, samples, lambda: mpu.get_tensor_model_parallel_rank() == 0, config).build()
+    return BlendedMegatronDatasetBuilder(
+        MockGPTDataset, samples, lambda: mpu.get_tensor_model_parallel_rank() == 0, config
+    ).build()
 
 
 datasets_provider.is_distributed = True

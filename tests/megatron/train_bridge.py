@@ -93,7 +93,9 @@ def configuration(args: argparse.Namespace) -> ConfigContainer:
         ),
         logger=LoggerConfig(log_interval=1, tensorboard_dir=None),
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=255),
-        checkpoint=CheckpointConfig(save=args.save, load=args.save, save_interval=args.save_interval, save_tokenizer_assets=False),
+        checkpoint=CheckpointConfig(
+            save=args.save, load=args.save, save_interval=args.save_interval, save_tokenizer_assets=False
+        ),
         dist=DistributedInitConfig(distributed_backend="gloo"),
     )
 
@@ -109,7 +111,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch-size", type=int, default=8)
     parser.add_argument("--use-distributed-optimizer", action="store_true")
     parser.add_argument("--no-check-for-nan-in-loss-and-grad", dest="check_for_nan", action="store_false")
-    parser.add_argument("--save", help="checkpoint directory: written every --save-interval steps and at the end, resumed from")
+    parser.add_argument(
+        "--save", help="checkpoint directory: written every --save-interval steps and at the end, resumed from"
+    )
     parser.add_argument("--save-interval", type=int)
     return parser.parse_args()
 

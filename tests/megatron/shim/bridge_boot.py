@@ -38,8 +38,6 @@ def _stands_in(name: str) -> bool:
 
 
 class _StandIn(ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

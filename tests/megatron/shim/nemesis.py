@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cpu_shim import after_import
+from after_import import after_import
 
 _iteration: int | None = None
 """The iteration that this process is computing, while it is inside train_step."""
@@ -121,8 +121,9 @@ def _tensors(model: list[Any], optimizer: Any) -> Iterator[Any]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in part.optimizer.param_groups:
             for param in group["params"]:
+                state = part.optimizer.state[param]
                 yield param
-                yield from (value for _, value in sorted(part.optimizer.state[param].items()) if hasattr(value, "detach"))
+                yield from (state[key] for key in sorted(state) if hasattr(state[key], "detach"))
 
 
 def _write_digest(model: list[Any], optimizer: Any) -> None:
@@ -142,7 +143,8 @@ def _write_losses(iteration: int, loss: Any, grad_norm: Any) -> None:
     prefix = os.environ.get("NEMESIS_LOSSES")
     if prefix is None:
         return
-    loss_bits = "-" if loss is None else loss.detach().float().cpu().numpy().tobytes().hex()  # only the last stage has one
+    # Only the last pipeline stage has a loss.
+    loss_bits = "-" if loss is None else loss.detach().float().cpu().numpy().tobytes().hex()
     with open(f"{prefix}.{_rank()}", "a") as file:
         file.write(f"{iteration} {loss_bits} {None if grad_norm is None else float(grad_norm)!r}\n")
 

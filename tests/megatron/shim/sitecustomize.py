@@ -25,11 +25,13 @@ def load(name, directory):
 
 
 def install_shim():
+    imports = load("after_import", EXAMPLE)
     shim = load("cpu_shim", EXAMPLE)
+    load("cpu_shim_gloo", EXAMPLE)
     load("cpu_shim_megatron", EXAMPLE)
     load("nemesis", HERE)
-    shim.after_import("torch")(lambda torch: shim.install())
-    shim.watch_imports()
+    imports.after_import("torch")(lambda torch: shim.install())
+    imports.watch()
 
 
 def run_next():

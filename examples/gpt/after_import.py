@@ -1,0 +1,80 @@
+"""Do something to a module as soon as it has been imported, whoever imports it.
+
+    @after_import("megatron.core.jit")
+    def change(module): ...
+
+`watch()` puts it to work. Other people's import hooks on the same modules keep working, in either order. Imports nothing by itself.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+Change = Callable[[Any], None]
+
+CHANGES: dict[str, list[Change]] = {}
+"""Module name → what is to be done to it."""
+
+
+def after_import(module: str) -> Callable[[Change], Change]:
+    """Have the decorated function called with `module` right after its import."""
+
+    return into(CHANGES.setdefault(module, []))
+
+
+def into(changes: list[Change]) -> Callable[[Change], Change]:
+    """A decorator that puts a function on the list `changes`."""
+
+    def add(change: Change) -> Change:
+        changes.append(change)
+        return change
+
+    return add
+
+
+def wanted(change: Change) -> bool:
+    """False for what MCORE_CPU_SHIM_SKIP=name,name leaves out."""
+    return change.__name__ not in os.environ.get("MCORE_CPU_SHIM_SKIP", "").split(",")
+
+
+def apply(name: str, module: ModuleType) -> None:
+    for change in filter(wanted, CHANGES[name]):
+        change(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: asks all *other* finders, and adds to the loader that they name."""
+
+    def __init__(self) -> None:
+        self._asking: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
+        if name not in CHANGES or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            apply(name, module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def watch() -> None:
+    """May be called twice. Modules that are already imported are left as they are."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

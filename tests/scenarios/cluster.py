@@ -1,0 +1,209 @@
+"""A job on one simulated node, played second by second and told as prose: what an episode plays with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mt_resilient.resilience import describe
+from mt_resilient.resilience.controller import Controller
+from mt_resilient.resilience.decision import Decision
+from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.recovery import RecoveryPolicy
+from mt_resilient.resilience.signals import Request, Spec
+from mt_resilient.resilience.store import MemoryStore
+from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.world import World, read_world
+
+from .node import KEYS, Node
+from .ranks import Faults, Ranks, State
+
+START_S = 1000.0
+
+_DOES = {
+    Phase.GATHER: "opens",
+    Phase.LAUNCH: "launches",
+    Phase.RUN: "runs",
+    Phase.ENDING: "is ending",
+    Phase.ENDED: "has ended",
+}
+
+
+class Etcd:
+    """The store, with a switch: while it is down no call is answered."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.inner = store
+        self.down = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.down:
+            raise StoreUnavailable("etcd does not answer")
+        return getattr(self.inner, name)
+
+
+class Job:
+    """The whole of it, from outside: what an episode plays with."""
+
+    def __init__(
+        self, *, total: int = 12, durable_every: int = 4, policy: RecoveryPolicy | None = None, **faults: Any
+    ) -> None:
+        """total: steps of the training; faults: of `Faults`."""
+        self.total, self.durable_every, self.faults = total, durable_every, Faults(**faults)
+        self.policy = policy or RecoveryPolicy()
+        self.now_s = START_S
+        self.store: Any = Etcd(MemoryStore(lambda: self.now_s))
+        self.store.put(KEYS.spec, dumps(Spec(command=("torchrun", "train.py"))))
+        self.disk: dict[int, State] = {}
+        self.lines: list[str] = []
+        self.sentences: list[str] = []
+        self.stepped: list[int] = []
+        self.lives = 0
+        self.incidents: dict[str, Incident] = {}
+        self.standby: list[tuple[Controller, int]] = []
+        self.node: Node | None = None
+        self.last_state: State = ()
+        self.exit_code: int | None = None
+        self.record: GenerationRecord | None = None
+        """The newest that a controller wrote."""
+        self.start_agent()
+
+    # -- what an episode does to it ---------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        self.lives += 1
+        self.node = Node(self, f"life-{self.lives}")
+        self.say("an agent starts" if self.lives == 1 else "the agent is started again")
+
+    def kill_agent(self) -> None:
+        """SIGKILL: its ranks and its memory die with it, its lease lives on."""
+        self.say("the agent is killed, its ranks and its memory with it")
+        self.node = None
+
+    def ask_to_stop(self, snapshot: bool) -> None:
+        assert self.node
+        self.say(f"somebody presses Ctrl-C{', with --last-snapshot' if snapshot else ''}")
+        self.node.asked = Request(kind="stop", snapshot=snapshot, exit_code=130, at_s=self.now_s, by="SIGINT")
+
+    def stop_store(self) -> None:
+        self.say("etcd stops answering")
+        self.store.down = True
+
+    def start_store(self) -> None:
+        self.say("etcd answers again")
+        self.store.down = False
+
+    def kill_rank(self, rank: int) -> None:
+        self.ranks.kill(rank, self.now_s + 0.5)
+
+    def stand_by(self) -> None:
+        """An agent without ranks joins, which could lead."""
+        self.standby.append((self.controller("the stand-by"), self.store.grant(3600)))
+
+    def depose(self) -> None:
+        """The leader loses its leadership, and the stand-by is quicker."""
+        self.say("the leader is deposed")
+        self.store.delete(KEYS.leader)
+        controller, lease = self.standby[0]
+        controller.tick(lease, self.now_s)
+
+    @property
+    def ranks(self) -> Ranks:
+        assert self.node
+        assert self.node.ranks
+        return self.node.ranks
+
+    def until(self, reached: Callable[[Job], bool], patience: int = 60) -> None:
+        """Play until `reached`; a job that does not get there within `patience` seconds hangs."""
+        for _ in range(patience):
+            if reached(self):
+                return
+            self.tick()
+        raise AssertionError("the job hangs:\n" + self.transcript())
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda job: bool(job.node and job.node.ranks and job.ranks.step >= step))
+
+    def until_phase(self, phase: Phase, number: int) -> None:
+        self.until(lambda job: bool((r := job.world().record) and r.number == number and r.phase is phase))
+
+    def to_the_end(self) -> None:
+        self.until(lambda job: job.exit_code is not None, patience=200)
+
+    # -- playing ------------------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self.now_s += 1.0
+        quiet = len(self.stepped)
+        if self.node:
+            self.exit_code = self.node.round(self.now_s)
+        for controller, lease in self.standby:
+            if not self.store.down:
+                controller.tick(lease, self.now_s)
+        self._write_line(quiet)
+
+    def controller(self, identity: str) -> Controller:
+        def told(decision: Decision) -> None:
+            self._hear(f" (says {identity})" if self.standby else "", decision)
+
+        return Controller(self.store, KEYS, Election(self.store, KEYS.leader, identity), self.policy, told)
+
+    def _hear(self, who: str, decision: Decision) -> None:
+        """Tell what a controller wrote, and hold it to what must never happen."""
+        for incident in decision.incidents:
+            known = self.incidents.get(incident.id)
+            assert known is None or known.signature == incident.signature, f"{incident} overwrites {known}"
+            self.incidents[incident.id] = incident
+            if known is None:
+                self.say(f"incident {incident.id}{who}: {incident.summary}")
+            if not incident.open and (known is None or known.open):
+                self.say(f"incident {incident.id} is over")
+        record, last = decision.record, self.record
+        if record is None:
+            return
+        assert last is None or record.number in (last.number, last.number + 1)
+        assert last is None or last.phase is not Phase.ENDED
+        assert record.phase is not Phase.LAUNCH or record.resume_step in {-1, *self.disk, *self._sealed()}
+        why = {Phase.GATHER: record.reason, Phase.LAUNCH: decision.reason, Phase.ENDING: record.reason}
+        reason = f": {why[record.phase]}" if record.phase in why else ""
+        self.say(f"generation {record.number} {_DOES[record.phase]}{who}{reason}")
+        self.record = record
+
+    def _sealed(self) -> set[int]:
+        return {step for step, kept in self.node.arena.items() if kept.sealed} if self.node else set()
+
+    def world(self) -> World:
+        entries = self.store.inner.range(KEYS.root)
+        return read_world(KEYS, {key: entry.value for key, entry in entries.items()})
+
+    # -- telling --------------------------------------------------------------------------------------------------------------------
+
+    def say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+    def _write_line(self, quiet: int) -> None:
+        """One line for this second; seconds in which the ranks did nothing but step share one. quiet: steps of seconds before."""
+        if self.sentences:
+            if quiet:
+                self.lines.append(f"        {_done(self.stepped[:quiet])}")
+            now = [_done(self.stepped[quiet:])] if self.stepped[quiet:] else []
+            self.lines.append(f"{self.now_s - START_S:4.0f} s  {'; '.join([*now, *self.sentences])}")
+            self.sentences.clear()
+            self.stepped.clear()
+
+    def transcript(self) -> str:
+        """What happened, second by second, then what `explain` would tell."""
+        told = [
+            line
+            for number, incident in enumerate(self.incidents.values(), 1)
+            for line in describe.story(incident, f"at {incident.at_s - START_S:g} s", str(number))
+        ]
+        end = f"the final state has used the samples {' '.join(map(str, self.last_state)) or 'none'}"
+        return "\n".join([*self.lines, end, *([""] if told else []), *told]) + "\n"
+
+
+def _done(steps: list[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]} are done" if len(steps) > 1 else f"step {steps[0]} is done"

@@ -1,0 +1,177 @@
+"""The agent of the simulated node, one life of it: what `Supervisor` and `Node` do, with values for processes and memory.
+
+    ranks step → pages → NodeStatus → store → Controller → generation record → duty → this node
+
+`duty`, `Controller`, `Election`, `Heartbeat`, pages, exits and statuses are the real ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mt_resilient.agent import report
+from mt_resilient.agent.duty import Action, LocalState, duty
+from mt_resilient.agent.heartbeat import Heartbeat
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.signals import Ack, AckKind, InPlaceRewind, NodeId, NodeRecord, Order, RankPhase, Request
+from mt_resilient.resilience.store import LeaseGone
+from mt_resilient.resilience.wire import dumps, loads
+
+from .ranks import Kept, Ranks, State
+
+if TYPE_CHECKING:
+    from .cluster import Job
+
+NODE, KEYS = NodeId("a"), Keys("job")
+WORLD = 2
+LEASE_S = 10
+GRACE_S = 5.0
+DRAIN_S = 2
+"""Ticks from a seal to the commit on disk."""
+
+
+class Node:
+    """The agent of the node, one life of it: what `Supervisor` and `Node` do, with values for processes and memory."""
+
+    def __init__(self, job: Job, instance: str) -> None:
+        self.job, self.instance = job, instance
+        self.say, self.faults, self.policy = job.say, job.faults, job.policy
+        self.total, self.durable_every, self.stepped = job.total, job.durable_every, job.stepped
+        self.disk = job.disk
+        memory = memoryview(bytearray(WORLD * PAGE_BYTES))
+        self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(WORLD)]
+        self.arena: dict[int, Kept] = {}
+        self.ranks: Ranks | None = None
+        self.record: GenerationRecord | None = None
+        self.acked: tuple[int, AckKind | None] = (0, None)
+        self.leave_ordered_s = 0.0
+        self.asked: Request | None = None
+        self.told: tuple[InPlaceRewind, ...] = ()
+        registration = NodeRecord(instance=instance, host="a", pid=4, ranks=WORLD)
+        self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
+        self.controller = job.controller(instance)
+
+    # -- memory and disk ------------------------------------------------------------------------------------------------------
+
+    def stage(self, state: State, durable: bool) -> bool:
+        """Keep `state`; of older ones only the newest sealed one and those that are still to be written stay."""
+        self.arena.setdefault(len(state), Kept(state)).durable |= durable
+        sealed = max((step for step, kept in self.arena.items() if kept.sealed), default=-1)
+        for step, kept in list(self.arena.items()):
+            if step < sealed and not (kept.durable and step not in self.disk):
+                del self.arena[step]
+        return True
+
+    def drain(self, now_s: float, finish: bool = False) -> None:
+        for step, kept in sorted(self.arena.items()):
+            if kept.sealed and kept.durable and step not in self.disk:
+                kept.drained_at_s = kept.drained_at_s or now_s + DRAIN_S
+                if finish or now_s >= kept.drained_at_s:
+                    self.disk[step] = kept.state
+                    self.say(f"step {step} is on disk")
+
+    # -- observe, publish, obey -------------------------------------------------------------------------------------------------
+
+    def round(self, now_s: float) -> int | None:
+        """One round of the supervisor; the exit code when the job is over."""
+        if self.ranks:
+            self.ranks.advance(now_s)
+            self.job.last_state = self.ranks.state
+            told = report.rewinds(self.pages, self.ranks.gang.generation, 0.0)
+            if told and told.ordinal > len(self.told):
+                self.told = (*self.told, told)
+        self.drain(now_s)
+        if self.faults.agent_stalls:
+            return None
+        try:
+            self.heartbeat.beat(now_s)
+            if self.asked:
+                self.job.store.put(KEYS.request("stop-a"), dumps(self.asked), self.heartbeat.lease)
+            self._publish(now_s)
+            self.controller.tick(self.heartbeat.lease, now_s)
+            entry = self.job.store.get(KEYS.generation)
+            self.record = loads(GenerationRecord, entry.value) if entry else None
+            return self._obey(now_s)
+        except LeaseGone:
+            self.heartbeat.lost()
+        except StoreUnavailable:
+            pass  # ranks go on training; the next round tries again
+        return None
+
+    def _publish(self, now_s: float) -> None:
+        for page in self.pages:
+            words = page.farewell()
+            if words.get("kind") == "snapshot" and int(words["step"]) in self.disk:
+                del self.disk[int(words["step"])]
+                self.say(f"the snapshot of step {words['step']} is set aside")
+        gang = self.ranks.gang if self.ranks else None
+        number = gang.generation if gang else self.record.number if self.record else 0
+        status = report.status(
+            gang=gang,
+            pages=self.pages,
+            generation=number,
+            now=now_s,
+            offset_s=0.0,
+            memory_steps=sorted(step for step, kept in self.arena.items() if kept.sealed),
+            durable_steps=sorted(self.disk),
+            told=self.told,
+        )
+        self.job.store.put(KEYS.status(NODE), dumps(status), self.heartbeat.lease)
+
+    def _obey(self, now_s: float) -> int | None:
+        record, over = self.record, self.ranks is not None and self.ranks.gang.launcher.ended_s > 0
+        me = LocalState(
+            instance=self.instance,
+            gang=self.ranks.gang.generation if self.ranks else 0,
+            gang_over=over,
+            attached=self.ranks is not None and all(page.pid for page in self.pages),
+            training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
+            acked=self.acked,
+            leave_ordered=self.leave_ordered_s > 0,
+            grace_over=self.leave_ordered_s > 0 and now_s - self.leave_ordered_s > GRACE_S,
+        )
+        action = duty(record, me)
+        if record is None or action is Action.WAIT:
+            return None
+        match action:
+            case Action.CLEAR:
+                self._end_ranks()
+                self._publish(now_s)
+                self._ack(AckKind.READY, now_s)
+            case Action.LAUNCH:
+                for step in [step for step in self.arena if step > record.resume_step]:
+                    del self.arena[step]
+                self.told = ()
+                self.ranks = Ranks(self, record, now_s)
+                self.say("the node starts its ranks")
+            case Action.SAY_RUNNING:
+                self._ack(AckKind.RUNNING, now_s)
+            case Action.ORDER_LEAVE:
+                for page in self.pages:
+                    page.order = Order.SNAPSHOT_AND_STOP
+                self.leave_ordered_s = now_s
+                self.say("the node orders its ranks to take a last snapshot and leave")
+            case Action.END_GANG:
+                self._end_ranks()
+                self.drain(now_s, finish=True)
+                self._ack(AckKind.ENDED, now_s)
+            case Action.LEAVE:
+                self.heartbeat.end()
+                self.say(f"the agent leaves with exit code {record.exit_code}")
+                return record.exit_code
+        return None
+
+    def _end_ranks(self) -> None:
+        if self.ranks and not self.ranks.gang.launcher.ended_s:
+            self.say("the node ends what is left of the ranks")
+        self.ranks = None
+
+    def _ack(self, kind: AckKind, now_s: float) -> None:
+        assert self.record
+        ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=now_s, port=29500)
+        self.job.store.put(KEYS.ack(self.record.number, NODE), dumps(ack), self.heartbeat.lease)
+        self.acked = (self.record.number, kind)
+        self.say(f"the node says {kind}")

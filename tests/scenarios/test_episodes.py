@@ -1,0 +1,282 @@
+"""Whole episodes, told second by second: each is played on the simulated node, checked for what matters, and compared with its
+golden transcript in `golden/`."""
+
+from collections.abc import Callable
+
+from mt_resilient.resilience.errors import BudgetSpent, ScriptError
+from mt_resilient.resilience.machine import Phase
+
+from .cluster import Job
+from .node import GRACE_S
+
+Golden = Callable[[str], None]
+EVERY_SAMPLE = tuple(range(1, 13))
+
+
+def ends_well(job: Job) -> None:
+    """The job ended with every sample used once and in order, and its story told to the end."""
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == EVERY_SAMPLE
+    assert job.disk[12] == EVERY_SAMPLE
+    assert [i.id for i in job.incidents.values() if i.open] == []
+
+
+def test_clean_run(golden: Golden) -> None:
+    """Nothing happens to a job."""
+    job = Job()
+    ends_well(job)
+    assert not job.incidents
+    golden(job.transcript())
+
+
+def test_rank_killed(golden: Golden) -> None:
+    """A rank is killed in the middle: the gang restarts from memory."""
+    job = Job()
+    job.until_step(5)
+    job.kill_rank(1)
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_rank_killed_during_launch(golden: Golden) -> None:
+    """A rank is killed before its first step: there is nothing to go back to and nothing to replay."""
+    job = Job()
+    job.until_phase(Phase.RUN, 1)
+    job.kill_rank(0)
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_killed_twice(golden: Golden) -> None:
+    """The second kill hits the recovery from the first."""
+    job = Job()
+    job.until_step(6)
+    job.kill_rank(1)
+    job.until_phase(Phase.RUN, 2)
+    job.kill_rank(0)
+    ends_well(job)
+    assert len(job.incidents) == 2
+    golden(job.transcript())
+
+
+def test_killed_while_replaying(golden: Golden) -> None:
+    """The second kill hits a rank that is still computing again what the first one cost, from a snapshot on disk."""
+    job = Job(durable_every=2)
+    job.until_step(6)
+    job.kill_agent()
+    job.tick()
+    job.start_agent()
+    job.until_step(5)
+    job.kill_rank(0)
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_script_fails_at_import(golden: Golden) -> None:
+    """The script fails twice in the same way before its first step: that is an error of its own."""
+    job = Job(import_error="ModuleNotFoundError: No module named 'megatorn'")
+    job.to_the_end()
+    assert job.exit_code == ScriptError.exit_code
+    assert len(job.incidents) == 2
+    golden(job.transcript())
+
+
+def test_no_progress(golden: Golden) -> None:
+    """A rank is killed after the same step whatever one does: after three restarts the budget is spent."""
+    job = Job(kill_at={6: 99})
+    job.to_the_end()
+    assert job.exit_code == BudgetSpent.exit_code
+    assert len(job.incidents) == 4
+    golden(job.transcript())
+
+
+def test_nan_once(golden: Golden) -> None:
+    """One step gives NaN once: all ranks go back in place, no process is restarted."""
+    job = Job(nan_at={5: 1})
+    ends_well(job)
+    assert job.world().record is not None
+    assert [i.rung for i in job.incidents.values()] == [1]
+    golden(job.transcript())
+
+
+def test_nan_at_the_last_step(golden: Golden) -> None:
+    """The very last step gives NaN: it is judged before the loop may end."""
+    job = Job(nan_at={12: 1})
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_nan_persists(golden: Golden) -> None:
+    """One step gives NaN however often it is replayed: the job stops, the state before it is kept."""
+    job = Job(nan_at={5: 99})
+    job.to_the_end()
+    assert job.exit_code == BudgetSpent.exit_code
+    assert max(job.disk) == 4
+    golden(job.transcript())
+
+
+def test_nan_while_stopping(golden: Golden) -> None:
+    """A step gives NaN just when the ranks are to leave: they go back first, and the last snapshot is a finite one."""
+    job = Job(nan_at={6: 1})
+    job.until_step(5)
+    job.ask_to_stop(snapshot=True)
+    job.to_the_end()
+    assert job.exit_code == 130
+    assert all(state == tuple(range(1, step + 1)) for step, state in job.disk.items())
+    assert max(job.disk) >= 6
+    golden(job.transcript())
+
+
+def test_agent_killed(golden: Golden) -> None:
+    """The agent is killed, memory and ranks with it, and started again: the job goes on from disk."""
+    job = Job()
+    job.until_step(7)
+    job.kill_agent()
+    for _ in range(3):
+        job.tick()
+    job.start_agent()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_agent_killed_while_gathering(golden: Golden) -> None:
+    """The agent is killed in the middle of a recovery."""
+    job = Job()
+    job.until_step(7)
+    job.kill_rank(1)
+    job.until_phase(Phase.GATHER, 2)
+    job.kill_agent()
+    job.tick()
+    job.start_agent()
+    ends_well(job)
+    assert sum(i.lost_steps for i in job.incidents.values()) == 3
+    golden(job.transcript())
+
+
+def test_agent_killed_while_ending(golden: Golden) -> None:
+    """Ctrl-C twice: the second one ends the agent while the job is ending. Started again, the job is found ended."""
+    job = Job()
+    job.until_step(6)
+    job.ask_to_stop(snapshot=True)
+    job.until_phase(Phase.ENDING, 1)
+    job.kill_agent()
+    job.tick()
+    job.start_agent()
+    job.to_the_end()
+    assert job.exit_code == 130
+    golden(job.transcript())
+
+
+def test_snapshot_unusable(golden: Golden) -> None:
+    """The newest snapshot on disk is torn: it is set aside and the one before it is taken."""
+    job = Job(durable_every=2, torn={6})
+    job.until(lambda job: 6 in job.disk)
+    job.kill_agent()
+    job.tick()
+    job.start_agent()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_stop_without_snapshot(golden: Golden) -> None:
+    """Somebody stops the job: the ranks are ended where they are."""
+    job = Job()
+    job.until_step(6)
+    job.ask_to_stop(snapshot=False)
+    job.to_the_end()
+    assert job.exit_code == 130
+    assert max(job.disk) == 4
+    golden(job.transcript())
+
+
+def test_stop_with_snapshot(golden: Golden) -> None:
+    """Somebody stops the job and wants a last snapshot: the ranks leave at a boundary, after it."""
+    job = Job()
+    job.until_step(4)
+    job.ask_to_stop(snapshot=True)
+    job.to_the_end()
+    assert job.exit_code == 130
+    assert max(job.disk) == 7
+    golden(job.transcript())
+
+
+def test_stop_while_gathering(golden: Golden) -> None:
+    """Somebody stops a job that is just recovering: nothing is started for somebody who is leaving."""
+    job = Job()
+    job.until_step(5)
+    job.kill_rank(1)
+    job.until_phase(Phase.GATHER, 2)
+    job.ask_to_stop(snapshot=True)
+    job.to_the_end()
+    assert job.exit_code == 130
+    golden(job.transcript())
+
+
+def test_rank_killed_while_stopping(golden: Golden) -> None:
+    """A rank dies between the order to leave and the boundary: the node does not wait for the grace time."""
+    job = Job()
+    job.until_step(5)
+    job.ask_to_stop(snapshot=True)
+    job.until_phase(Phase.ENDING, 1)
+    asked_s = job.now_s
+    job.kill_rank(1)
+    job.to_the_end()
+    assert job.exit_code == 130
+    assert job.now_s - asked_s < GRACE_S
+    golden(job.transcript())
+
+
+def test_store_away(golden: Golden) -> None:
+    """etcd does not answer for a while: training goes on. Then a rank dies, and recovers as ever."""
+    job = Job()
+    job.until_step(2)
+    job.stop_store()
+    job.until_step(5)
+    job.start_store()
+    job.until_step(6)
+    job.kill_rank(1)
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_rank_killed_while_the_store_is_away(golden: Golden) -> None:
+    """A rank dies while etcd does not answer: the recovery waits for it."""
+    job = Job()
+    job.until_step(4)
+    job.stop_store()
+    job.kill_rank(1)
+    for _ in range(4):
+        job.tick()
+    job.start_store()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_lease_lost_and_granted_anew(golden: Golden) -> None:
+    """The agent is held up for longer than its lease lives: it registers anew as the same one, and nothing has to be restarted."""
+    job = Job(total=20)
+    job.until_step(2)
+    job.faults.agent_stalls = True
+    for _ in range(11):
+        job.tick()
+    assert not job.world().nodes
+    job.faults.agent_stalls = False
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == tuple(range(1, 21))
+    assert not job.incidents
+    golden(job.transcript())
+
+
+def test_controller_replaced(golden: Golden) -> None:
+    """The leader is deposed between two writes of a recovery: its successor goes on where it stopped."""
+    job = Job()
+    job.stand_by()
+    job.until_step(5)
+    job.kill_rank(1)
+    job.until_phase(Phase.GATHER, 2)
+    job.depose()
+    ends_well(job)
+    assert len(job.incidents) == 1
+    golden(job.transcript())
