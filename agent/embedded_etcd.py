@@ -54,7 +54,7 @@ class EmbeddedEtcd:
         Call it from a thread that lives as long as the agent: the server is on that thread's leash.
         """
         self.stop()
-        trouble = ""
+        trouble: str | None = ""
         try:
             self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             had_data = any(self._data_dir.iterdir())

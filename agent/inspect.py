@@ -66,8 +66,8 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if world is None or world.record is None:
         last = [line for line in Journal(directory.journal).read() if line["kind"] == "said"][-1:]
-        said = f" The last it said, {_time(last[0]['at_s'])}: {last[0]['sentence']}" if last else ""
-        console.print(f"No agent is running in {directory.root}.{said}")
+        words = f" The last it said, {_time(last[0]['at_s'])}: {last[0]['sentence']}" if last else ""
+        console.print(f"No agent is running in {directory.root}.{words}")
         return 1
     record = world.record
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")

@@ -35,6 +35,7 @@ from .launch import Launch, understand
 from .node import Node
 from .run_directory import RunDirectory, writable
 from .supervisor import AgentPolicy, Supervisor
+from .telling import Telling
 from .terminal import Terminal
 
 
@@ -102,7 +103,9 @@ def run_job(
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)
-        supervisor = _supervisor(store, keys, me, node, recovery, policies["agent"], terminal, journal, metrics)
+        supervisor = _supervisor(
+            store, keys, me, node, recovery, policies["agent"], Telling(terminal, journal, metrics)
+        )
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -144,14 +147,14 @@ def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: N
             f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
             "Name another directory with --run-dir"
         )
+    store.delete_prefix(keys.requests)  # nobody who asks an agent to stop means its successor
     last = loads(GenerationRecord, record.value) if record else None
     if last is None or last.phase not in (Phase.ENDING, Phase.ENDED):
         return
     if last.exit_code == 0 and last.phase is Phase.ENDED:
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
-    for key in (*store.range(keys.requests), *store.range(keys.incidents)):
-        store.delete(key)
+    store.delete_prefix(keys.incidents)
     again = GenerationRecord(
         number=Generation(last.number + 1),
         phase=Phase.GATHER,
@@ -180,14 +183,12 @@ def _supervisor(
     node: Node,
     recovery: RecoveryPolicy,
     policy: AgentPolicy,
-    terminal: Terminal,
-    journal: Journal,
-    metrics: Metrics,
+    telling: Telling,
 ) -> Supervisor:
     heartbeat = Heartbeat(store, keys, NodeId(me.host), me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
-    controller = Controller(store, keys, election, recovery, lambda decision: supervisor.told(decision))
-    supervisor = Supervisor(
+    controller = Controller(store, keys, election, recovery, telling.decided)
+    return Supervisor(
         node_id=NodeId(me.host),
         instance=me.instance,
         node=node,
@@ -196,11 +197,8 @@ def _supervisor(
         heartbeat=heartbeat,
         controller=controller,
         policy=policy,
-        terminal=terminal,
-        journal=journal,
-        metrics=metrics,
+        telling=telling,
     )
-    return supervisor
 
 
 def _restart(server: EmbeddedEtcd, node: Node, store: Store) -> None:

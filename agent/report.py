@@ -71,6 +71,7 @@ def rewinds(pages: Sequence[Page], generation: int, offset_s: float) -> InPlaceR
         generation=Generation(generation),
         onset=Step(page.rewind_onset),
         to=Step(page.rewind_to),
+        reached=Step(page.rewind_from),
         at_s=page.rewind_at_ns / 1e9 + offset_s,
         restore_s=slowest / 1e9,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,9 @@ from ..checkpoint import commit
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
-from ..resilience.decision import Decision
 from ..resilience.errors import ResilientError, StoreUnavailable, UsageError
-from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
-from ..resilience.metrics import Metrics
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import Ack, AckKind, NodeId, NodeStatus, Order, Request
 from ..resilience.store import LeaseGone, Store
@@ -32,7 +29,7 @@ from .duty import Action, LocalState, duty
 from .heartbeat import Heartbeat
 from .node import Node
 from .ports import free_port
-from .terminal import Terminal
+from .telling import Telling
 
 QUICK_S, CALM_S = 0.02, 0.5
 """Longest sleep of the loop while something is under way, and while ranks just train. Ended processes wake it at once."""
@@ -72,15 +69,12 @@ class Supervisor:
         heartbeat: Heartbeat,
         controller: Controller,
         policy: AgentPolicy,
-        terminal: Terminal,
-        journal: Journal,
-        metrics: Metrics,
+        telling: Telling,
     ) -> None:
         self.id, self.instance, self.node, self.store, self.keys = node_id, instance, node, store, keys
         self.heartbeat, self.controller, self.policy = heartbeat, controller, policy
-        self.terminal, self.journal, self.metrics = terminal, journal, metrics
+        self.telling = telling
         self.record: GenerationRecord | None = None
-        self.started_s = wall_s()
         self._acked: tuple[int, AckKind | None] = (0, None)
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
@@ -89,8 +83,6 @@ class Supervisor:
         self._request: Request | None = None
         self._store_down_s = 0.0
         self._drain_asked = False
-        self._counted = (0, 0)
-        self._lost_s = 0.0
         self._on_store_down = lambda: None
 
     def on_store_down(self, mend: Any) -> None:
@@ -139,7 +131,7 @@ class Supervisor:
     def round(self, ready: list[int]) -> int | None:
         """One round; the exit code when the job is over. ready: descriptors of the node that are readable."""
         if len(self._signals) > 1:
-            self.terminal.say("asked a second time: leaving at once", wall_s(), "warn")
+            self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
         changed = self.node.observe(ready)
         self._hear_helpers()
@@ -173,7 +165,7 @@ class Supervisor:
                 break
         self._store_is_back()
         self._warm_up()
-        self._count()
+        self.telling.count(self.node.board.pages, self._published)
 
     def _busy(self) -> bool:
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
@@ -200,7 +192,7 @@ class Supervisor:
             words = page.farewell()
             if words.get("kind") == "snapshot" and words.get("path") and commit.committed(Path(words["path"])):
                 commit.reject(Path(words["path"]), str(words.get("error", "")))
-                self._tell(
+                self.telling.say(
                     f"the snapshot {words['path']} cannot be restored and is set aside: {words.get('error', '')}", "bad"
                 )
 
@@ -220,10 +212,8 @@ class Supervisor:
             case Action.LAUNCH:
                 self.node.start_gang(record, record.node_rank(self.id))
                 assert self.node.gang
-                state = "from the script's own start" if record.resume_step < 0 else f"from step {record.resume_step}"
-                self._tell(
-                    f"generation {record.number}: {self.node.launch.ranks} ranks start {self.node.gang.how}, {state}"
-                )
+                how = f"{self.node.launch.ranks} ranks start {self.node.gang.how}"
+                self.telling.say(f"generation {record.number}: {how}, {describe.resumed(record.resume_step)}")
             case Action.SAY_RUNNING:
                 self._ack(AckKind.RUNNING)
             case Action.ORDER_LEAVE:
@@ -261,7 +251,7 @@ class Supervisor:
             self.node.drain.finish()
             self._drain_until_s = monotonic_s() + self.policy.stop_grace_s
         if not self.node.drain.finished and monotonic_s() > self._drain_until_s:
-            self._tell(
+            self.telling.say(
                 f"the last snapshot was not on disk after {self.policy.stop_grace_s:.0f} s; leaving without it", "warn"
             )
             self.node.drain.stop()
@@ -285,92 +275,30 @@ class Supervisor:
         self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request))
         self._request = request
         how = "taking a last snapshot" if request.snapshot else "without a further snapshot"
-        self._tell(f"{name}: ending the job, {how}; once more ends it at once", "warn")
+        self.telling.say(f"{name}: ending the job, {how}; once more ends it at once", "warn")
 
     def _hear_helpers(self) -> None:
-        if self.node.warm.observe():
-            state = (
-                "is ready: the next start will be forked"
-                if self.node.warm.ready
-                else f"cannot be used: {self.node.warm.why}"
-            )
-            self._tell(f"the warm process {state}", "info" if self.node.warm.ready else "warn")
+        warm = self.node.warm
+        if warm.observe():
+            if warm.ready:
+                self.telling.say("the warm process is ready: the next start will be forked")
+            else:
+                self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
         for event in self.node.drain_events():
-            self.journal.write("drain", wall_s(), event=event)
-            match event["event"]:
-                case "durable":
-                    self.metrics.durable(int(event["bytes"]))
-                    took = describe.seconds(float(event["seconds"]))
-                    self._tell(f"step {event['step']} is on disk ({event['bytes'] / 1e6:.1f} MB in {took})")
-                case "failed":
-                    self.metrics.failed()
-                    retry = event.get("retry_in_s")
-                    again = f"tried again in {retry:.0f} s" if retry else "given up"
-                    self._tell(
-                        f"step {event['step']} could not be written, training goes on, {again}: {event['reason']}",
-                        "bad",
-                    )
-                case "died":
-                    self._tell(
-                        f"{event['reason']}; training goes on, it is started again in {event['retry_in_s']:.0f} s",
-                        "bad",
-                    )
+            self.telling.drained(event)
 
     def _warm_up(self) -> None:
         """Start the warm process once the first generation has finished a step: not while ranks want the cores to start."""
-        told = self._published
-        if (
-            self.policy.warm
-            and not self.node.warm.started
-            and told
-            and told.stepped_s
-            and self.node.directory.modules.exists()
-        ):
-            self.node.warm.start(self.node.environment())
-        elif not self.policy.warm:
-            self.node.warm.why = "warm starts are switched off"
-
-    def told(self, decision: Decision) -> None:
-        """The controller's word, accepted by the store."""
-        for incident in decision.incidents:
-            self.journal.write("incident", wall_s(), incident=asdict(incident))
-            if not incident.phases_s.keys() - {"detect"} and incident.rung != 1:
-                mood = "bad" if incident.rung == 6 else "warn"
-                self._tell(f"{incident.summary} (after step {incident.step_at_fault}); {incident.plan}", mood)
-            elif not incident.open:
-                if incident.rung == 1:
-                    self._tell(f"{incident.summary}; {incident.plan}", "warn")
-                self._tell(describe.recovered(incident), "good")
-            if not incident.open:
-                self.metrics.recovery(incident)
-                self._lost_s += sum(incident.phases_s.values())
-        if decision.record:
-            self.journal.write("generation", wall_s(), record=asdict(decision.record))
-            if decision.record.phase is Phase.LAUNCH and decision.record.number > 1:
-                self._tell(f"going back to {decision.reason}")
-
-    def _count(self) -> None:
-        pages = self.node.board.pages
-        taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
-        before = self._counted if taken >= self._counted[0] and skipped >= self._counted[1] else (0, 0)
-        self.metrics.staged(taken - before[0], skipped - before[1])
-        self._counted = (taken, skipped)
-        elapsed = max(wall_s() - self.started_s, 1e-9)
-        told = self._published
-        stall = max((p.stall_ns for p in pages), default=0) / 1e9
-        waited = (told.stepped_s - self.started_s) if told and told.stepped_s and told.generation == 1 else 0.0
-        self.metrics.now(
-            step=max(0, min((p.step for p in pages), default=0)),
-            generation=self._generation(),
-            alive=told.alive if told else 0,
-            stall_s=stall,
-            effective=max(0.0, 1.0 - (self._lost_s + max(0.0, waited) + stall) / elapsed),
-        )
+        told, warm = self._published, self.node.warm
+        if not self.policy.warm:
+            warm.why = "warm starts are switched off"
+        elif not warm.started and told and told.stepped_s and self.node.directory.modules.exists():
+            warm.start(self.node.environment())
 
     def _store_is_down(self, error: ResilientError) -> None:
         if not self._store_down_s:
             self._store_down_s = wall_s()
-            self._tell(f"{error}; training goes on, no recovery is possible until it is back", "bad")
+            self.telling.say(f"{error}; training goes on, no recovery is possible until it is back", "bad")
         if self._signals:
             self.node.stop_gang()
             self.record = GenerationRecord(
@@ -383,9 +311,5 @@ class Supervisor:
 
     def _store_is_back(self) -> None:
         if self._store_down_s:
-            self._tell(f"etcd answers again, after {describe.seconds(wall_s() - self._store_down_s)}", "good")
+            self.telling.say(f"etcd answers again, after {describe.seconds(wall_s() - self._store_down_s)}", "good")
             self._store_down_s = 0.0
-
-    def _tell(self, sentence: str, mood: str = "info") -> None:
-        self.terminal.say(sentence, wall_s(), mood)
-        self.journal.write("said", wall_s(), sentence=sentence, mood=mood)

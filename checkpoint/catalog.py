@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from ..resilience.errors import SnapshotError
 from . import commit, layout, restore, retention, tree
@@ -49,8 +50,8 @@ def digest(snapshot: Path, include: Sequence[str] = ("",), exclude: Sequence[str
     total = sha256()
     for rank in range(commit.read_commit(snapshot).world):
         table, payload = restore.open_rank(snapshot, rank)
-        plain = [(name, value, b"") for name, value in tree.values(table.skeleton)]
-        tensors = [
+        plain: list[tuple[str, Any, Any]] = [(name, value, b"") for name, value in tree.values(table.skeleton)]
+        tensors: list[tuple[str, Any, Any]] = [
             (piece.name, [piece.dtype, piece.shape], payload[piece.offset : piece.offset + piece.nbytes])
             for piece in table.pieces
         ]

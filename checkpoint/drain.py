@@ -91,10 +91,10 @@ def drain(
 def _reading(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[list[tuple[Slot, View]] | None]:
     """Every local rank's slot with `stamp`, all held still; None unless all have it."""
     with ExitStack() as stack:
-        held = []
+        held: list[tuple[Slot, View]] = []
         for slots in slots_by_rank:
             slot = next((slot for slot in slots if slot.header().stamp == stamp), None)
-            view = slot and stack.enter_context(slot.reading())
+            view = None if slot is None else stack.enter_context(slot.reading())
             if slot is None or view is None or view.header.stamp != stamp:
                 yield None
                 return

@@ -16,9 +16,11 @@ from .tensors import Piece, Table
 from .tree import Json
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from torch import Tensor
 
-    Leaf = Tensor | np.ndarray[Any, Any]
+    Leaf: TypeAlias = Tensor | np.ndarray[Any, Any]
 
 
 def plan(skeleton: Json, leaves: Sequence[tuple[str, Leaf]]) -> Table:

@@ -59,6 +59,7 @@ class Page:
     rewind_done_ns = _Int(20)
     order = _Int(21)
     """Order; the agent writes it."""
+    rewind_from = _Int(23)
     resumed_from = _Int(22)
     """Step that this generation restored; -1 for none."""
 

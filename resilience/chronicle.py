@@ -32,7 +32,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
         cause=verdict.cause,
         rung=answer.rung,
         summary=verdict.describe(),
-        evidence=(*(s.evidence for s in verdict.blamed), *seen, *traces),
+        evidence=tuple(dict.fromkeys((*(s.evidence for s in verdict.blamed), *seen, *traces))),
         plan=answer.reason,
         at_s=verdict.at_s,
         step_at_fault=reached,
@@ -64,7 +64,7 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
         evidence=(f"loss or gradient norm of step {told.onset} was not finite on at least one rank",),
         plan=f"all ranks went back to step {told.to} in place, with no process restarted, and replay the same data",
         at_s=told.at_s,
-        step_at_fault=told.onset,
+        step_at_fault=told.reached,
         resume_step=told.to,
         started=True,
         signature=signature,
@@ -81,7 +81,7 @@ def phases_told(world: World) -> tuple[Incident, ...]:
     for incident in world.incidents:
         if not incident.open or incident.rung != RESTART_GANG or incident.generation >= record.number:
             continue
-        after = _with_phases(replace(incident, resume_step=record.resume_step), world)
+        after = _with_phases(incident, world)
         if after != incident:
             changed.append(after)
     return tuple(changed)
@@ -95,7 +95,10 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     launched = world.record.launched_s
     marks = [world.record.opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
-    incident = replace(incident, launch=statuses[0].launch)
+    if (
+        incident.resume_step is None
+    ):  # the first generation after it: later ones go on from elsewhere for reasons of their own
+        incident = replace(incident, launch=statuses[0].launch, resume_step=world.record.resume_step)
     if world.record.replay_until <= world.record.resume_step:
         marks[-1] = marks[-2]  # nothing is computed again
     for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):

@@ -47,9 +47,19 @@ def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
             record = replace(
                 world.record, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
             )
-            decision = Decision(record=record, incidents=(replace(incident, open=False),), reason=answer.reason)
-        return replace(decision, incidents=(*told, *decision.incidents))
-    return replace(_advance(world, now, event, phase), incidents=told)
+            decision = Decision(record=record, incidents=(incident,), reason=answer.reason)
+        told = (*told, *decision.incidents)
+    else:
+        decision = _advance(world, now, event, phase)
+    ending = decision.record is not None and decision.record.phase is Phase.ENDING
+    return replace(decision, incidents=_closed(world, told) if ending else told)
+
+
+def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:
+    """`told`, and every incident that is still open, closed: no recovery goes on while the job ends."""
+    newest = {incident.id: incident for incident in (*world.incidents, *told)}
+    known = {incident.id: incident for incident in world.incidents}
+    return tuple(replace(i, open=False) for i in newest.values() if i.open or known.get(i.id) != i)
 
 
 def _open_first(world: World, now: float) -> Decision:
@@ -91,11 +101,8 @@ def _gone(world: World, node: NodeId, instance: str) -> bool:
 
 
 def step_reached(world: World) -> Step:
-    """Newest step that any rank finished in this generation; where it finished none, the step that it starts from, or, before that
-    is chosen, the one that the generation before had reached."""
+    """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
     newest = max((s.max_step for s in world.statuses()), default=-1)
-    if world.record and world.record.phase is Phase.GATHER:
-        newest = max(newest, world.record.replay_until)
     return Step(max(newest, world.record.resume_step if world.record else -1))
 
 
@@ -124,7 +131,7 @@ def _reopen(world: World, now: float, incident: Incident) -> Decision:
         phase=Phase.GATHER,
         members=members,
         master_addr=world.record.master_addr,
-        replay_until=incident.step_at_fault,
+        replay_until=Step(max(world.record.replay_until, incident.step_at_fault)),
         reason=incident.summary,
         opened_s=now,
     )

@@ -31,6 +31,15 @@ def recovered(incident: Incident) -> str:
     return f"recovered ({rung(incident.rung)}{start}): {steps(incident.lost_steps)} computed again; {phases(incident)}"
 
 
+def struck(incident: Incident) -> str:
+    """When in the training it struck."""
+    return "before the first step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+
+
+def resumed(step: int) -> str:
+    return "from the script's own start" if step < 0 else f"from step {step}"
+
+
 def story(incident: Incident, when: str, number: str) -> list[str]:
     """An incident as `explain` tells it, line by line. when: the time it struck; number: what to call it."""
     lines = [f"incident {number}, {when}, generation {incident.generation}: {incident.summary}"]
@@ -39,19 +48,15 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
     lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, answered by {rung(incident.rung)}")
     lines.append(f"  done       {incident.plan}")
     if incident.rung in (REWIND_IN_PLACE, RESTART_GANG):
-        state = "from the script's own start" if incident.resume_step < 0 else f"from step {incident.resume_step}"
         start = f", ranks started {incident.launch}" if incident.launch else ""
+        not_yet = "not yet" if incident.open else "no: the job ended first"
         lines.append(
-            f"  went on    {state}{start}"
-            if not incident.open or incident.phases_s.keys() - {"detect"}
-            else "  under way"
+            f"  went on    {not_yet if incident.resume_step is None else resumed(incident.resume_step) + start}"
         )
         took = phases(incident)
         if took:
             lines.append(f"  took       {took}")
-        lines.append(
-            f"  cost       {steps(incident.lost_steps)} computed again (the fault struck after step {incident.step_at_fault})"
-        )
+        lines.append(f"  cost       {steps(incident.lost_steps)} computed again (the fault struck {struck(incident)})")
     return lines
 
 

@@ -54,7 +54,7 @@ def dead_ranks(world: World) -> list[Suspicion]:
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
     if gone.kind == "non_finite":
-        cause, text = Cause.NON_FINITE, f"step {gone.step} gave NaN or Inf again and again: {gone.error}"
+        cause, text = Cause.NON_FINITE, f"step {gone.step} gave NaN or Inf again and again"
     elif gone.kind == "snapshot":
         cause, text = Cause.SNAPSHOT_UNUSABLE, f"{who} could not restore step {gone.step}: {gone.error}"
     elif gone.code is None or gone.code < 0:

@@ -55,7 +55,8 @@ class Incident:
     at_s: float = 0.0
     step_at_fault: Step = Step(-1)
     """Newest step finished by any rank."""
-    resume_step: Step = Step(-1)
+    resume_step: Step | None = None
+    """State that the job went on from, -1: the script's own start; None: it has not gone on."""
     started: bool = False
     """Whether any rank had finished a step in this generation."""
     signature: str = ""
@@ -68,7 +69,7 @@ class Incident:
     @property
     def lost_steps(self) -> int:
         """Steps that have to be computed again."""
-        if self.step_at_fault < 0:
+        if self.resume_step is None:
             return 0
         return max(0, self.step_at_fault - max(0, self.resume_step))
 

@@ -69,6 +69,8 @@ class InPlaceRewind:
     onset: Step
     """First step whose figures were not finite."""
     to: Step
+    reached: Step
+    """Newest step finished when the ranks turned back."""
     at_s: float
     restore_s: float
     cause: str = "non_finite"

@@ -39,7 +39,7 @@ class Verdict:
         return self.blamed[0].signature
 
     def describe(self) -> str:
-        return "; ".join(s.evidence for s in self.blamed)
+        return "; ".join(dict.fromkeys(s.evidence for s in self.blamed))  # all ranks say the same of a NaN
 
 
 def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:

@@ -46,7 +46,7 @@ def _build(hint: Any, value: Any) -> Any:
         key, item = typing.get_args(hint)
         return {_build(key, k): _build(item, v) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
-        hints = _hints(hint)
+        hints = _hints(hint)  # type: ignore[arg-type]
         return hint(**{name: _build(hints[name], value[name]) for name in hints if name in value})  # type: ignore[operator]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from .loop import Counters, HookedLoop, reenable_parameter_gather, silence_nan_checks
@@ -20,7 +19,7 @@ _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_
 _MARK = "__mt_resilient__"
 
 
-def wrap(training: ModuleType) -> None:
+def wrap(training: Any) -> None:
     """Wrap `pretrain` of the just executed module, and wherever it has been exported to already."""
     original = training.pretrain
     if hasattr(original, _MARK):
@@ -33,13 +32,13 @@ def wrap(training: ModuleType) -> None:
 
     setattr(pretrain, _MARK, True)
     training.pretrain = pretrain
-    package = sys.modules.get("megatron.training")
+    package: Any = sys.modules.get("megatron.training")
     if getattr(package, "pretrain", None) is original:
         package.pretrain = pretrain
 
 
 class MegatronLoop(HookedLoop):
-    def __init__(self, training: ModuleType, pretrain: Any) -> None:
+    def __init__(self, training: Any, pretrain: Any) -> None:
         super().__init__()
         self.training = training
         self.live: dict[str, Any] = {}

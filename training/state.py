@@ -43,7 +43,8 @@ def source_of(name: str, thing: Any) -> Source:
         return thing
     if isinstance(thing, torch.optim.Optimizer) or _inner_optimizers(thing):
         return Optimizers(thing)
-    if type(thing).__name__ == "OptimizerParamScheduler":  # Megatron's: its own load adds the steps to those it has counted
+    if type(thing).__name__ == "OptimizerParamScheduler":
+        # Megatron's own load adds the steps to those that are counted already.
         return Values(vars(thing))
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return Stateful(thing)

@@ -75,6 +75,13 @@ def torch_norm_under_sequence_parallel(module: Any) -> None:
     module.WrappedTorchNorm.__new__ = staticmethod(__new__)
 
 
+@after_import("megatron.core.dist_checkpointing.validation")
+def old_names_of_numpy(module: Any) -> None:
+    """Up to 0.12 saving calls np.product, which numpy 2 has no more."""
+    if not hasattr(module.np, "product"):
+        module.np.product = module.np.prod
+
+
 @after_import("megatron.core.dist_checkpointing.strategies.filesystem_async")
 def old_writer_on_new_torch(module: Any) -> None:
     """Up to 0.12 it calls torch's private _write_item with the arguments of its time."""
@@ -88,16 +95,6 @@ def old_writer_on_new_torch(module: Any) -> None:
         return filesystem._write_item(*transforms, *args, filesystem.SerializationFormat.TORCH_SAVE)
 
     module._write_item = write_item
-
-
-@after_import("megatron.core.fp8_utils")
-def no_fp8_parameters(module: Any) -> None:
-    """0.12 without Transformer Engine: quantize_param_shard raises even when it is given no parameter."""
-    quantize = getattr(module, "quantize_param_shard", None)
-    if quantize is not None:
-        module.quantize_param_shard = lambda params, *args, **kwargs: (
-            quantize(params, *args, **kwargs) if params else None
-        )
 
 
 @after_import("megatron.core.datasets.utils")

@@ -13,9 +13,8 @@ from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import Request, Spec
+from mt_resilient.resilience.signals import Request
 from mt_resilient.resilience.store import MemoryStore
-from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World, read_world
 
 from .node import KEYS, Node
@@ -56,13 +55,15 @@ class Job:
         self.policy = policy or RecoveryPolicy()
         self.now_s = START_S
         self.store: Any = Etcd(MemoryStore(lambda: self.now_s))
-        self.store.put(KEYS.spec, dumps(Spec(command=("torchrun", "train.py"))))
         self.disk: dict[int, State] = {}
         self.lines: list[str] = []
         self.sentences: list[str] = []
         self.stepped: list[int] = []
         self.lives = 0
-        self.incidents: dict[str, Incident] = {}
+        self.incidents: dict[tuple[int, str], Incident] = {}
+        """By generation and number: the numbers start anew when a job that was over is started again."""
+        self.computed = 0
+        """Steps in all, those computed again included."""
         self.standby: list[tuple[Controller, int]] = []
         self.node: Node | None = None
         self.last_state: State = ()
@@ -75,7 +76,9 @@ class Job:
 
     def start_agent(self) -> None:
         self.lives += 1
+        self.exit_code = None
         self.node = Node(self, f"life-{self.lives}")
+        self.record = self.world().record
         self.say("an agent starts" if self.lives == 1 else "the agent is started again")
 
     def kill_agent(self) -> None:
@@ -154,9 +157,10 @@ class Job:
     def _hear(self, who: str, decision: Decision) -> None:
         """Tell what a controller wrote, and hold it to what must never happen."""
         for incident in decision.incidents:
-            known = self.incidents.get(incident.id)
+            key = (incident.generation, incident.id)
+            known = self.incidents.get(key)
             assert known is None or known.signature == incident.signature, f"{incident} overwrites {known}"
-            self.incidents[incident.id] = incident
+            self.incidents[key] = incident
             if known is None:
                 self.say(f"incident {incident.id}{who}: {incident.summary}")
             if not incident.open and (known is None or known.open):

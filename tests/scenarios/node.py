@@ -2,16 +2,20 @@
 
     ranks step → pages → NodeStatus → store → Controller → generation record → duty → this node
 
-`duty`, `Controller`, `Election`, `Heartbeat`, pages, exits and statuses are the real ones.
+`_register`, `duty`, `Controller`, `Election`, `Heartbeat`, pages, exits and statuses are the real ones.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
 from mt_resilient.agent.heartbeat import Heartbeat
+from mt_resilient.agent.job import _register
+from mt_resilient.agent.launch import Launch
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.keys import Keys
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 NODE, KEYS = NodeId("a"), Keys("job")
 WORLD = 2
+LAUNCH = Launch(program=("torchrun",), python="python", options=(), ranks=WORLD, script=("train.py",))
 LEASE_S = 10
 GRACE_S = 5.0
 DRAIN_S = 2
@@ -50,7 +55,8 @@ class Node:
         self.leave_ordered_s = 0.0
         self.asked: Request | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
-        registration = NodeRecord(instance=instance, host="a", pid=4, ranks=WORLD)
+        registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=WORLD)
+        _register(job.store, KEYS, LAUNCH, RunDirectory(Path("mt-runs/train")), registration)
         self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
         self.controller = job.controller(instance)
 
@@ -89,8 +95,9 @@ class Node:
         try:
             self.heartbeat.beat(now_s)
             if self.asked:
-                self.job.store.put(KEYS.request("stop-a"), dumps(self.asked), self.heartbeat.lease)
-            self._publish(now_s)
+                self.job.store.put(KEYS.request("stop-a"), dumps(self.asked))
+            if self.record is not None:
+                self._publish(now_s)
             self.controller.tick(self.heartbeat.lease, now_s)
             entry = self.job.store.get(KEYS.generation)
             self.record = loads(GenerationRecord, entry.value) if entry else None
@@ -119,7 +126,7 @@ class Node:
             durable_steps=sorted(self.disk),
             told=self.told,
         )
-        self.job.store.put(KEYS.status(NODE), dumps(status), self.heartbeat.lease)
+        self.job.store.put(KEYS.status(NODE), dumps(status))
 
     def _obey(self, now_s: float) -> int | None:
         record, over = self.record, self.ranks is not None and self.ranks.gang.launcher.ended_s > 0
@@ -172,6 +179,6 @@ class Node:
     def _ack(self, kind: AckKind, now_s: float) -> None:
         assert self.record
         ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=now_s, port=29500)
-        self.job.store.put(KEYS.ack(self.record.number, NODE), dumps(ack), self.heartbeat.lease)
+        self.job.store.put(KEYS.ack(self.record.number, NODE), dumps(ack))
         self.acked = (self.record.number, kind)
         self.say(f"the node says {kind}")

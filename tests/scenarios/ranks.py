@@ -88,7 +88,8 @@ class Ranks:
 
     def kill(self, rank: int, now_s: float) -> None:
         """SIGKILL for one of them; its peer finds the connection closed."""
-        self.node.say(f"rank {rank} is killed after step {self.step}")
+        started = self.node.pages[rank].step >= 0
+        self.node.say(f"rank {rank} is killed {f'after step {self.step}' if started else 'before its first step'}")
         gone, peer = self.gang.ranks[rank], 1 - rank
         gone.ended_s, gone.code = now_s, -9
         self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
@@ -140,6 +141,7 @@ class Ranks:
             if self.step == self.record.replay_until:
                 page.replayed_ns = _ns(now_s)
         self.node.stepped.append(self.step)
+        self.node.job.computed += 1
         finite = not self.node.faults.nan_at.get(self.step)
         if not finite:
             self.node.faults.nan_at[self.step] -= 1
@@ -193,7 +195,7 @@ class Ranks:
         self.state = self.node.arena[to].state
         self.rewinds += 1
         for page in self.node.pages:
-            page.rewind_onset, page.rewind_to, page.rewind_at_ns = onset, to, _ns(now_s)
+            page.rewind_onset, page.rewind_from, page.rewind_to, page.rewind_at_ns = onset, page.step, to, _ns(now_s)
             page.rewind_done_ns, page.rewinds, page.step = _ns(now_s + 0.005), self.rewinds, to
         self.node.say(f"the ranks go back to step {to} in place")
 

@@ -13,13 +13,18 @@ Golden = Callable[[str], None]
 EVERY_SAMPLE = tuple(range(1, 13))
 
 
-def ends_well(job: Job) -> None:
-    """The job ended with every sample used once and in order, and its story told to the end."""
+def ends_well(job: Job, thrown_away: int = 0) -> None:
+    """The job ended with every sample used once and in order, its story told to the end, and the costs in it true.
+
+    thrown_away: steps computed again that no incident accounts for, because the job had been ended in between.
+    """
     job.to_the_end()
     assert job.exit_code == 0
     assert job.last_state == EVERY_SAMPLE
     assert job.disk[12] == EVERY_SAMPLE
     assert [i.id for i in job.incidents.values() if i.open] == []
+    lost = sum(incident.lost_steps for incident in job.incidents.values())
+    assert job.computed == len(EVERY_SAMPLE) + lost + thrown_away
 
 
 def test_clean_run(golden: Golden) -> None:
@@ -150,12 +155,11 @@ def test_agent_killed_while_gathering(golden: Golden) -> None:
     job.tick()
     job.start_agent()
     ends_well(job)
-    assert sum(i.lost_steps for i in job.incidents.values()) == 3
     golden(job.transcript())
 
 
 def test_agent_killed_while_ending(golden: Golden) -> None:
-    """Ctrl-C twice: the second one ends the agent while the job is ending. Started again, the job is found ended."""
+    """Ctrl-C twice: the second one ends the agent while the job is ending. The same command goes on from disk."""
     job = Job()
     job.until_step(6)
     job.ask_to_stop(snapshot=True)
@@ -163,8 +167,27 @@ def test_agent_killed_while_ending(golden: Golden) -> None:
     job.kill_agent()
     job.tick()
     job.start_agent()
-    job.to_the_end()
-    assert job.exit_code == 130
+    ends_well(job, thrown_away=3)
+    golden(job.transcript())
+
+
+def test_stopped_and_started_again(golden: Golden) -> None:
+    """Somebody stops the job, with a last snapshot. The same command goes on from it."""
+    job = Job()
+    job.until_step(5)
+    job.ask_to_stop(snapshot=True)
+    job.until(lambda job: job.exit_code == 130)
+    job.start_agent()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_out_of_budget_and_started_again(golden: Golden) -> None:
+    """The job gave up. Somebody mends what was wrong and starts the same command: it goes on, with its budget as new."""
+    job = Job(kill_at={6: 4})
+    job.until(lambda job: job.exit_code == BudgetSpent.exit_code, patience=200)
+    job.start_agent()
+    ends_well(job, thrown_away=2)
     golden(job.transcript())
 
 

@@ -1,0 +1,92 @@
+"""What the agent tells people: one line per event on the terminal, every event in the journal, every figure in the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..resilience import describe
+from ..resilience.board import Page
+from ..resilience.clock import wall_s
+from ..resilience.decision import Decision
+from ..resilience.journal import Journal
+from ..resilience.machine import Phase
+from ..resilience.metrics import Metrics
+from ..resilience.orders import Incident
+from ..resilience.recovery import REWIND_IN_PLACE, STOP
+from ..resilience.signals import NodeStatus
+from .terminal import Terminal
+
+
+class Telling:
+    def __init__(self, terminal: Terminal, journal: Journal, metrics: Metrics) -> None:
+        self._terminal, self._journal, self._metrics = terminal, journal, metrics
+        self._started_s = wall_s()
+        self._lost_s = 0.0
+        self._known: set[str] = set()
+        self._counted = (0, 0)
+
+    def say(self, sentence: str, mood: str = "info") -> None:
+        """One line, on the terminal and in the journal; mood: info, good, warn or bad."""
+        self._terminal.say(sentence, wall_s(), mood)
+        self._journal.write("said", wall_s(), sentence=sentence, mood=mood)
+
+    def decided(self, decision: Decision) -> None:
+        """The controller's word, accepted by the store."""
+        for incident in decision.incidents:
+            self._journal.write("incident", wall_s(), incident=asdict(incident))
+            self._incident(incident)
+        if decision.record:
+            self._journal.write("generation", wall_s(), record=asdict(decision.record))
+            if decision.record.phase is Phase.LAUNCH and decision.record.number > 1:
+                self.say(f"going back to {decision.reason}")
+
+    def _incident(self, incident: Incident) -> None:
+        if incident.id not in self._known:
+            self._known.add(incident.id)
+            when = "" if incident.rung == REWIND_IN_PLACE else f" ({describe.struck(incident)})"
+            self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
+        if incident.open:
+            return
+        if incident.resume_step is not None:
+            self.say(describe.recovered(incident), "good")
+        self._metrics.recovery(incident)
+        self._lost_s += sum(incident.phases_s.values())
+
+    def drained(self, event: dict[str, Any]) -> None:
+        """A word of the drain process."""
+        self._journal.write("drain", wall_s(), event=event)
+        match event["event"]:
+            case "durable":
+                self._metrics.durable(int(event["bytes"]))
+                took = describe.seconds(float(event["seconds"]))
+                self.say(f"step {event['step']} is on disk ({event['bytes'] / 1e6:.1f} MB in {took})")
+            case "failed":
+                self._metrics.failed()
+                retry = event.get("retry_in_s")
+                again = f"tried again in {retry:.0f} s" if retry else "given up"
+                sentence = f"step {event['step']} could not be written, training goes on, {again}: {event['reason']}"
+                self.say(sentence, "bad")
+            case "died":
+                self.say(
+                    f"{event['reason']}; training goes on, it is started again in {event['retry_in_s']:.0f} s", "bad"
+                )
+
+    def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:
+        """Refresh the gauges from the board."""
+        taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
+        grown = taken >= self._counted[0] and skipped >= self._counted[1]
+        before = self._counted if grown else (0, 0)  # a new generation starts its pages at 0
+        self._metrics.staged(taken - before[0], skipped - before[1])
+        self._counted = (taken, skipped)
+        stall_s = max((p.stall_ns for p in pages), default=0) / 1e9
+        waited_s = told.stepped_s - self._started_s if told and told.stepped_s and told.generation == 1 else 0.0
+        elapsed_s = max(wall_s() - self._started_s, 1e-9)
+        self._metrics.now(
+            step=max(0, min((p.step for p in pages), default=0)),
+            generation=told.generation if told else 0,
+            alive=told.alive if told else 0,
+            stall_s=stall_s,
+            effective=max(0.0, 1.0 - (self._lost_s + max(0.0, waited_s) + stall_s) / elapsed_s),
+        )

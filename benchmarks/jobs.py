@@ -1,0 +1,172 @@
+"""A training job as the benchmarks see it: started, its lines stamped as they arrive, its ranks found, stopped to the last process.
+
+The same script runs behind `mt-resilient run` and under plain torchrun; both are measured by the clock of the reader's thread here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import psutil
+
+from mt_resilient.resilience.leash import adopt_orphans
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+GPT = REPOSITORY / "examples" / "gpt" / "pretrain.py"
+BESIDE = Path(sys.executable).parent
+"""Where torchrun and mt-resilient of this environment are."""
+
+_STEP = re.compile(r"step (\d+) ")
+T = TypeVar("T")
+
+
+class JobFailed(RuntimeError):
+    """A job ended, or did not get where it should, in time."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    at_s: float
+    """time.monotonic when the line arrived."""
+    step: int
+
+
+class Job:
+    """One running command. Its output beside stdout goes to `directory/log`."""
+
+    def __init__(self, command: Sequence[str], directory: Path, extra: dict[str, str], run_directory: Path | None) -> None:
+        """directory: for all its files; run_directory: that of `mt-resilient run`, None under plain torchrun."""
+        directory.mkdir()
+        self.log = directory / "log"
+        self.run_directory = run_directory
+        self.lines: list[str] = []
+        self.steps: list[Stepped] = []
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MT_RESILIENT_", "PET_"))}
+        environment |= {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TMPDIR": str(directory), **extra}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command], cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            at_s = time.monotonic()
+            self.lines.append(line)
+            if found := _STEP.match(line):
+                self.steps.append(Stepped(at_s, int(found[1])))
+
+    def wait_for(self, condition: Callable[[], T | None], within_s: float, what: str) -> T:
+        """The condition's first true answer. Raises JobFailed, with the log's end, when the job ends or the time is over."""
+        deadline = time.monotonic() + within_s
+        while not (answer := condition()):
+            ended = self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                how = f"ended with code {self.process.returncode}" if ended else f"took more than {within_s:.0f} s"
+                raise JobFailed(f"{what}: the job {how}\n{self.log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.01)
+        return answer
+
+    def wait_for_steps(self, count: int, within_s: float = 180.0) -> None:
+        """Until `count` step lines have come."""
+        self.wait_for(lambda: len(self.steps) >= count, within_s, f"{count} steps")
+
+    def journal(self) -> list[dict]:
+        """The journal of `mt-resilient run`."""
+        assert self.run_directory
+        with suppress(FileNotFoundError):
+            return [json.loads(line) for line in (self.run_directory / "journal.jsonl").read_text().splitlines()]
+        return []
+
+    def warm_ready(self) -> bool:
+        return any("the warm process is ready" in line.get("sentence", "") for line in self.journal())
+
+    def rank_pids(self) -> list[int]:
+        """By local rank; empty while they are not all known."""
+        if self.run_directory is None:
+            return _plain_rank_pids(self.process.pid)
+        said = subprocess.run(
+            [BESIDE / "mt-resilient", "status", "--json", "--run-dir", self.run_directory], capture_output=True, text=True
+        )
+        pids = [pid for node in json.loads(said.stdout).get("nodes", {}).values() for pid in node["pids"]]
+        return pids if all(pids) else []
+
+    def tree(self) -> list[psutil.Process]:
+        """The job's first process and everything below it."""
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self.process.pid)
+            return [first, *first.children(recursive=True)]
+        return []
+
+    def stop(self) -> None:
+        """End it as Ctrl-C would; kill what is left of it after that."""
+        left = self.tree()
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+
+def _plain_rank_pids(torchrun: int) -> list[int]:
+    ranks: dict[int, int] = {}
+    for child in psutil.Process(torchrun).children():
+        with suppress(psutil.Error):
+            environment = child.environ()
+            if "LOCAL_RANK" in environment:
+                ranks[int(environment["LOCAL_RANK"])] = child.pid
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def plain(script: Sequence[str], directory: Path) -> Job:
+    """Two ranks of `script` under torchrun.
+
+    Without the variable, restarted ranks read their predecessors' addresses from the shared store and 4 of 10 restarts fail.
+    """
+    command = [str(BESIDE / "torchrun"), "--standalone", "--max-restarts", "3", "--nproc-per-node", "2", *script]
+    return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None)
+
+
+def wrapped(script: Sequence[str], directory: Path, *options: str) -> Job:
+    """The same behind `mt-resilient run`, with `options` of it."""
+    ours = [str(BESIDE / "mt-resilient"), "run", "--run-dir", str(directory / "run"), "--metrics-port", "0", *options]
+    theirs = [str(BESIDE / "torchrun"), "--standalone", "--nproc-per-node", "2", *script]
+    return Job([*ours, "--", *theirs], directory, {}, directory / "run")
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A temporary directory. In whatever way it is left, no process started here is alive afterwards, and the directory is gone."""
+    adopt_orphans()  # what loses its parent stays below this process
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with TemporaryDirectory(prefix="mt-resilient-benchmark-") as directory:
+        try:
+            yield Path(directory)
+        finally:
+            while left := psutil.Process().children(recursive=True):
+                for process in left:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(left, timeout=5)

@@ -1,0 +1,83 @@
+"""What the benchmarks share: results, the machine they came from, and the one line of JSON that each ends with."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("mt-resilient", "torch", "megatron-core", "tensorstore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One figure. None: not applicable, or not measured."""
+
+    name: str
+    ours: float | None
+    peer: float | None = None
+    limit: float | None = None
+    """The largest value of `ours` that meets the target."""
+    unit: str
+    target: str | None = None
+    """The target in words, as it was set before measuring."""
+
+    @property
+    def met(self) -> bool | None:
+        """None where there is no target; a figure that could not be measured does not meet its target."""
+        if self.target is None:
+            return None
+        return self.ours is not None and self.limit is not None and self.ours <= self.limit
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def machine() -> dict[str, Any]:
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    return {
+        "cpu": model.partition(":")[2].strip() or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "kernel": platform.release(),
+        "load": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def say(sentence: str) -> None:
+    """Progress, on stderr: stdout belongs to the line of JSON."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def report(benchmark: str, results: Sequence[Result]) -> None:
+    """Print the line. `machine.load` is that of the end: it tells how far to trust the figures."""
+    rows = [{**asdict(result), "met": result.met} for result in results]
+    line = {"benchmark": benchmark, "machine": machine(), "versions": versions(), "results": _rounded(rows)}
+    print(json.dumps(line), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else value

@@ -1,0 +1,209 @@
+"""What the runtime costs a training that nothing happens to: step time with and without it, one heartbeat, one boundary.
+
+    python benchmarks/overhead.py [--repeats N] [--quick]
+
+Step time: `examples/gpt/pretrain.py` (megatron-core, two data-parallel ranks, gloo) under torchrun and behind `mt-resilient run`, the
+latter with no snapshot due in the run's length. Both jobs are there all the time, but only one of them runs: every two seconds the one is
+stopped whole (SIGSTOP to ranks, launcher, agent, etcd, warm and drain process) and the other goes on, in the order ABBA, so that whatever
+else the machine does hits both alike. The time of a step is that between two step lines; the first ones of a slice are dropped. CPU time
+of the ranks per step is told as well: load from outside moves it far less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+from jobs import GPT, REPOSITORY, Job, plain, workplace, wrapped
+from measure import Result, median, report, say
+
+from mt_resilient.agent.board import Board
+from mt_resilient.resilience.clock import monotonic_ns
+from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.signals import Generation, Step
+from mt_resilient.training.board import claim
+
+NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
+SCRIPT = (str(GPT), *"--device cpu --steps 1000000 --layers 2 --hidden 128 --seq 64 --mbs 4".split())
+SLICE_S, SETTLE_S = 2.0, 0.3
+ROUNDS = 4
+"""Of four slices, ABBA, in each repeat."""
+STEP_LIMIT = 1.01
+BEAT_LIMIT_US = 20.0
+
+
+class Alternating:
+    """One of the two jobs, stopped and let go on in turn."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.tree = job.tree()
+        pids = set(job.wait_for(job.rank_pids, 30.0, "the ranks"))
+        self.ranks = [process for process in self.tree if process.pid in pids]
+        self.rest = [process for process in self.tree if process.pid not in pids]
+        self.times_s: list[float] = []
+        self.finished = 0
+        self.ran_s = 0.0
+        self.halt()
+        self._cpu_before = self._cpu_now_s()
+        self.cpu_s = (0.0, 0.0)
+        """CPU seconds in all slices: of the ranks, and of every other process of the job."""
+
+    def halt(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def run_a_slice(self) -> None:
+        known, started = len(self.job.steps), time.monotonic()
+        self._signal(signal.SIGCONT)
+        time.sleep(SLICE_S)
+        self.halt()
+        self.ran_s += time.monotonic() - started
+        time.sleep(0.02)  # lines on their way
+        fresh = self.job.steps[known:]
+        self.finished += len(fresh)
+        settled = [line.at_s for line in fresh if line.at_s > started + SETTLE_S]
+        self.times_s += [after - before for before, after in pairwise(settled)]
+        now = self._cpu_now_s()
+        self.cpu_s = (now[0] - self._cpu_before[0], now[1] - self._cpu_before[1])
+
+    @property
+    def rank_cpu_per_step_s(self) -> float:
+        return self.cpu_s[0] / max(1, self.finished)
+
+    @property
+    def other_cpu_cores(self) -> float:
+        """Of launcher, agent, etcd, warm and drain process together, while the job ran."""
+        return self.cpu_s[1] / self.ran_s
+
+    def _cpu_now_s(self) -> tuple[float, float]:
+        return _cpu_s(self.ranks), _cpu_s(self.rest)
+
+    def _signal(self, number: int) -> None:
+        for process in self.tree:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def compare_steps(place: Path, rounds: int) -> tuple[Alternating, Alternating]:
+    """With the runtime, and without."""
+    jobs = [wrapped(SCRIPT, place / "with", *NEVER), plain(SCRIPT, place / "without")]
+    try:
+        for job in jobs:
+            job.wait_for_steps(10)
+        jobs[0].wait_for(jobs[0].warm_ready, 240.0, "the warm process")
+        with_it, without = [Alternating(job) for job in jobs]
+        for _ in range(rounds):
+            for turn in (with_it, without, without, with_it):
+                turn.run_a_slice()
+        return with_it, without
+    finally:
+        for job in jobs:
+            job.stop()
+
+
+def step_results(place: Path, repeats: int, rounds: int) -> list[Result]:
+    ours_s, peer_s, ratios, cpu, rest = [], [], [], [], []
+    for repeat in range(repeats):
+        directory = place / f"steps{repeat}"
+        directory.mkdir()
+        with_it, without = compare_steps(directory, rounds)
+        medians = [statistics.median(turn.times_s) for turn in (with_it, without)]
+        ours_s.append(medians[0])
+        peer_s.append(medians[1])
+        ratios.append(medians[0] / medians[1])
+        cpu.append((with_it.rank_cpu_per_step_s, without.rank_cpu_per_step_s))
+        rest.append((with_it.other_cpu_cores, without.other_cpu_cores))
+        say(
+            f"  repeat {repeat}: {1000 * medians[0]:.2f} ms a step with it ({len(with_it.times_s)} steps), {1000 * medians[1]:.2f} without "
+            f"({len(without.times_s)}): {ratios[-1]:.4f}; CPU of the ranks {1000 * cpu[-1][0]:.2f} and {1000 * cpu[-1][1]:.2f} ms a step: "
+            f"{cpu[-1][0] / cpu[-1][1]:.4f}; of the others {100 * rest[-1][0]:.1f} and {100 * rest[-1][1]:.1f} % of a core; "
+            f"load {os.getloadavg()[0]:.1f}"
+        )
+    target = f"<= {STEP_LIMIT} x without"
+    return [
+        Result(name="step time, with over without", ours=median(ratios), peer=1.0, limit=STEP_LIMIT, unit="ratio", target=target),
+        Result(name="step time", ours=1000 * statistics.median(ours_s), peer=1000 * statistics.median(peer_s), unit="ms"),
+        Result(name="CPU time of the ranks, with over without", ours=median([a / b for a, b in cpu]), peer=1.0, unit="ratio"),
+        Result(
+            name="CPU of all other processes of the job",
+            ours=100 * statistics.median(a for a, _ in rest),
+            peer=100 * statistics.median(b for _, b in rest),
+            unit="% of a core",
+        ),
+    ]
+
+
+def beat_result(batches: int) -> Result:
+    """The heartbeat as a rank's boundary writes it, clock included, on a page of a real board; median over batches of 100."""
+    board = Board(1)
+    board.clear(1)
+    handoff = Handoff(
+        agent_pid=os.getpid(), generation=Generation(1), board=board.path, arena=(), snapshots="", resume_step=Step(-1),
+        replay_until=Step(-1), every_steps=1, durable_every_steps=1, max_replays=1, modules="",
+    )  # fmt: skip
+    page = claim(handoff, {"RANK": "0", "LOCAL_RANK": "0"}, monotonic_ns())
+    assert page
+    took_us = []
+    for batch in range(batches):
+        started = time.perf_counter_ns()
+        for step in range(100 * batch, 100 * (batch + 1)):
+            page.beat(step, 2.0, 1.0, monotonic_ns())
+        took_us.append((time.perf_counter_ns() - started) / 100 / 1000)
+    assert board.pages[0].step == 100 * batches - 1  # the agent sees it
+    return Result(
+        name="one heartbeat", ours=median(took_us), limit=BEAT_LIMIT_US, unit="us", target=f"<= {BEAT_LIMIT_US:.0f} us"
+    )
+
+
+def boundary_results(place: Path, repeats: int) -> list[Result]:
+    middles, nineties = [], []
+    for repeat in range(repeats):
+        job = wrapped([str(REPOSITORY / "benchmarks" / "boundary_loop.py")], place / f"boundary{repeat}", "--no-warm", *NEVER)
+        try:
+            line = job.wait_for(lambda job=job: next((t for t in job.lines if t.startswith("boundary ")), None), 120.0, "boundaries")
+        finally:
+            job.stop()
+        took_us = sorted(json.loads(line.removeprefix("boundary ")))
+        middles.append(statistics.median(took_us))
+        nineties.append(took_us[len(took_us) * 9 // 10])
+        say(f"  boundary, repeat {repeat}: median {middles[-1]:.0f} us, nine of ten under {nineties[-1]:.0f} us")
+    return [
+        Result(name="one boundary without snapshot, median", ours=median(middles), unit="us"),
+        Result(name="one boundary without snapshot, 90th percentile", ours=median(nineties), unit="us"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of jobs")
+    parser.add_argument("--quick", action="store_true", help="one short pair, only to see that it works")
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    results = [beat_result(batches=100 if options.quick else 1000)]
+    say(f"  one heartbeat: {results[0].ours:.2f} us")
+    with workplace() as place:
+        results += boundary_results(place, repeats)
+        results = step_results(place, repeats, 1 if options.quick else ROUNDS) + results
+    report("overhead", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""SIGKILL of one rank → the first step that the next generation finishes: warm, cold, and by torchrun itself.
+
+    python benchmarks/recovery.py [--repeats N] [--quick]
+
+Each repeat runs `examples/gpt/pretrain.py` (megatron-core, two data-parallel ranks, gloo, 50 ms of sleep in each step) three times, one
+after the other: behind `mt-resilient run` with its warm process ready, behind `mt-resilient run --no-warm`, and under
+`torchrun --max-restarts 3`. Rank 1 is killed; the clock stops when the first step line of the new ranks arrives here. torchrun's ranks
+then start from step 0: nobody restores anything for them, which is to torchrun's advantage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from jobs import GPT, Job, JobFailed, plain, workplace, wrapped
+from measure import Result, median, report, say
+
+WAYS = ("warm", "cold", "torchrun")
+SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", "--step-delay", "0.05")
+STEPS_BEFORE = 20
+BACK_WITHIN_S = 120.0
+TARGET = 0.25
+"""Of torchrun's time."""
+PHASES = ("detect", "stop", "start", "build", "restore", "step")
+
+Figures = dict[str, float]
+"""Seconds by name: `total`, `gone` and `begun` (kill → old ranks gone, first new rank begun), and the phases that our incident tells."""
+
+
+def start(way: str, directory: Path) -> Job:
+    match way:
+        case "warm":
+            return wrapped(SCRIPT, directory)
+        case "cold":
+            return wrapped(SCRIPT, directory, "--no-warm")
+    return plain(SCRIPT, directory)
+
+
+def measure(way: str, directory: Path) -> Figures:
+    """One fault. Raises JobFailed when the job does not come back."""
+    job = start(way, directory)
+    try:
+        job.wait_for_steps(STEPS_BEFORE)
+        if way == "warm":
+            job.wait_for(job.warm_ready, 180.0, "the warm process")
+        ranks = job.wait_for(job.rank_pids, 30.0, "the ranks")
+        time.sleep(1.0)  # the machine calms down after `status`
+        figures = fault(job, ranks)
+        if way != "torchrun":
+            incident = job.wait_for(lambda: _closed(job), 60.0, "the end of the incident")
+            say(f"  {way}: {incident['launch']}")
+            figures |= {phase: incident["phases_s"][phase] for phase in PHASES}
+        return figures
+    finally:
+        job.stop()
+
+
+def fault(job: Job, ranks: list[int]) -> Figures:
+    """Kill the last rank and watch. Rank 0 is the one that prints: what arrives after it is gone comes from the new ranks."""
+    speaker = os.pidfd_open(ranks[0])
+    killed_s = time.monotonic()
+    os.kill(ranks[-1], signal.SIGKILL)
+    if not select.select([speaker], [], [], BACK_WITHIN_S)[0]:
+        raise JobFailed("rank 0 survives the death of rank 1")
+    gone_s = time.monotonic()
+    os.close(speaker)
+    time.sleep(0.02)  # what it printed last is through the pipe by then; no new rank is that quick
+    known = len(job.steps)
+    job.wait_for(lambda: len(job.steps) > known, BACK_WITHIN_S, "the first step after the fault")
+    first = job.steps[known]
+    fresh = job.wait_for(lambda: _others(job, ranks), 30.0, "the new ranks")
+    return {"total": first.at_s - killed_s, "gone": gone_s - killed_s, "begun": min(map(_began_s, fresh)) - killed_s}
+
+
+def _others(job: Job, old: list[int]) -> list[int]:
+    now = job.rank_pids()
+    return now if not set(now) & set(old) else []
+
+
+def _began_s(pid: int) -> float:
+    """On the monotonic clock, which on a machine that never sleeps runs like the boot clock that the kernel stamps processes with."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return ticks / os.sysconf("SC_CLK_TCK") - asleep_s
+
+
+def _closed(job: Job) -> dict[str, Any] | None:
+    told = [line["incident"] for line in job.journal() if line["kind"] == "incident"]
+    return told[-1] if told and not told[-1]["open"] else None
+
+
+def results(measured: dict[str, list[Figures]]) -> list[Result]:
+    def middle(way: str, name: str) -> float | None:
+        return median([figures[name] for figures in measured[way] if name in figures])
+
+    peer = middle("torchrun", "total")
+    rows = [
+        Result(
+            name="SIGKILL to first step, warm",
+            ours=middle("warm", "total"),
+            peer=peer,
+            limit=None if peer is None else TARGET * peer,
+            unit="s",
+            target=f"<= {TARGET} x torchrun --max-restarts",
+        ),
+        Result(name="SIGKILL to first step, cold", ours=middle("cold", "total"), peer=peer, unit="s"),
+    ]
+    outside = {"gone": "SIGKILL to old ranks gone", "begun": "SIGKILL to first new rank begun"}
+    for way in ("warm", "cold"):
+        for name, text in outside.items():
+            rows.append(Result(name=f"{text}, {way}", ours=middle(way, name), peer=middle("torchrun", name), unit="s"))
+        rows += [Result(name=f"phase {phase}, {way}", ours=middle(way, phase), unit="s") for phase in PHASES]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="faults for each way of starting")
+    parser.add_argument("--quick", action="store_true", help="one fault each, only to see that it works")
+    options = parser.parse_args()
+    measured: dict[str, list[Figures]] = {way: [] for way in WAYS}
+    with workplace() as place:
+        for repeat in range(1 if options.quick else options.repeats):
+            for way in WAYS:
+                try:
+                    figures = measure(way, place / f"{way}{repeat}")
+                except JobFailed as error:
+                    say(f"  {way}, repeat {repeat}: left out, {error}")
+                    continue
+                measured[way].append(figures)
+                told = ", ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in figures.items())
+                say(f"  {way}, repeat {repeat}: {told} ms; load {os.getloadavg()[0]:.1f}")
+    report("recovery", results(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""One tick: read the whole World, decide, write under the fencing token. Over a real MemoryStore."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mt_resilient.resilience.controller import Controller
+from mt_resilient.resilience.decision import Decision
+from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.errors import InternalError, StoreUnavailable
+from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.recovery import RecoveryPolicy
+from mt_resilient.resilience.signals import AckKind, Generation, Request, Spec
+from mt_resilient.resilience.store import Entry, MemoryStore
+from mt_resilient.resilience.wire import dumps, loads
+
+from .worlds import NOW, A, ack, gone, node, record, status
+
+KEYS = Keys("job")
+
+
+class Scene:
+    """A store with a job in it, and controllers that could lead it."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store = store or MemoryStore(lambda: NOW)
+        self.told: list[tuple[str, Decision]] = []
+        self.say(
+            spec=Spec(command=("torchrun", "train.py")), node=node(), status=status(memory_steps=(9,), max_step=10)
+        )
+
+    def say(self, generation: int = 1, **what: Any) -> None:
+        """Put records where agents and people put them."""
+        keys = {
+            "spec": KEYS.spec,
+            "node": KEYS.node(A),
+            "status": KEYS.status(A),
+            "ack": KEYS.ack(Generation(generation), A),
+            "record": KEYS.generation,
+            "request": KEYS.request("stop-a"),
+        }
+        for name, value in what.items():
+            self.store.put(keys[name], dumps(value))
+
+    def controller(self, identity: str) -> tuple[Controller, int]:
+        election = Election(self.store, KEYS.leader, identity)
+        told = lambda decision: self.told.append((identity, decision))  # noqa: E731
+        return Controller(self.store, KEYS, election, RecoveryPolicy(), told), self.store.grant(10)
+
+    def record(self) -> GenerationRecord:
+        entry = self.store.get(KEYS.generation)
+        assert entry
+        return loads(GenerationRecord, entry.value)
+
+    def incidents(self) -> list[Incident]:
+        return [loads(Incident, entry.value) for entry in self.store.range(KEYS.incidents).values()]
+
+
+def test_it_writes_what_is_decided_and_says_so() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    assert controller.tick(lease, NOW)
+    assert scene.record().phase is Phase.GATHER
+    ((_, decision),) = scene.told
+    assert decision.record == scene.record()
+
+
+def test_a_second_tick_without_change_writes_nothing() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    scene.say(record=record(), ack=ack(AckKind.RUNNING), status=status(exits=(gone(),)))
+    assert controller.tick(lease, NOW)
+    before = scene.store.range("")
+    assert not controller.tick(lease, NOW + 1)
+    assert scene.store.range("") == before
+    assert len(scene.told) == 1
+
+
+def test_record_and_incident_are_written_in_one_revision() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    scene.say(record=record(), status=status(max_step=10, exits=(gone(),)))
+    assert controller.tick(lease, NOW)
+    entries = scene.store.range(KEYS.root)
+    assert entries[KEYS.generation].mod_revision == entries[KEYS.incident("0001")].mod_revision
+
+
+def test_who_does_not_lead_writes_nothing() -> None:
+    scene = Scene()
+    (first, lease), (second, other) = scene.controller("one"), scene.controller("two")
+    assert first.tick(lease, NOW)
+    scene.say(ack=ack(AckKind.READY))
+    assert not second.tick(other, NOW)
+    assert scene.record().phase is Phase.GATHER
+    assert [who for who, _ in scene.told] == ["one"]
+
+
+class Interrupted(MemoryStore):
+    """Calls `between` once, after the next range was read: what happens between a controller's read and its write."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: NOW)
+        self.between = lambda: None
+
+    def range(self, prefix: str) -> dict[str, Entry]:
+        read = super().range(prefix)
+        between, self.between = self.between, lambda: None
+        between()
+        return read
+
+
+def test_a_record_that_changed_meanwhile_is_not_overwritten() -> None:
+    store = Interrupted()
+    scene = Scene(store)
+    controller, lease = scene.controller("one")
+    scene.say(record=record(Phase.GATHER), ack=ack(AckKind.READY))
+    theirs = replace(record(Phase.GATHER), reason="written by somebody else")
+    store.between = lambda: scene.say(record=theirs)
+    assert not controller.tick(lease, NOW)
+    assert scene.record() == theirs
+    assert scene.told == []
+    assert controller.tick(lease, NOW)  # the next tick starts from what is there
+    assert (scene.record().phase, scene.record().reason) == (Phase.LAUNCH, theirs.reason)
+
+
+def test_a_first_record_that_somebody_else_wrote_is_not_overwritten() -> None:
+    store = Interrupted()
+    scene = Scene(store)
+    controller, lease = scene.controller("one")
+    store.between = lambda: scene.say(record=record(number=7))
+    assert not controller.tick(lease, NOW)
+    assert scene.record().number == 7
+
+
+def test_a_leader_deposed_between_reading_and_writing_is_refused() -> None:
+    store = Interrupted()
+    scene = Scene(store)
+    (old, lease), (new, other) = scene.controller("old"), scene.controller("new")
+    scene.say(record=record(), status=status(max_step=10, exits=(gone(),)))
+
+    def depose() -> None:
+        store.revoke(lease)
+        assert new.tick(other, NOW)
+
+    store.between = depose
+    assert not old.tick(lease, NOW)
+    assert [who for who, _ in scene.told] == ["new"]
+    assert (scene.record().number, len(scene.incidents())) == (2, 1)
+
+
+def test_the_fence_holds_though_the_record_has_not_changed() -> None:
+    store = Interrupted()
+    scene = Scene(store)
+    (old, lease), (_, other) = scene.controller("old"), scene.controller("new")
+    successor = Election(store, KEYS.leader, "new")
+    scene.say(record=record(Phase.GATHER), ack=ack(AckKind.READY))
+
+    def depose() -> None:
+        store.revoke(lease)
+        assert successor.campaign(other) is not None
+
+    store.between = depose
+    assert not old.tick(lease, NOW)
+    assert scene.record().phase is Phase.GATHER
+
+
+NEXT = [
+    (Phase.GATHER, {"ack": ack(AckKind.READY, port=29500)}, Phase.LAUNCH),
+    (Phase.LAUNCH, {"ack": ack(AckKind.RUNNING)}, Phase.RUN),
+    (Phase.RUN, {"status": status(finished=True)}, Phase.ENDING),
+    (Phase.RUN, {"request": Request(kind="stop", exit_code=130, by="SIGTERM")}, Phase.ENDING),
+    (Phase.RUN, {"status": status(max_step=10, exits=(gone(),))}, Phase.GATHER),
+    (Phase.ENDING, {"ack": ack(AckKind.ENDED)}, Phase.ENDED),
+]
+
+
+@pytest.mark.parametrize(("phase", "news", "then"), NEXT)
+def test_a_new_leader_goes_on_in_the_middle_of_each_phase(phase: Phase, news: dict[str, Any], then: Phase) -> None:
+    scene = Scene()
+    (old, lease), (new, other) = scene.controller("old"), scene.controller("new")
+    scene.say(record=record(phase), ack=ack(AckKind.RUNNING if phase is Phase.RUN else AckKind.READY))
+    if phase is not Phase.GATHER:
+        assert not old.tick(lease, NOW)  # it leads, and finds nothing to do
+    else:
+        scene.store.delete(KEYS.ack(Generation(1), A))
+        assert not old.tick(lease, NOW)
+    scene.store.revoke(lease)
+    scene.say(**news)
+    assert new.tick(other, NOW)
+    assert scene.record().phase is then
+    assert not old.tick(lease, NOW)
+    assert not new.tick(other, NOW)
+
+
+def test_the_store_s_silence_is_the_caller_s_to_hear() -> None:
+    class Silent(MemoryStore):
+        def range(self, prefix: str) -> dict[str, Entry]:
+            raise StoreUnavailable("no answer")
+
+    controller, lease = Scene(Silent(lambda: NOW)).controller("one")
+    with pytest.raises(StoreUnavailable):
+        controller.tick(lease, NOW)
+
+
+def test_a_record_that_cannot_be_read_is_our_error_and_not_a_new_beginning() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    scene.store.put(KEYS.generation, b"{}")
+    with pytest.raises(InternalError, match="GenerationRecord"):
+        controller.tick(lease, NOW)

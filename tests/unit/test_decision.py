@@ -1,0 +1,284 @@
+"""(World, now, policy) → what to write."""
+
+from dataclasses import replace
+
+import pytest
+
+from mt_resilient.resilience.decision import Decision, decide, step_reached
+from mt_resilient.resilience.errors import BudgetSpent
+from mt_resilient.resilience.machine import TABLE, Event, Move, Phase
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.recovery import RecoveryPolicy
+from mt_resilient.resilience.signals import AckKind, Generation, InPlaceRewind, NodeStatus, Request, Spec, Step
+from mt_resilient.resilience.world import World
+
+from .worlds import NOW, A, B, ack, gone, incident, node, record, status, world
+
+POLICY = RecoveryPolicy()
+STOP = Request(kind="stop", snapshot=True, exit_code=130, at_s=NOW - 1, by="SIGINT")
+
+
+def decided(judged: World) -> Decision:
+    return decide(judged, NOW, POLICY)
+
+
+def written(judged: World) -> GenerationRecord:
+    """The record that is decided; there has to be one."""
+    decision = decided(judged)
+    assert decision.record
+    return decision.record
+
+
+# -- the first generation -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_generation_opens_when_all_nodes_are_there() -> None:
+    waiting = world(record=None, spec=Spec(command=("torchrun",), nodes=2), status={}, acks={})
+    assert decided(waiting) == Decision()
+    first = written(replace(waiting, nodes={B: node("b"), A: node("a")}))
+    assert first == GenerationRecord(
+        number=Generation(1),
+        phase=Phase.GATHER,
+        members={A: "agent-a", B: "agent-b"},
+        reason="first start",
+        opened_s=NOW,
+    )
+    assert list(first.members) == [A, B]
+
+
+def test_more_nodes_than_the_job_wants_are_left_out() -> None:
+    several = world(record=None, nodes={B: node("b"), A: node("a")})
+    assert set(written(several).members) == {A}
+
+
+def test_nothing_opens_for_a_job_that_nobody_has_described() -> None:
+    assert decided(world(record=None, spec=None)) == Decision()
+
+
+# -- what the World amounts to ---------------------------------------------------------------------------------------------
+
+FAULTY = {"status": {A: status(max_step=10, exits=(gone(started=True),))}}
+BURNT = {**FAULTY, "incidents": tuple(incident(n) for n in (1, 2, 3))}
+WORLDS: dict[Event, dict] = {
+    Event.READY: {"acks": {A: ack(AckKind.READY)}},
+    Event.RUNNING: {},
+    Event.FAULT: FAULTY,
+    Event.FINISHED: {"status": {A: status(finished=True)}},
+    Event.STOP: {"requests": (STOP,)},
+    Event.GIVE_UP: BURNT,
+    Event.GONE: {"acks": {A: ack(AckKind.ENDED)}},
+}
+"""Each as it shows to the controller, whatever the phase."""
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("phase", Phase)
+def test_each_event_moves_the_record_as_the_table_says(phase: Phase, event: Event) -> None:
+    decision = decided(world(record=record(phase), **WORLDS[event]))
+    move, target = TABLE[phase, event]
+    if move is Move.IGNORE:
+        assert decision.record is None
+        return
+    assert decision.record
+    assert decision.record.phase is target
+    assert decision.record.number == (2 if move is Move.REOPEN else 1)
+
+
+def test_a_healthy_running_job_is_left_alone() -> None:
+    assert decided(world()) == Decision()
+    assert decided(world(acks={})) == Decision()
+
+
+@pytest.mark.parametrize(
+    ("stronger", "weaker"),
+    [
+        (Event.STOP, Event.FAULT),
+        (Event.STOP, Event.GIVE_UP),
+        (Event.STOP, Event.READY),
+        (Event.FAULT, Event.READY),
+        (Event.FAULT, Event.RUNNING),
+        (Event.FINISHED, Event.RUNNING),
+    ],
+)
+def test_which_event_goes_first(stronger: Event, weaker: Event) -> None:
+    both = {**WORLDS[weaker], **WORLDS[stronger]}
+    decision = decided(world(record=record(Phase.LAUNCH), **both))
+    alone = decided(world(record=record(Phase.LAUNCH), **WORLDS[stronger]))
+    assert decision.record
+    assert alone.record
+    assert decision.record.phase is alone.record.phase
+
+
+@pytest.mark.parametrize(
+    ("statuses", "over"),
+    [
+        ({A: status(finished=True), B: status(finished=True)}, True),
+        ({A: status(finished=True), B: status(stopped=True)}, True),
+        ({A: status(finished=True), B: status()}, False),
+        ({A: status(finished=True)}, False),
+        ({A: status(finished=True), B: status(2, finished=True)}, False),
+    ],
+)
+def test_a_job_is_over_when_all_nodes_say_so(statuses: dict, over: bool) -> None:
+    two = world(record=record(members=("a", "b")), nodes={A: node("a"), B: node("b")}, status=statuses)
+    assert (decided(two).record is not None) is over
+
+
+# -- moving on ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_says_from_where_and_how_to_meet() -> None:
+    gathered = world(
+        record=record(Phase.GATHER, 2, ("a", "b"), replay_until=Step(10)),
+        nodes={A: node("a"), B: node("b")},
+        status={A: status(2, memory_steps=(8, 9)), B: status(1, memory_steps=(8,), durable_steps=(5,))},
+        acks={A: ack(AckKind.READY, 2, "a", port=29501), B: ack(AckKind.READY, 2, "b", port=29502)},
+    )
+    decision = decided(gathered)
+    assert decision.record == replace(
+        record(Phase.GATHER, 2, ("a", "b"), replay_until=Step(10)),
+        phase=Phase.LAUNCH,
+        resume_step=Step(8),
+        master_port=29501,
+        launched_s=NOW,
+    )
+    assert decision.reason == "step 8 from memory"
+
+
+def test_no_launch_before_every_member_is_ready() -> None:
+    two = {"record": record(Phase.GATHER, members=("a", "b")), "nodes": {A: node("a"), B: node("b")}}
+    assert decided(world(acks={A: ack(AckKind.READY)}, **two)) == Decision()
+    mixed = {A: ack(AckKind.READY), B: ack(AckKind.RUNNING, name="b")}
+    assert decided(world(acks=mixed, **two)) == Decision()
+
+
+def test_a_request_is_carried_out_as_it_was_made() -> None:
+    ending = written(world(requests=(STOP,)))
+    assert (ending.phase, ending.exit_code, ending.last_snapshot) == (Phase.ENDING, 130, True)
+    assert ending.reason == "asked by SIGINT"
+
+
+def test_the_end_of_training_exits_with_0() -> None:
+    ending = written(world(**WORLDS[Event.FINISHED]))
+    assert (ending.exit_code, ending.last_snapshot, ending.reason) == (0, False, "the training is over")
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_opens_the_next_generation_and_an_incident() -> None:
+    decision = decided(world(**FAULTY))
+    assert decision.record == GenerationRecord(
+        number=Generation(2),
+        phase=Phase.GATHER,
+        members={A: "agent-a"},
+        replay_until=Step(10),
+        reason="rank 0 on a was killed by signal 9",
+        opened_s=NOW,
+    )
+    (opened,) = decision.incidents
+    assert (opened.id, opened.generation, opened.step_at_fault, opened.open) == ("0001", 1, 10, True)
+    assert opened.phases_s == {"detect": 0.5}
+    assert opened.resume_step is None
+
+
+def test_the_next_generation_is_of_the_agents_that_are_there_now() -> None:
+    restarted = written(world(nodes={A: node(instance="anew")}))
+    assert restarted.members == {A: "anew"}
+    lost = written(world(record=record(members=("a", "b")), nodes={B: node("b")}))
+    assert lost.members == {A: "agent-a", B: "agent-b"}  # its agent may come back
+
+
+def test_a_fault_during_a_recovery_does_not_forget_how_far_the_job_had_come() -> None:
+    gathering = record(Phase.GATHER, 2, replay_until=Step(10))
+    again = decided(world(record=gathering, nodes={A: node(instance="anew")}, status={}, incidents=(incident(),)))
+    assert again.record
+    assert again.record.replay_until == 10
+    replaying = record(Phase.RUN, 2, resume_step=Step(4), replay_until=Step(10))
+    hit = world(record=replaying, status={A: status(2, max_step=6, exits=(gone(),))}, incidents=(incident(),))
+    assert written(hit).replay_until == 10
+    assert [i.step_at_fault for i in decided(hit).incidents if i.id == "0002"] == [6]
+
+
+def test_giving_up_ends_the_job_and_closes_its_incidents() -> None:
+    decision = decided(world(**BURNT))
+    assert decision.record
+    assert (decision.record.phase, decision.record.exit_code) == (Phase.ENDING, BudgetSpent.exit_code)
+    assert not decision.record.last_snapshot
+    assert [(i.id, i.open) for i in decision.incidents] == [(f"{n:04d}", False) for n in (1, 2, 3, 4)]
+    assert [i.lost_steps for i in decision.incidents] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("event", [Event.STOP, Event.FINISHED])
+def test_no_recovery_goes_on_while_the_job_ends(event: Event) -> None:
+    recovering = world(record=record(Phase.RUN, 2), **{"incidents": (incident(),), **_of_generation_2(event)})
+    decision = decided(recovering)
+    assert decision.record
+    assert decision.record.phase is Phase.ENDING
+    assert [(i.id, i.open) for i in decision.incidents] == [("0001", False)]
+
+
+def _of_generation_2(event: Event) -> dict:
+    return {"requests": (STOP,)} if event is Event.STOP else {"status": {A: status(2, finished=True)}}
+
+
+def test_the_end_does_not_wait_for_an_agent_that_is_no_more() -> None:
+    ending = {"record": record(Phase.ENDING, exit_code=130), "acks": {}}
+    assert decided(world(**ending)) == Decision()
+    for nodes in ({}, {A: node(instance="anew")}):
+        over = written(world(nodes=nodes, **ending))
+        assert (over.phase, over.exit_code) == (Phase.ENDED, 130)
+
+
+# -- incidents ---------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_new_however_many_incidents_are_told_at_once() -> None:
+    rewind = InPlaceRewind(
+        ordinal=1, generation=Generation(2), onset=Step(7), to=Step(6), reached=Step(8), at_s=NOW - 3, restore_s=0.1
+    )
+    said = status(2, max_step=10, attached_s=NOW - 80, rewinds=(rewind,), exits=(gone(),))
+    hit = world(
+        record=record(Phase.RUN, 2, resume_step=Step(6)), status={A: said}, incidents=(incident(1, 1), incident(4, 1))
+    )
+    told = decided(hit).incidents
+    ids = [i.id for i in told]
+    assert len(ids) == len(set(ids))
+    fresh = [i for i in told if i.id not in ("0001", "0004")]
+    assert [(i.id, i.rung) for i in fresh] == [("0005", 1), ("0006", 2)]
+
+
+def test_a_decision_that_was_written_makes_the_next_one_empty() -> None:
+    for event in Event:
+        for phase in Phase:
+            before = world(record=record(phase), **WORLDS[event])
+            decision = decided(before)
+            if decision.record is None:
+                continue
+            known = {i.id: i for i in (*before.incidents, *decision.incidents)}
+            # Until a node answers to the new record, its acks are those of the old one: read_world leaves them out.
+            acks = before.acks if decision.record.number == 1 and phase is not Phase.LAUNCH else {}
+            after = replace(before, record=decision.record, incidents=tuple(known.values()), acks=acks)
+            again = decided(after)
+            assert again.record is None or again.record.phase is not decision.record.phase, (phase, event)
+            assert again.incidents == (), (phase, event)
+
+
+# -- how far the job has come --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statuses", "resume", "reached"),
+    [
+        ({A: status(max_step=10)}, -1, 10),
+        ({A: status(max_step=10), B: status(max_step=12)}, -1, 12),
+        ({A: status(max_step=-1)}, 8, 8),
+        ({A: status(max_step=9)}, 8, 9),
+        ({A: status(2, max_step=99)}, 8, 8),
+        ({}, 8, 8),
+        ({}, -1, -1),
+    ],
+)
+def test_step_reached(statuses: dict[str, NodeStatus], resume: int, reached: int) -> None:
+    there = world(record=record(members=("a", "b"), resume_step=Step(resume)), status=statuses)
+    assert step_reached(there) == reached

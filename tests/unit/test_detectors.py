@@ -1,0 +1,107 @@
+"""World → suspicions: each detector names what it saw."""
+
+import pytest
+
+from mt_resilient.resilience.detectors import Cause, Suspicion, dead_ranks, replaced_agents, suspect
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.signals import RankExit
+
+from .worlds import NOW, A, B, gone, node, record, status, world
+
+
+def suspicion(exited: RankExit) -> Suspicion:
+    (found,) = dead_ranks(world(status={A: status(exits=(exited,))}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("exited", "cause", "sentence"),
+    [
+        (gone(1, code=-9), Cause.RANK_KILLED, "rank 1 on a was killed by signal 9"),
+        (gone(1, code=-11), Cause.RANK_KILLED, "rank 1 on a was killed by signal 11"),
+        (gone(1, code=None), Cause.RANK_KILLED, "rank 1 on a died without a word"),
+        (gone(1, code=3), Cause.SCRIPT_RAISED, "rank 1 on a left with exit code 3"),
+        (
+            gone(1, code=1, error="KeyError: 'x'"),
+            Cause.SCRIPT_RAISED,
+            "rank 1 on a left with exit code 1: KeyError: 'x'",
+        ),
+        (gone(-1, code=1), Cause.SCRIPT_RAISED, "the launcher (torchrun) on a left with exit code 1"),
+        (gone(-1, code=-9), Cause.RANK_KILLED, "the launcher (torchrun) on a was killed by signal 9"),
+    ],
+)
+def test_how_a_rank_ended(exited: RankExit, cause: Cause, sentence: str) -> None:
+    found = suspicion(exited)
+    assert (found.cause, found.evidence) == (cause, sentence)
+    assert (found.node, found.rank, found.at_s) == (A, exited.rank, exited.at_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [("non_finite", Cause.NON_FINITE), ("snapshot", Cause.SNAPSHOT_UNUSABLE), ("exit", Cause.SCRIPT_RAISED)],
+)
+@pytest.mark.parametrize("started", [True, False])
+def test_what_a_rank_says_of_its_own_end(kind: str, cause: Cause, started: bool) -> None:
+    found = suspicion(gone(0, code=1, kind=kind, step=7, error="it says why", started=started))
+    assert (found.cause, found.step, found.started) == (cause, 7, started)
+    assert ("it says why" in found.evidence) is (kind != "non_finite")
+    assert ("step 7" in found.evidence) is (kind != "exit")
+
+
+def test_a_word_counts_more_than_the_way_of_dying() -> None:
+    assert suspicion(gone(0, code=None, kind="snapshot", step=7)).cause is Cause.SNAPSHOT_UNUSABLE
+
+
+def test_what_makes_two_faults_the_same_fault() -> None:
+    def signature(code: int, error: str, rank: int = 0) -> str:
+        return suspicion(gone(rank, code=code, error=error)).signature
+
+    assert signature(1, "KeyError: 'x'", rank=0) == signature(1, "KeyError: 'x'", rank=1)
+    assert len({signature(1, "KeyError: 'x'"), signature(1, "KeyError: 'y'"), signature(2, "KeyError: 'x'")}) == 3
+    assert signature(-9, "") != signature(-11, "")
+
+
+def test_what_was_said_of_another_generation_is_no_suspicion() -> None:
+    assert dead_ranks(world(record=record(number=2), status={A: status(1, exits=(gone(),))})) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cause"),
+    [
+        ({A: node()}, None),
+        ({A: node(instance="another")}, Cause.AGENT_RESTARTED),
+        ({}, Cause.AGENT_LOST),
+        ({B: node("b")}, Cause.AGENT_LOST),
+    ],
+)
+def test_whether_the_agent_is_the_one_that_the_record_names(nodes: dict, cause: Cause | None) -> None:
+    found = replaced_agents(world(nodes=nodes))
+    assert [s.cause for s in found] == ([cause] if cause else [])
+    assert all(s.node == A and s.at_s == NOW - 1 and s.started for s in found)
+
+
+def test_a_lost_agent_of_which_nothing_is_known_was_there_when_the_generation_opened() -> None:
+    (found,) = replaced_agents(world(nodes={}, status={}))
+    assert found.at_s == record().opened_s
+    assert not found.started
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_nobody_is_suspected_while_the_job_ends(phase: Phase) -> None:
+    troubled = world(record=record(phase), nodes={}, status={A: status(exits=(gone(),))})
+    quiet = phase in (Phase.ENDING, Phase.ENDED)
+    assert bool(suspect(troubled)) is not quiet
+
+
+def test_all_detectors_are_asked_and_the_earliest_comes_first() -> None:
+    exits = (gone(1, at_s=NOW - 0.2), gone(0, at_s=NOW - 5))
+    found = suspect(world(nodes={A: node(instance="another")}, status={A: status(exits=exits)}))
+    assert [(s.cause, s.rank) for s in found] == [
+        (Cause.RANK_KILLED, 0),
+        (Cause.AGENT_RESTARTED, None),
+        (Cause.RANK_KILLED, 1),
+    ]
+
+
+def test_without_a_record_there_is_nothing_to_suspect() -> None:
+    assert suspect(world(record=None)) == []

@@ -1,0 +1,119 @@
+"""Verdict → plan: when the gang restarts, and when the job stops."""
+
+import pytest
+
+from mt_resilient.resilience.detectors import Cause, Suspicion
+from mt_resilient.resilience.errors import BudgetSpent, ScriptError, UsageError
+from mt_resilient.resilience.machine import Event
+from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, plan
+from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.verdict import Verdict
+
+from .worlds import incident
+
+POLICY = RecoveryPolicy()
+IMPORT = "script_raised:1:ModuleNotFoundError"
+
+
+def verdict(cause: Cause, started: bool = True, signature: str = "rank_killed:-9:") -> Verdict:
+    blamed = Suspicion(
+        cause=cause, node=NodeId("a"), at_s=1.0, evidence="something", signature=signature, started=started
+    )
+    return Verdict(cause=cause, blamed=(blamed,), consequences=(), at_s=1.0)
+
+
+def killed(*steps: int) -> list[Incident]:
+    return [incident(number, at=step) for number, step in enumerate(steps, 1)]
+
+
+def failed_at_start(*signatures: str) -> list[Incident]:
+    return [incident(number, at=-1, started=False, signature=each) for number, each in enumerate(signatures, 1)]
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NON_FINITE])
+@pytest.mark.parametrize("started", [True, False])
+def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
+    answer = plan(verdict(cause, started), 10, [], POLICY)
+    assert (answer.event, answer.rung, answer.exit_code) == (Event.FAULT, 2, 0)
+
+
+def test_a_nan_that_comes_back_stops_the_job_at_once() -> None:
+    answer = plan(verdict(Cause.NON_FINITE), 10, [], RecoveryPolicy(max_replays=7))
+    assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, BudgetSpent.exit_code)
+    assert "replayed 7 times" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("past", "reached", "goes_on"),
+    [
+        ((), 10, True),
+        ((10,), 10, True),
+        ((10, 10), 10, True),
+        ((10, 10, 10), 10, False),
+        ((10, 10, 10), 9, False),
+        ((10, 10, 10), 11, True),
+        ((10, 9, 8), 9, False),
+        ((10, 10, 11, 11), 11, True),
+        ((10, 10, 10, 11, 11, 11), 11, False),
+        ((10, 11, 12, 13), 14, True),
+        ((10, 11, 12, 13), 13, True),
+        ((-1, -1), -1, True),
+        ((-1, -1, -1), -1, False),
+        ((-1, -1, -1), 1, True),
+        ((50, 50, 20, 30, 40), 45, False),  # climbing, but never past where it was once
+    ],
+)
+def test_restarts_without_progress_are_counted(past: tuple[int, ...], reached: int, goes_on: bool) -> None:
+    answer = plan(verdict(Cause.RANK_KILLED), reached, killed(*past), POLICY)
+    assert (answer.event is Event.FAULT) is goes_on
+    if not goes_on:
+        assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, 93)
+        assert f"did not get past step {max(0, *past)}" in answer.reason
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5])
+def test_the_budget_is_what_the_policy_says(budget: int) -> None:
+    policy = RecoveryPolicy(max_without_progress=budget)
+    assert plan(verdict(Cause.RANK_KILLED), 10, killed(*[10] * (budget - 1)), policy).event is Event.FAULT
+    stop = plan(verdict(Cause.RANK_KILLED), 10, killed(*[10] * budget), policy)
+    assert stop.event is Event.GIVE_UP
+    assert f"{budget} restarts in a row" in stop.reason
+
+
+def test_rewinds_in_place_are_no_restarts() -> None:
+    rewinds = [incident(number, rung=REWIND_IN_PLACE, at=10) for number in range(1, 9)]
+    assert plan(verdict(Cause.RANK_KILLED), 10, rewinds, POLICY).event is Event.FAULT
+
+
+@pytest.mark.parametrize(
+    ("past", "cause", "started", "goes_on"),
+    [
+        ((), Cause.SCRIPT_RAISED, False, True),
+        ((IMPORT,), Cause.SCRIPT_RAISED, False, False),
+        ((IMPORT,), Cause.SCRIPT_RAISED, True, True),
+        ((IMPORT,), Cause.RANK_KILLED, False, True),
+        (("script_raised:1:OSError",), Cause.SCRIPT_RAISED, False, True),
+        ((IMPORT, "rank_killed:-9:"), Cause.SCRIPT_RAISED, False, True),
+        (("rank_killed:-9:", IMPORT), Cause.SCRIPT_RAISED, False, False),
+    ],
+)
+def test_the_same_failure_before_the_first_step_is_the_script_s_own(
+    past: tuple[str, ...], cause: Cause, started: bool, goes_on: bool
+) -> None:
+    answer = plan(verdict(cause, started, IMPORT), -1, failed_at_start(*past), POLICY)
+    assert (answer.event is Event.FAULT) is goes_on
+    if not goes_on:
+        assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, ScriptError.exit_code)
+        assert "failed 2 times in the same way" in answer.reason
+
+
+def test_a_failure_after_training_has_begun_once_is_not_the_script_s_own() -> None:
+    past = [incident(1, at=10, started=True, signature=IMPORT)]
+    assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), 10, past, POLICY).event is Event.FAULT
+
+
+@pytest.mark.parametrize("name", ["max_without_progress", "same_failure_at_start", "max_replays"])
+def test_a_policy_without_any_try_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"recovery\.{name} is 0"):
+        RecoveryPolicy(**{name: 0})

@@ -1,0 +1,102 @@
+"""Suspicions → verdict: one cause, and the rest are its consequences."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mt_resilient.resilience.detectors import Cause, Suspicion
+from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.verdict import TOGETHER_S, judge
+
+
+def seen(cause: Cause, at_s: float = 0.0, evidence: str = "", started: bool = False) -> Suspicion:
+    what = evidence or f"{cause} at {at_s}"
+    return Suspicion(
+        cause=cause, node=NodeId("a"), at_s=at_s, evidence=what, signature=f"{cause}:{what}", started=started
+    )
+
+
+def test_nothing_suspected() -> None:
+    assert judge([]) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "consequence"),
+    [
+        (Cause.RANK_KILLED, Cause.SCRIPT_RAISED),
+        (Cause.AGENT_RESTARTED, Cause.RANK_KILLED),
+        (Cause.AGENT_LOST, Cause.SCRIPT_RAISED),
+        (Cause.NON_FINITE, Cause.SCRIPT_RAISED),
+        (Cause.SNAPSHOT_UNUSABLE, Cause.SCRIPT_RAISED),
+        (Cause.SNAPSHOT_UNUSABLE, Cause.AGENT_RESTARTED),
+        (Cause.NON_FINITE, Cause.RANK_KILLED),
+    ],
+)
+@pytest.mark.parametrize("cause_seen_first", [True, False])
+def test_the_cause_among_things_seen_together(cause: Cause, consequence: Cause, cause_seen_first: bool) -> None:
+    times = (5.0, 5.0 + TOGETHER_S) if cause_seen_first else (5.0 + TOGETHER_S, 5.0)
+    blamed, rest = seen(cause, times[0]), seen(consequence, times[1])
+    verdict = judge(sorted([blamed, rest], key=lambda s: s.at_s))
+    assert verdict is not None
+    assert (verdict.cause, verdict.blamed, verdict.consequences) == (cause, (blamed,), (rest,))
+    assert verdict.at_s == 5.0
+
+
+def test_what_comes_later_is_a_consequence_whatever_it_is() -> None:
+    first, later = seen(Cause.SCRIPT_RAISED, 5.0), seen(Cause.RANK_KILLED, 5.0 + TOGETHER_S + 0.01)
+    verdict = judge([first, later])
+    assert verdict is not None
+    assert (verdict.blamed, verdict.consequences) == ((first,), (later,))
+
+
+def test_all_killed_ranks_are_blamed_but_only_the_first_that_raised() -> None:
+    killed = [seen(Cause.RANK_KILLED, at_s) for at_s in (1.0, 1.1)]
+    raised = [seen(Cause.SCRIPT_RAISED, at_s) for at_s in (1.0, 1.1, 1.2)]
+    both = judge(killed)
+    one = judge(raised)
+    assert both is not None
+    assert one is not None
+    assert both.blamed == tuple(killed)
+    assert (one.blamed, one.consequences) == (tuple(raised[:1]), tuple(raised[1:]))
+
+
+def test_started_and_signature_are_those_of_the_blamed() -> None:
+    blamed = seen(Cause.RANK_KILLED, 1.0)
+    verdict = judge([blamed, seen(Cause.SCRIPT_RAISED, 1.0, started=True)])
+    assert verdict is not None
+    assert not verdict.started
+    assert verdict.signature == blamed.signature
+    started = judge([blamed, seen(Cause.RANK_KILLED, 1.1, started=True)])
+    assert started is not None
+    assert started.started
+
+
+def test_the_sentence_says_once_what_every_rank_says() -> None:
+    verdict = judge([seen(Cause.NON_FINITE, 1.0, "step 5 gave NaN"), seen(Cause.NON_FINITE, 1.1, "step 5 gave NaN")])
+    assert verdict is not None
+    assert verdict.describe() == "step 5 gave NaN"
+    two = judge([seen(Cause.RANK_KILLED, 1.0, "rank 0 was killed"), seen(Cause.RANK_KILLED, 1.1, "rank 1 was killed")])
+    assert two is not None
+    assert two.describe() == "rank 0 was killed; rank 1 was killed"
+
+
+times = st.floats(0, 3, allow_nan=False)
+
+
+@given(st.lists(st.builds(seen, st.sampled_from(Cause), times), min_size=1, max_size=8))
+def test_everything_is_either_blamed_or_a_consequence(suspicions: list[Suspicion]) -> None:
+    suspicions = sorted(suspicions, key=lambda s: s.at_s)
+    verdict = judge(suspicions)
+    assert verdict is not None
+    assert verdict.at_s == suspicions[0].at_s
+    assert {s.cause for s in verdict.blamed} == {verdict.cause}
+    assert {*verdict.blamed, *verdict.consequences} == set(suspicions)
+    assert verdict.blamed[0].at_s - verdict.at_s <= TOGETHER_S
+
+
+def test_the_order_of_telling_does_not_change_the_cause() -> None:
+    told = [seen(Cause.SCRIPT_RAISED, 1.0), seen(Cause.RANK_KILLED, 1.1), seen(Cause.AGENT_RESTARTED, 1.2)]
+    causes = {verdict.cause for order in permutations(told) if (verdict := judge(order))}
+    assert causes == {Cause.AGENT_RESTARTED}

@@ -1,0 +1,80 @@
+"""Worlds to judge: a healthy job on node `a`, and what may be different about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.signals import (
+    Ack,
+    AckKind,
+    Generation,
+    NodeId,
+    NodeRecord,
+    NodeStatus,
+    Rank,
+    RankExit,
+    Spec,
+    Step,
+)
+from mt_resilient.resilience.world import World
+
+A, B = NodeId("a"), NodeId("b")
+NOW = 2000.0
+
+
+def record(
+    phase: Phase = Phase.RUN, number: int = 1, members: tuple[str, ...] = ("a",), **fields: Any
+) -> GenerationRecord:
+    """Opened 100 s ago, launched 90 s ago."""
+    ours = {NodeId(node): f"agent-{node}" for node in members}
+    times = {"opened_s": NOW - 100, "launched_s": NOW - 90 if phase is not Phase.GATHER else 0.0}
+    return GenerationRecord(number=Generation(number), phase=phase, **{"members": ours, **times, **fields})
+
+
+def node(name: str = "a", instance: str | None = None) -> NodeRecord:
+    return NodeRecord(instance=instance or f"agent-{name}", host=name, pid=4, ranks=2)
+
+
+def status(generation: int = 1, **fields: Any) -> NodeStatus:
+    return NodeStatus(generation=Generation(generation), at_s=NOW - 1, **fields)
+
+
+def ack(kind: AckKind, generation: int = 1, name: str = "a", port: int = 0) -> Ack:
+    return Ack(kind=kind, generation=Generation(generation), instance=f"agent-{name}", at_s=NOW - 1, port=port)
+
+
+def gone(rank: int = 0, at_s: float = NOW - 0.5, code: int | None = -9, **fields: Any) -> RankExit:
+    return RankExit(rank=Rank(rank), at_s=at_s, code=code, **fields)
+
+
+def incident(ident: int = 1, generation: int = 1, rung: int = 2, at: int = 10, **fields: Any) -> Incident:
+    """A restart of the gang after a kill at step `at`."""
+    story = {
+        "cause": "rank_killed",
+        "summary": "rank 0 on a was killed by signal 9",
+        "at_s": NOW - 101,
+        "started": True,
+    }
+    return Incident(
+        id=f"{ident:04d}",
+        generation=Generation(generation),
+        rung=rung,
+        step_at_fault=Step(at),
+        **{**story, "signature": "rank_killed:-9:", **fields},
+    )
+
+
+def world(**changes: Any) -> World:
+    """One node whose ranks have been attached and are training in generation 1, but for `changes`."""
+    healthy: dict[str, Any] = {
+        "spec": Spec(command=("torchrun", "train.py")),
+        "record": record(),
+        "nodes": {A: node()},
+        "status": {A: status(min_step=10, max_step=10, alive=2)},
+        "acks": {A: ack(AckKind.RUNNING)},
+        "incidents": (),
+        "requests": (),
+    }
+    return World(**{**healthy, **changes})
