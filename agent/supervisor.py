@@ -39,6 +39,8 @@ QUICK_S, CALM_S = 0.02, 0.5
 class AgentPolicy:
     warm: bool = True
     """Keep a warm process to fork the next gang from."""
+    warm_wait_s: float = 60.0
+    """How long a start waits for a warm process that is still importing, before it is cold."""
     metrics_port: int = 9464
     """Port of /metrics; 0 takes a free one."""
     last_snapshot: bool = False
@@ -209,6 +211,8 @@ class Supervisor:
                 self._published = None
                 self._publish()
                 self._ack(AckKind.READY, free_port())
+            case Action.LAUNCH if self._waits_for_warm(record):
+                return Action.WAIT
             case Action.LAUNCH:
                 self.node.start_gang(record, record.node_rank(self.id))
                 assert self.node.gang
@@ -223,6 +227,13 @@ class Supervisor:
                 self._end_gang()
                 return Action.WAIT if self._acked[1] is not AckKind.ENDED else action
         return action
+
+    def _waits_for_warm(self, record: GenerationRecord) -> bool:
+        """Whether the warm process is about to be ready."""
+        waits = self.node.warm.importing and wall_s() - record.launched_s < self.policy.warm_wait_s
+        if waits:
+            self.node.warm.hurry()
+        return waits
 
     def _local(self) -> LocalState:
         gang = self.node.gang

@@ -12,6 +12,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ class WarmProcess:
     @property
     def started(self) -> bool:
         return self._process is not None
+
+    @property
+    def importing(self) -> bool:
+        """Under way: waiting for it is never slower than a cold start, which imports the same from the beginning, and torch twice."""
+        return self._channel is not None and not self.ready
+
+    def hurry(self) -> None:
+        """A gang waits for it: give it normal priority, where this user may."""
+        if self._process is not None:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
 
     @property
     def fd(self) -> int | None:

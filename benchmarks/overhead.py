@@ -33,7 +33,7 @@ from mt_resilient.resilience.signals import Generation, Step
 from mt_resilient.training.board import claim
 
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
-SCRIPT = (str(GPT), *"--device cpu --steps 1000000 --layers 2 --hidden 128 --seq 64 --mbs 4".split())
+SCRIPT = (str(GPT), *"--device cpu --steps 1000000 --layers 2 --hidden 192 --seq 128 --mbs 4".split())
 SLICE_S, SETTLE_S = 2.0, 0.3
 ROUNDS = 4
 """Of four slices, ABBA, in each repeat."""

@@ -167,6 +167,7 @@ def main() -> None:
     distributed.all_gather_object(digests, state_digest(model, optimizer))
     if distributed.get_rank() == 0:
         print("final state sha256", hashlib.sha256("".join(digests).encode()).hexdigest(), flush=True)
+    mpu.destroy_model_parallel()
     distributed.destroy_process_group()
 
 

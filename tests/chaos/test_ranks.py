@@ -1,0 +1,100 @@
+"""Ranks killed and poisoned for real: the run ends with the bits of the undisturbed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..harness import GPT, MINIMAL, Job, digest_of, step_lines, undisturbed
+
+STEPS = 60
+LAYOUTS = {
+    "dp2": [],
+    "tp2": ["--tp", "2"],
+    "pp2": ["--pp", "2"],
+    "ep2": ["--ep", "2", "--moe"],
+}
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[str, list[str]]:
+    return undisturbed(MINIMAL, "--steps", str(STEPS))
+
+
+def minimal(place: Path, *options: str, delay: str = "0.1") -> Job:
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", str(STEPS), "--step-delay", delay]
+    return Job(place, command, "--durable-every", "10", *options)
+
+
+def same(job: Job, expected: tuple[str, list[str]]) -> None:
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == expected
+
+
+def test_a_killed_rank_costs_one_step_and_no_bit(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    job = minimal(tmp_path)
+    job.until_said("the warm process is ready")
+    job.kill_rank(1)
+    same(job, expected)
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.rung, incident.launch) == ("rank_killed", 2, "warm")
+    assert "rank 1" in incident.summary
+    assert "signal 9" in incident.summary
+    assert incident.lost_steps <= 2
+    assert list(incident.phases_s) == ["detect", "stop", "start", "build", "restore", "step", "replay"]
+    assert not incident.open
+
+
+def test_killed_again_and_again(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    job = minimal(tmp_path)
+    job.until_said("the warm process is ready")
+    for generation, rank in enumerate((0, 1, 0), 1):
+        before = job.until(lambda now, g=generation: now.generation == g and now.stepped_s > 0 and all(now.pids)).max_step
+        job.until(lambda now, g=generation, b=before: now.generation == g and now.min_step > b)
+        job.kill_rank(rank)
+    same(job, expected)
+    assert [incident.launch for incident in job.incidents()] == ["warm"] * 3
+
+
+def test_a_cold_start_ends_with_the_same_bits(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    job = minimal(tmp_path, "--no-warm")
+    job.until_step(20)
+    job.kill_rank(0)
+    same(job, expected)
+    assert job.incidents()[0].launch == "cold: warm starts are switched off"
+
+
+def test_killed_while_it_starts(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    job = minimal(tmp_path)
+    job.kill_rank(1)
+    same(job, expected)
+
+
+def test_everything_killed_goes_on_from_disk(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    job = minimal(tmp_path)
+    job.until_said("step 20 is on disk")
+    job.kill_everything()
+    job.start()
+    same(job, expected)
+    (incident,) = job.incidents()
+    assert incident.cause == "agent_restarted"
+    assert incident.resume_step is not None
+    assert incident.resume_step >= 20
+    assert "from disk" in job.said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
+    arguments = ["--steps", str(STEPS), *LAYOUTS[layout]]
+    digest, lines = undisturbed(GPT, *arguments)
+    faults = ["--step-delay", "0.1", "--poison-gradient", "8:1", "--poison-marker", str(tmp_path)]
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GPT), *arguments, *faults], "--durable-every", "20")
+    job.until_step(25)
+    job.kill_rank(0)
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == digest
+    assert step_lines(job.printed()) == lines
+    assert [(i.cause, i.rung) for i in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]
+    assert [i.lost_steps for i in job.incidents()][0] <= 2

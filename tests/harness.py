@@ -1,0 +1,138 @@
+"""Drive `mt-resilient run` from a test: start it, look at it through its own store, hurt it, and read what it left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from mt_resilient.agent import inspect
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.signals import NodeStatus
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+MINIMAL = ROOT / "examples" / "minimal" / "train.py"
+GPT = ROOT / "examples" / "gpt" / "pretrain.py"
+_DIGEST = re.compile(r"final state sha256 (\w+)")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **extra}
+
+
+def cli(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """`mt-resilient WORDS`, to its end."""
+    command = [str(BIN / "mt-resilient"), *words]
+    return subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=120)
+
+
+def undisturbed(script: Path, *arguments: str, ranks: int = 2) -> tuple[str, list[str]]:
+    """Digest and step lines of a run under plain torchrun."""
+    command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
+    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return digest_of(done.stdout), step_lines(done.stdout)
+
+
+def digest_of(output: str) -> str:
+    found = _DIGEST.findall(output)
+    assert found, f"the run did not reach its end:\n{output[-2000:]}"
+    return found[-1]
+
+
+def step_lines(output: str) -> list[str]:
+    """One line per step, the last of each that was computed again, in order."""
+    lines = {int(line.split()[1]): line for line in output.splitlines() if line.startswith("step ")}
+    return [lines[step] for step in sorted(lines)]
+
+
+class Job:
+    """One run directory, and the agent that runs in it now."""
+
+    def __init__(self, place: Path, command: Sequence[str], *options: str, **extra: str) -> None:
+        """command: torchrun's arguments, script included."""
+        self.directory = place / "run"
+        self.output, self.errors = place / "output", place / "errors"
+        fixed = ["--run-dir", str(self.directory), "--metrics-port", "0"]
+        self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", "torchrun", *command]
+        self.extra = extra
+        self.start()
+
+    def start(self) -> None:
+        with self.output.open("ab") as output, self.errors.open("ab") as errors:
+            self.agent = subprocess.Popen(self.command, env=environment(**self.extra), stdout=output, stderr=errors)
+
+    def look(self) -> NodeStatus | None:
+        world = inspect.look(RunDirectory(self.directory))
+        return next(iter(world.status.values()), None) if world else None
+
+    def until(self, what: Callable[[NodeStatus], bool], deadline_s: float = 120) -> NodeStatus:
+        """Wait until the node says so. Fails when the job ends before."""
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            now = self.look()
+            if now and what(now):
+                return now
+            assert self.agent.poll() is None, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
+            time.sleep(0.03)
+        raise AssertionError(f"not within {deadline_s} s; the last said was {self.look()}\n{self.said()[-3000:]}")
+
+    def until_step(self, step: int) -> NodeStatus:
+        return self.until(lambda now: now.min_step >= step and all(now.pids))
+
+    def until_said(self, text: str, deadline_s: float = 120) -> None:
+        end = time.monotonic() + deadline_s
+        while text not in self.said():
+            assert time.monotonic() < end, f"never said {text!r}:\n{self.said()[-3000:]}"
+            assert self.agent.poll() is None, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
+            time.sleep(0.03)
+
+    def kill_rank(self, rank: int) -> None:
+        now = self.until(lambda now: bool(now.pids) and all(now.pids))
+        os.kill(now.pids[rank], signal.SIGKILL)
+
+    def kill_everything(self) -> None:
+        """The agent and all that descends from it, at once."""
+        everybody = [psutil.Process(self.agent.pid), *psutil.Process(self.agent.pid).children(recursive=True)]
+        for process in everybody:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.agent.wait()
+
+    def helper(self, name: str) -> psutil.Process:
+        """The agent's own child whose command line holds `name`."""
+        children = psutil.Process(self.agent.pid).children()
+        return next(child for child in children if name in " ".join(child.cmdline()))
+
+    def finish(self, deadline_s: float = 180) -> int:
+        """The exit code."""
+        try:
+            return self.agent.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill_everything()
+            raise AssertionError(f"did not end:\n{self.said()[-4000:]}") from None
+
+    def printed(self) -> str:
+        return self.output.read_text()
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def incidents(self) -> list[Incident]:
+        return list(inspect.incidents(RunDirectory(self.directory)).values())
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        return [line for line in Journal(self.directory / "journal.jsonl").read() if line["kind"] == kind]

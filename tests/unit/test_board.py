@@ -1,0 +1,118 @@
+"""A board page: each field in its own place, and a last message that fits."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+
+INTS = [name for name, field in vars(Page).items() if type(field) is type(vars(Page)["step"])]
+
+
+def page() -> Page:
+    fresh = Page(memoryview(bytearray(PAGE_BYTES)))
+    fresh.clear(generation=3)
+    return fresh
+
+
+def test_each_field_has_a_place_of_its_own() -> None:
+    written = page()
+    for number, name in enumerate(INTS):
+        setattr(written, name, 1000 + number)
+    written.floats[5], written.floats[6] = 0.5, 0.25
+    assert {name: getattr(written, name) for name in INTS} == {name: 1000 + number for number, name in enumerate(INTS)}
+    assert (written.loss, written.grad_norm) == (0.5, 0.25)
+
+
+def test_a_message_leaves_the_fields_alone() -> None:
+    written = page()
+    for name in INTS:
+        setattr(written, name, -7)
+    written.say_farewell(error="x" * 5000, traceback="y" * 5000)
+    assert {getattr(written, name) for name in INTS} == {-7}
+
+
+def test_a_page_is_seen_by_whoever_maps_the_same_memory() -> None:
+    memory = bytearray(PAGE_BYTES)
+    rank, agent = Page(memoryview(memory)), Page(memoryview(memory))
+    rank.beat(7, 2.5, math.nan, 123)
+    assert (agent.step, agent.loss, agent.beat_ns) == (7, 2.5, 123)
+    assert math.isnan(agent.grad_norm)
+    agent.order = 2
+    assert rank.order == 2
+
+
+def test_clearing_leaves_nothing_of_the_last_generation() -> None:
+    used = page()
+    used.beat(7, 2.5, 1.0, 123)
+    used.order, used.pid = 2, 4711
+    used.say_farewell(error="it failed")
+    used.clear(generation=4, rank=1)
+    assert (used.generation, used.rank, used.step, used.resumed_from) == (4, 1, -1, -1)
+    zero = [name for name in INTS if name not in ("generation", "rank", "step", "resumed_from")]
+    assert {getattr(used, name) for name in zero} == {0}
+    assert (used.loss, used.farewell()) == (0.0, {})
+
+
+def test_a_message_arrives_as_it_was_said() -> None:
+    words = {"error": "KeyError: 'ключ'", "kind": "snapshot", "step": 7, "path": "/a/b"}
+    written = page()
+    written.say_farewell(**words)
+    assert written.farewell() == words
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "错", "\\", '"', "\n", "\x00", "😀", "\udc80"])
+@pytest.mark.parametrize("length", [100, 260, 3000, 100_000])
+def test_long_texts_are_cut_at_their_beginning_and_what_matters_stays(character: str, length: int) -> None:
+    written = page()
+    error = character * min(length, 300)
+    written.say_farewell(error=error, traceback="first line\n" + character * length, kind="non_finite", step=7)
+    heard = written.farewell()
+    assert (heard["kind"], heard["step"]) == ("non_finite", 7)
+    assert heard["error"]
+    assert error.endswith(heard["error"])
+    assert heard["traceback"]
+    assert heard["traceback"].startswith("first line") is (length < 1000 and len(heard["traceback"]) > length)
+
+
+def test_the_end_of_a_traceback_is_worth_more_than_its_beginning() -> None:
+    written = page()
+    written.say_farewell(traceback="beginning " + "x" * 5000 + " end")
+    assert written.farewell()["traceback"].endswith("x end")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["error", "traceback", "path"]), st.text(max_size=4000)), st.integers(-1, 10**9))
+def test_whatever_is_said_is_heard(texts: dict[str, Any], step: int) -> None:
+    written = page()
+    written.say_farewell(**texts, kind="snapshot", step=step)
+    heard = written.farewell()
+    assert heard.keys() == {*texts, "kind", "step"}
+    assert (heard["kind"], heard["step"]) == ("snapshot", step)
+
+
+@pytest.mark.parametrize("length", [-1, 0, PAGE_BYTES, 2**62, -(2**62)])
+def test_a_length_that_cannot_be_is_no_message(length: int) -> None:
+    torn = page()
+    torn.say_farewell(error="it failed")
+    torn.ints[1024 // 8] = length
+    assert torn.farewell() == {}
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"garbage!", b"\xff\xfe\xfd", b'{"error": "it failed", "traceback": "', b"\x00" * 40]
+)
+def test_a_message_that_was_not_finished_is_no_message(garbage: bytes) -> None:
+    torn = page()
+    torn.say_farewell(error="it failed", kind="exit")
+    torn.raw[1032 : 1032 + len(garbage)] = garbage
+    assert torn.farewell() == {}
+
+
+def test_a_released_page_lets_its_memory_go() -> None:
+    memory = bytearray(PAGE_BYTES)
+    Page(memoryview(memory)).release()
+    memory.append(0)  # a BufferError while anything still looks at it

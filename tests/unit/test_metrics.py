@@ -1,0 +1,102 @@
+"""What Prometheus gets to see."""
+
+import socket
+from urllib.request import urlopen
+
+import pytest
+
+from mt_resilient.resilience.detectors import Cause
+from mt_resilient.resilience.errors import MachineError
+from mt_resilient.resilience.metrics import RUNGS, Metrics
+from mt_resilient.resilience.orders import PHASES
+from mt_resilient.resilience.recovery import RESTART_GANG, REWIND_IN_PLACE, STOP
+from mt_resilient.resilience.signals import Step
+
+from .worlds import incident
+
+P = "mt_resilient_"
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Name and label values other than the job's, to value; without buckets and creation times."""
+    found = {}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if not sample.name.endswith(("_bucket", "_created")):
+                assert sample.labels.pop("job") == "job"
+                found[(sample.name.removeprefix(P), *sample.labels.values())] = sample.value
+    return found
+
+
+def test_every_combination_of_labels_is_there_at_0_from_the_start() -> None:
+    expected = {("recoveries_total", cause, rung) for cause in Cause for rung in RUNGS}
+    expected |= {(f"recovery_seconds_{what}", phase) for phase in PHASES for what in ("count", "sum")}
+    expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "skipped", "failed")}
+    expected |= {("lost_steps_total",), ("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
+    expected |= {("effective_training_time_ratio",), ("step",), ("generation",)}
+    assert samples(Metrics("job")) == dict.fromkeys(expected, 0.0)
+
+
+def test_no_recovery_adds_a_combination_that_was_not_there() -> None:
+    metrics = Metrics("job")
+    before = samples(metrics).keys()
+    for cause in Cause:
+        for rung in (REWIND_IN_PLACE, RESTART_GANG, STOP):
+            metrics.recovery(incident(rung=rung, cause=cause, phases_s=dict.fromkeys(PHASES, 1.0)))
+    assert samples(metrics).keys() == before
+
+
+def test_a_recovery_counts_once_with_its_cost() -> None:
+    metrics = Metrics("job")
+    metrics.recovery(incident(at=10, resume_step=Step(8), phases_s={"detect": 0.5, "stop": 0.25}, open=False))
+    changed = {key: value for key, value in samples(metrics).items() if value}
+    assert changed == {
+        ("recoveries_total", "rank_killed", "2"): 1,
+        ("lost_steps_total",): 2,
+        ("recovery_seconds_count", "detect"): 1,
+        ("recovery_seconds_sum", "detect"): 0.5,
+        ("recovery_seconds_count", "stop"): 1,
+        ("recovery_seconds_sum", "stop"): 0.25,
+    }
+
+
+def test_snapshots_and_the_present() -> None:
+    metrics = Metrics("job")
+    metrics.staged(4, 1)
+    metrics.staged(2, 0)
+    metrics.durable(1000)
+    metrics.failed()
+    metrics.now(step=7, generation=2, alive=3, stall_s=0.5, effective=0.9)
+    metrics.now(step=8, generation=2, alive=4, stall_s=0.6, effective=0.95)
+    assert {key: value for key, value in samples(metrics).items() if value} == {
+        ("snapshots_total", "memory"): 6,
+        ("snapshots_total", "skipped"): 1,
+        ("snapshots_total", "durable"): 1,
+        ("snapshots_total", "failed"): 1,
+        ("durable_bytes_total",): 1000,
+        ("step",): 8,
+        ("generation",): 2,
+        ("ranks_alive",): 4,
+        ("stall_seconds",): 0.6,
+        ("effective_training_time_ratio",): 0.95,
+    }
+
+
+def test_two_jobs_in_one_process_do_not_meet() -> None:
+    first, second = Metrics("job"), Metrics("job")
+    first.failed()
+    assert samples(second)["snapshots_total", "failed"] == 0
+
+
+def test_it_answers_on_the_port_it_names() -> None:
+    port = Metrics("job").serve(0)
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    assert 'mt_resilient_recoveries_total{cause="rank_killed",job="job",rung="2"} 0.0' in text
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match=rf"port {port} for /metrics .*--metrics-port"):
+            Metrics("job").serve(port)
