@@ -82,13 +82,13 @@ def status(directory: RunDirectory, as_json: bool) -> int:
             str(said.alive),
             steps if said.max_step >= 0 else "–",
             *kept,
-            said.launch,
+            describe.launched(said.launch),
             f"{wall_s() - said.at_s:.1f} s ago",
         )
     console.print(table)
     for incident in world.incidents[-5:]:
         console.print(
-            f"incident {incident.id}: {incident.summary}; {describe.recovered(incident) if not incident.open else 'under way'}"
+            f"incident: {incident.summary}; {describe.recovered(incident) if not incident.open else 'under way'}"
         )
     return 0
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import catalog
 from ..checkpoint.cadence import SnapshotPolicy
+from ..resilience import describe
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.election import Election
@@ -88,15 +90,16 @@ def run_job(
         root = (snapshots or run.root).absolute()
         writable(root / "snapshots")
         adopt_orphans()
+        run.own(root / "snapshots")
         journal = Journal(run.journal)
-        journal.write("start", wall_s(), command=list(command), snapshots=str(root), pid=os.getpid())
         control: ControlPolicy = policies["control"]
         server, endpoints = _endpoints(control, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s)
         closing.callback(store.close)
         keys = Keys(run.root.name if server else f"{socket.gethostname()}-{run.root.name}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
-        _register(store, keys, launch, run, me)
+        _register(store, keys, launch, run, me, catalog.next_generation(root))
+        journal.write("start", wall_s(), command=list(command), snapshots=str(root), pid=os.getpid())
         run.endpoint.write_text(json.dumps({"job": keys.job, "endpoints": endpoints, "pid": os.getpid()}))
         recovery: RecoveryPolicy = policies["recovery"]
         node = Node(launch, run, root, policies["snapshots"], recovery.max_replays, secrets.token_hex(4))
@@ -110,9 +113,10 @@ def run_job(
         if server:
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(lambda: _restart(server, node, store))
-        terminal.say(f"job {keys.job}: {launch.ranks} ranks, everything about it in {run.root}", wall_s())
+        ranks = describe.count(launch.ranks, "rank")
+        terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
-        _say_the_end(code, supervisor.record, run, terminal)
+        _say_the_end(code, supervisor.record, run, supervisor.telling)
         return code
 
 
@@ -133,12 +137,14 @@ def _endpoints(
     return server, [server.start()]
 
 
-def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord) -> None:
+def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int) -> None:
     """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
 
-    Raises UsageError for another command, and for a job that is finished.
+    first: number of the first generation, larger than any that has left a snapshot here. Raises UsageError for another command, and
+    for a job that is finished.
     """
-    spec = Spec(command=(*launch.program[-1:], *launch.options, *launch.script), nodes=1, created_s=wall_s())
+    command = (*launch.program[-1:], *launch.options, *launch.script)
+    spec = Spec(command=command, nodes=1, created_s=wall_s(), first_generation=Generation(first))
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
     entry, record = store.get(keys.spec), store.get(keys.generation)
     known = loads(Spec, entry.value) if entry else spec
@@ -207,16 +213,12 @@ def _restart(server: EmbeddedEtcd, node: Node, store: Store) -> None:
         node.spared = (server.pid or 0,)
 
 
-def _say_the_end(code: int, record: GenerationRecord | None, run: RunDirectory, terminal: Terminal) -> None:
+def _say_the_end(code: int, record: GenerationRecord | None, run: RunDirectory, telling: Telling) -> None:
     if code == 0:
         (run.root / "finished").touch()
-        terminal.say("the training is over", wall_s(), "good")
+        telling.say("the training is over", "good")
     elif code > 128:
-        terminal.say(
-            f"ended as asked; the same command goes on from the newest snapshot in {run.root}", wall_s(), "warn"
-        )
+        telling.say(f"ended as asked; the same command goes on from the newest snapshot in {run.root}", "warn")
     else:
         why = record.reason if record else "unknown"
-        terminal.say(
-            f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", wall_s(), "bad"
-        )
+        telling.say(f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", "bad")

@@ -143,10 +143,10 @@ class Node:
         self._adopt()
         ended = self.gang.observe(ready) if self.gang else False
         if self.gang:
-            told = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s())
-            if told and (not self.told or told.ordinal > self.told[-1].ordinal):
-                self.told = (*self.told, told)
-                return True
+            known = self.told[-1].ordinal if self.told else 0
+            further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
+            self.told = (*self.told, *further)
+            ended = ended or bool(further)
         return ended
 
     def _adopt(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..resilience.board import Page
+from ..resilience.board import REWINDS_KEPT, Page
 from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, RankExit, RankPhase, Step
 from .gang import Gang, Watched
 
@@ -59,21 +59,23 @@ def _any_word(pages: Sequence[Page]) -> str:
     return next((str(words["error"]) for page in pages if (words := page.farewell()).get("error")), "")
 
 
-def rewinds(pages: Sequence[Page], generation: int, offset_s: float) -> InPlaceRewind | None:
-    """The newest rewind that all local ranks have finished; None when there was none."""
+def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
+    """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight)."""
     done = min((page.rewinds for page in pages), default=0)
-    if not done:
-        return None
-    page = pages[0]
-    slowest = max(p.rewind_done_ns - p.rewind_at_ns for p in pages)
+    return [_rewind(pages, generation, offset_s, n) for n in range(max(told, done - REWINDS_KEPT) + 1, done + 1)]
+
+
+def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: int) -> InPlaceRewind:
+    seen = [page.rewind(ordinal) for page in pages]
+    onset, reached, to, at_ns, _ = seen[0]
     return InPlaceRewind(
-        ordinal=done,
+        ordinal=ordinal,
         generation=Generation(generation),
-        onset=Step(page.rewind_onset),
-        to=Step(page.rewind_to),
-        reached=Step(page.rewind_from),
-        at_s=page.rewind_at_ns / 1e9 + offset_s,
-        restore_s=slowest / 1e9,
+        onset=Step(onset),
+        to=Step(to),
+        reached=Step(reached),
+        at_s=at_ns / 1e9 + offset_s,
+        restore_s=max(done - began for *_, began, done in seen) / 1e9,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import uuid
 from pathlib import Path
 
 from ..resilience.errors import MachineError, UsageError
@@ -55,6 +56,21 @@ class RunDirectory:
             raise UsageError(
                 f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
             ) from error
+
+    def own(self, snapshots: Path) -> None:
+        """Make `snapshots` this job's, for good. Raises UsageError when it is another job's: either would take the other's state for
+        its own, and retire it."""
+        ours, theirs = self.root / "job", snapshots / ".job"
+        if not ours.exists():
+            ours.write_text(
+                theirs.read_text() if theirs.exists() and snapshots.parent == self.root else uuid.uuid4().hex
+            )
+        if not theirs.exists():
+            theirs.write_text(ours.read_text())
+        if theirs.read_text() != ours.read_text():
+            raise UsageError(
+                f"the snapshots in {snapshots} are another job's; nothing was started. Name another directory with --snapshots"
+            )
 
     def release(self) -> None:
         self.endpoint.unlink(missing_ok=True)

@@ -216,8 +216,13 @@ class Supervisor:
             case Action.LAUNCH:
                 self.node.start_gang(record, record.node_rank(self.id))
                 assert self.node.gang
-                how = f"{self.node.launch.ranks} ranks start {self.node.gang.how}"
-                self.telling.say(f"generation {record.number}: {how}, {describe.resumed(record.resume_step)}")
+                how = f" {self.node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
+                ranks = describe.count(self.node.launch.ranks, "rank")
+                self.telling.say(
+                    f"generation {record.number}: {ranks} start {describe.resumed(record.resume_step)},{how}".rstrip(
+                        ","
+                    )
+                )
             case Action.SAY_RUNNING:
                 self._ack(AckKind.RUNNING)
             case Action.ORDER_LEAVE:
@@ -285,7 +290,9 @@ class Supervisor:
         )
         self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request))
         self._request = request
-        how = "taking a last snapshot" if request.snapshot else "without a further snapshot"
+        newest = self.node.durable_steps()[-1:]
+        kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
+        how = "taking a last snapshot" if request.snapshot else f"without a further snapshot: {kept}"
         self.telling.say(f"{name}: ending the job, {how}; once more ends it at once", "warn")
 
     def _hear_helpers(self) -> None:

@@ -14,7 +14,7 @@ from ..resilience.journal import Journal
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import Incident
-from ..resilience.recovery import REWIND_IN_PLACE, STOP
+from ..resilience.recovery import RESTART_GANG, REWIND_IN_PLACE, STOP
 from ..resilience.signals import NodeStatus
 from .terminal import Terminal
 
@@ -24,6 +24,8 @@ class Telling:
         self._terminal, self._journal, self._metrics = terminal, journal, metrics
         self._started_s = wall_s()
         self._lost_s = 0.0
+        self._waited_s = 0.0
+        """From the start of this agent to the first finished step; 0 until then."""
         self._known: set[str] = set()
         self._counted = (0, 0)
 
@@ -49,9 +51,11 @@ class Telling:
             self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
         if incident.open:
             return
-        if incident.resume_step is not None:
+        over = incident.rung != RESTART_GANG or "step" in incident.phases_s
+        if over:  # otherwise another fault, or the end of the job, came before its first step
+            self._metrics.recovery(incident)
+        if over and incident.rung != STOP:
             self.say(describe.recovered(incident), "good")
-        self._metrics.recovery(incident)
         self._lost_s += sum(incident.phases_s.values())
 
     def drained(self, event: dict[str, Any]) -> None:
@@ -61,7 +65,7 @@ class Telling:
             case "durable":
                 self._metrics.durable(int(event["bytes"]))
                 took = describe.seconds(float(event["seconds"]))
-                self.say(f"step {event['step']} is on disk ({event['bytes'] / 1e6:.1f} MB in {took})")
+                self.say(f"step {event['step']} is on disk ({describe.size(int(event['bytes']))} in {took})")
             case "failed":
                 self._metrics.failed()
                 retry = event.get("retry_in_s")
@@ -81,12 +85,13 @@ class Telling:
         self._metrics.staged(taken - before[0], skipped - before[1])
         self._counted = (taken, skipped)
         stall_s = max((p.stall_ns for p in pages), default=0) / 1e9
-        waited_s = told.stepped_s - self._started_s if told and told.stepped_s and told.generation == 1 else 0.0
+        if not self._waited_s and told and told.stepped_s:
+            self._waited_s = max(1e-9, told.stepped_s - self._started_s)
         elapsed_s = max(wall_s() - self._started_s, 1e-9)
         self._metrics.now(
             step=max(0, min((p.step for p in pages), default=0)),
             generation=told.generation if told else 0,
             alive=told.alive if told else 0,
             stall_s=stall_s,
-            effective=max(0.0, 1.0 - (self._lost_s + max(0.0, waited_s) + stall_s) / elapsed_s),
+            effective=max(0.0, 1.0 - (self._lost_s + (self._waited_s or elapsed_s) + stall_s) / elapsed_s),
         )

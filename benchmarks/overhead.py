@@ -3,7 +3,7 @@
     python benchmarks/overhead.py [--repeats N] [--quick]
 
 Step time: `examples/gpt/pretrain.py` (megatron-core, two data-parallel ranks, gloo) under torchrun and behind `mt-resilient run`, the
-latter with no snapshot due in the run's length. Both jobs are there all the time, but only one of them runs: every two seconds the one is
+latter with no snapshot due in the run's length. Both jobs are there all the time, but only one of them runs: every second the one is
 stopped whole (SIGSTOP to ranks, launcher, agent, etcd, warm and drain process) and the other goes on, in the order ABBA, so that whatever
 else the machine does hits both alike. The time of a step is that between two step lines; the first ones of a slice are dropped. CPU time
 of the ranks per step is told as well: load from outside moves it far less.
@@ -34,8 +34,8 @@ from mt_resilient.training.board import claim
 
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 SCRIPT = (str(GPT), *"--device cpu --steps 1000000 --layers 2 --hidden 192 --seq 128 --mbs 4".split())
-SLICE_S, SETTLE_S = 2.0, 0.3
-ROUNDS = 4
+SLICE_S, SETTLE_S = 1.0, 0.2
+ROUNDS = 10
 """Of four slices, ABBA, in each repeat."""
 STEP_LIMIT = 1.01
 BEAT_LIMIT_US = 20.0

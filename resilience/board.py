@@ -6,9 +6,12 @@ A beat is a few stores into memory, with no system call. Every field is eight by
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any, overload
 
 PAGE_BYTES = 4096
+_REWINDS_AT, REWINDS_KEPT = 512, 8
+"""A ring of the last rewinds: the agent looks twice a second, and a step may be replayed more often than that."""
 _FAREWELL_AT = 1024
 
 
@@ -53,13 +56,9 @@ class Page:
     stall_ns = _Int(15)
     """Time the loop spent in our hands, staging included."""
     rewinds = _Int(16)
-    rewind_onset = _Int(17)
-    rewind_to = _Int(18)
-    rewind_at_ns = _Int(19)
-    rewind_done_ns = _Int(20)
+    """How often the ranks have gone back in place in this generation; `rewind(ordinal)` tells of the last ones."""
     order = _Int(21)
     """Order; the agent writes it."""
-    rewind_from = _Int(23)
     resumed_from = _Int(22)
     """Step that this generation restored; -1 for none."""
 
@@ -83,6 +82,20 @@ class Page:
         floats[6] = grad_norm
         ints[4] = step
         ints[7] = now_ns
+
+    def rewound(self, *, onset: int, reached: int, to: int, at_ns: int, done_ns: int) -> None:
+        """Note a rewind in place that is done."""
+        ordinal = self.rewinds + 1
+        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * 5
+        self.ints[place : place + 5] = memoryview(array("q", (onset, reached, to, at_ns, done_ns)))
+        self.step = to
+        self.rewinds = ordinal  # last: from here on the agent reads it
+
+    def rewind(self, ordinal: int) -> tuple[int, int, int, int, int]:
+        """Onset, step reached, step gone back to, start and end (ns) of the `ordinal`-th rewind, one of the last eight."""
+        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * 5
+        onset, reached, to, at_ns, done_ns = self.ints[place : place + 5].tolist()
+        return onset, reached, to, at_ns, done_ns
 
     def clear(self, generation: int, rank: int = -1) -> None:
         """Ready for the rank of another generation; the agent does it while no rank is alive."""

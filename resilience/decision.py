@@ -67,7 +67,7 @@ def _open_first(world: World, now: float) -> Decision:
         return Decision()
     members = {node: world.nodes[node].instance for node in sorted(world.nodes)[: world.spec.nodes]}
     first = GenerationRecord(
-        number=Generation(1), phase=Phase.GATHER, members=members, reason="first start", opened_s=now
+        number=world.spec.first_generation, phase=Phase.GATHER, members=members, reason="first start", opened_s=now
     )
     return Decision(record=first, reason="first start")
 

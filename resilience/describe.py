@@ -17,8 +17,20 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def steps(count: int) -> str:
-    return f"{count} step{'s' if count != 1 else ''}"
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"
+
+
+def steps(number: int) -> str:
+    return count(number, "step")
+
+
+def size(number_bytes: int) -> str:
+    """A size as people read it."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if number_bytes >= scale:
+            return f"{number_bytes / scale:.1f} {unit}"
+    return f"{number_bytes / 1e3:.0f} kB"
 
 
 def phases(incident: Incident) -> str:
@@ -27,13 +39,18 @@ def phases(incident: Incident) -> str:
 
 def recovered(incident: Incident) -> str:
     """One line for an incident that is over."""
-    start = f", started {incident.launch}" if incident.launch else ""
+    start = f", started {launched(incident.launch)}" if incident.launch else ""
     return f"recovered ({rung(incident.rung)}{start}): {steps(incident.lost_steps)} computed again; {phases(incident)}"
 
 
 def struck(incident: Incident) -> str:
     """When in the training it struck."""
     return "before the first step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+
+
+def launched(how: str) -> str:
+    """`warm` or `cold`, without the reason."""
+    return how.partition(":")[0]
 
 
 def resumed(step: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NewType
 
@@ -159,4 +159,5 @@ class Spec:
     command: tuple[str, ...]
     nodes: int = 1
     created_s: float = 0.0
-    environment: tuple[str, ...] = field(default=())
+    first_generation: Generation = Generation(1)
+    """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""

@@ -174,10 +174,7 @@ class Session:
         self._tape.rewinds += 1
         self._tape.go_back(to)
         page = self._page
-        page.rewind_onset, page.rewind_from, page.rewind_to, page.rewind_at_ns = self._onset, page.step, to, started
-        page.step = to
-        page.rewind_done_ns = monotonic_ns()
-        page.rewinds += 1
+        page.rewound(onset=self._onset, reached=page.step, to=to, at_ns=started, done_ns=monotonic_ns())
         return to
 
     def resume(self) -> None:

@@ -56,7 +56,7 @@ class Node:
         self.asked: Request | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=WORLD)
-        _register(job.store, KEYS, LAUNCH, RunDirectory(Path("mt-runs/train")), registration)
+        _register(job.store, KEYS, LAUNCH, RunDirectory(Path("mt-runs/train")), registration, 1)
         self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
         self.controller = job.controller(instance)
 
@@ -86,9 +86,7 @@ class Node:
         if self.ranks:
             self.ranks.advance(now_s)
             self.job.last_state = self.ranks.state
-            told = report.rewinds(self.pages, self.ranks.gang.generation, 0.0)
-            if told and told.ordinal > len(self.told):
-                self.told = (*self.told, told)
+            self.told = (*self.told, *report.rewinds(self.pages, self.ranks.gang.generation, 0.0, len(self.told)))
         self.drain(now_s)
         if self.faults.agent_stalls:
             return None

@@ -195,8 +195,7 @@ class Ranks:
         self.state = self.node.arena[to].state
         self.rewinds += 1
         for page in self.node.pages:
-            page.rewind_onset, page.rewind_from, page.rewind_to, page.rewind_at_ns = onset, page.step, to, _ns(now_s)
-            page.rewind_done_ns, page.rewinds, page.step = _ns(now_s + 0.005), self.rewinds, to
+            page.rewound(onset=onset, reached=page.step, to=to, at_ns=_ns(now_s), done_ns=_ns(now_s + 0.005))
         self.node.say(f"the ranks go back to step {to} in place")
 
 

@@ -46,6 +46,11 @@ def test_the_first_generation_opens_when_all_nodes_are_there() -> None:
     assert list(first.members) == [A, B]
 
 
+def test_a_job_that_has_left_snapshots_here_goes_on_counting() -> None:
+    again = world(record=None, spec=Spec(command=("torchrun",), first_generation=Generation(5)))
+    assert written(again).number == 5
+
+
 def test_more_nodes_than_the_job_wants_are_left_out() -> None:
     several = world(record=None, nodes={B: node("b"), A: node("a")})
     assert set(written(several).members) == {A}

@@ -23,7 +23,7 @@ def nodes(*tiers: Tiers) -> list[NodeStatus]:
     ("tiers", "step", "where"),
     [
         ([], -1, "no node has reported"),
-        ([([], [])], -1, "no snapshot that every node can read"),
+        ([([], [])], -1, "there is no snapshot yet"),
         ([([7, 8], [5])], 8, "step 8 from memory"),
         ([([], [5, 10])], 10, "step 10 from disk"),
         ([([8], [10])], 10, "step 10 from disk"),
@@ -31,8 +31,8 @@ def nodes(*tiers: Tiers) -> list[NodeStatus]:
         ([([7, 8], []), ([7], [])], 7, "step 7 from memory"),
         ([([8], [5]), ([7], [5])], 5, "step 5 from disk"),
         ([([8], []), ([], [8])], 8, "step 8 from memory and disk"),
-        ([([8], []), ([7], [])], -1, "no snapshot that every node can read"),
-        ([([8], [5]), ([], [])], -1, "no snapshot that every node can read"),
+        ([([8], []), ([7], [])], -1, "there is no snapshot yet"),
+        ([([8], [5]), ([], [])], -1, "there is no snapshot yet"),
     ],
 )
 def test_the_newest_common_step(tiers: list[Tiers], step: int, where: str) -> None:

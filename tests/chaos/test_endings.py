@@ -1,0 +1,80 @@
+"""Ctrl-C, SIGTERM and the normal end: everything ends in order, nothing that was asked for is lost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.checkpoint import catalog
+from mt_resilient.checkpoint.layout import Attempt
+
+from ..harness import MINIMAL, Job, cli, digest_of, undisturbed
+
+STEPS = 60
+
+
+def minimal(place: Path, *options: str) -> Job:
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.1"]
+    return Job(place, command, "--durable-every", "1000", *options)
+
+
+def newest_on_disk(job: Job) -> int:
+    attempt = Attempt.parse(catalog.committed(job.directory)[0].name)
+    assert attempt
+    return attempt.stamp.step
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything_in_order(number: int, code: int, tmp_path: Path) -> None:
+    job = minimal(tmp_path)
+    job.until_step(3)
+    job.agent.send_signal(number)
+    assert job.finish(30) == code
+    assert "Traceback" not in job.said()
+    assert not (job.directory / "endpoint").exists()
+
+
+def test_a_last_snapshot_when_asked_for_and_then_on_to_the_same_bits(tmp_path: Path) -> None:
+    expected, _ = undisturbed(MINIMAL, "--steps", str(STEPS))
+    job = minimal(tmp_path, "--last-snapshot")
+    reached = job.until_step(5).max_step
+    job.agent.send_signal(signal.SIGTERM)
+    assert job.finish(60) == 143
+    assert newest_on_disk(job) > reached, "the snapshot was taken at a boundary after the signal"
+    job.start()
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == expected
+    assert not job.incidents(), "being stopped and started by hand is no incident"
+
+
+def test_asked_twice_it_leaves_at_once(tmp_path: Path) -> None:
+    job = minimal(tmp_path, "--last-snapshot")
+    job.until_step(3)
+    job.agent.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    job.agent.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert job.finish(30) == 130
+    assert time.monotonic() - began < 10
+
+
+def test_a_signal_while_ranks_still_start(tmp_path: Path) -> None:
+    job = minimal(tmp_path, "--last-snapshot")
+    job.until(lambda now: now.generation == 1)
+    job.agent.send_signal(signal.SIGINT)
+    assert job.finish(30) == 130
+
+
+def test_the_last_step_is_on_disk_and_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "5"]
+    job = Job(tmp_path, command, "--durable-every", "1000")
+    assert job.finish() == 0, job.said()
+    assert newest_on_disk(job) == 5
+    job.start()
+    assert job.finish() == 2
+    assert "is finished; name another directory with --run-dir" in job.said()
+    done = cli("status", "--run-dir", str(job.directory))
+    assert (done.returncode, "the training is over" in done.stdout) == (1, True)

@@ -1,0 +1,141 @@
+"""Wrong input and a hostile machine: one plain sentence, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..harness import GPT, MINIMAL, Job, cli, digest_of, undisturbed
+
+TRAIN = ("--", "torchrun", "--nproc-per-node", "2", str(MINIMAL), "--steps", "5")
+
+
+def refused(code: int, sentence: str, *words: str, **extra: str) -> None:
+    done = cli(*words, **extra)
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1, done.stderr
+    assert sentence in lines[0]
+
+
+def test_an_unknown_option_names_itself() -> None:
+    refused(2, "unrecognized arguments: --snapshot-evry", "run", "--snapshot-evry", "3", *TRAIN)
+
+
+def test_a_wrong_configuration_key_names_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "mt.toml"
+    file.write_text("[snapshots]\nevery_step = 3\n")
+    refused(2, "did you mean every_steps?", "run", "--config", str(file), *TRAIN)
+
+
+def test_a_missing_script(tmp_path: Path) -> None:
+    refused(2, "nowhere.py is not there", "run", "--run-dir", str(tmp_path), "--", "torchrun", "nowhere.py")
+
+
+def test_a_command_that_is_no_torchrun(tmp_path: Path) -> None:
+    refused(2, "python is no torchrun", "run", "--run-dir", str(tmp_path), "--", "python", "train.py")
+
+
+def test_torchrun_not_found(tmp_path: Path) -> None:
+    refused(
+        3, "was not found on PATH", "run", "--run-dir", str(tmp_path), "--", str(tmp_path / "torchrun"), str(MINIMAL)
+    )
+
+
+def test_an_etcd_endpoint_that_does_not_answer(tmp_path: Path) -> None:
+    refused(4, "127.0.0.1:1", "run", "--run-dir", str(tmp_path), "--etcd", "127.0.0.1:1", *TRAIN)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a read-only file system")
+def test_directories_that_cannot_be_written(tmp_path: Path) -> None:
+    sealed = tmp_path / "sealed"
+    sealed.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", sealed], check=True)
+    try:
+        refused(3, "run directory", "run", "--run-dir", str(sealed / "run"), *TRAIN)
+        refused(3, "snapshot directory", "run", "--run-dir", str(tmp_path / "run"), "--snapshots", str(sealed), *TRAIN)
+    finally:
+        subprocess.run(["umount", sealed], check=True)
+
+
+def test_two_agents_in_one_run_directory(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(MINIMAL), "--steps", "40", "--step-delay", "0.1"])
+    job.until(lambda now: now.generation == 1)
+    refused(2, "another mt-resilient is running", "run", "--run-dir", str(job.directory), *TRAIN)
+    assert job.finish() == 0
+
+
+def test_a_run_directory_and_snapshots_of_another_job(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(MINIMAL), "--steps", "3"])
+    assert job.finish() == 0
+    refused(2, "belongs to another command", "run", "--quiet", "--run-dir", str(job.directory), *TRAIN)
+    other = ("--run-dir", str(tmp_path / "other"), "--snapshots", str(job.directory))
+    refused(2, "are another job's", "run", *other, *TRAIN)
+
+
+def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import no_such_module_at_all\n")
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(script)])
+    assert job.finish() == 5
+    last = job.said().strip().splitlines()[-1]
+    assert "No module named 'no_such_module_at_all'" in last
+    assert "the script failed 2 times in the same way before its first step" in last
+
+
+def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    source = MINIMAL.read_text().replace(
+        "        optimizer.step()\n", "        assert step < 4, 'poisoned sample'\n        optimizer.step()\n"
+    )
+    assert "poisoned sample" in source
+    script.write_text(source)
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "9"])
+    assert job.finish() == 93
+    assert "3 restarts in a row did not get past step 4" in job.said()
+    assert [incident.rung for incident in job.incidents()] == [2, 2, 2, 6]
+
+
+@pytest.mark.slow
+def test_a_nan_that_replays_stops(tmp_path: Path) -> None:
+    script = GPT.with_name(f"persistent-{os.getpid()}.py")
+    source = GPT.read_text().replace('f"poisoned-{step}")', 'f"poisoned-{step}-{time.time()}")')
+    assert source != GPT.read_text()
+    script.write_text(source)
+    try:
+        poison = ["--poison-gradient", "4:1", "--poison-marker", str(tmp_path)]
+        job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "12", *poison])
+        assert job.finish() == 93
+    finally:
+        script.unlink()
+    assert "replayed 2 times without a finite result" in job.said().splitlines()[-1]
+    assert [incident.rung for incident in job.incidents()] == [1, 1, 6]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path) -> None:
+    expected, _ = undisturbed(MINIMAL, "--steps", "80")
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "80", "--step-delay", "0.1"]
+    job = Job(tmp_path, command, "--durable-every", "5", "--snapshots", str(small_disk))
+    job.until_said("is on disk")
+    ballast = small_disk / "ballast"
+    subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=64k"], capture_output=True, check=False)
+    job.until_said("could not be written, training goes on")
+    ballast.unlink()
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == expected
+    assert "step 80 is on disk" in job.said()

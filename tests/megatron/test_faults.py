@@ -1,0 +1,47 @@
+"""Real, unmodified Megatron loops under `mt-resilient run`, killed and poisoned: losses and final state bit by bit those of the
+undisturbed run under plain torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..harness import Job
+from .loops import CHECKOUT_LOOPS, LOOPS, Loop, Record, command, read_record, recording
+
+pytestmark = [pytest.mark.megatron, pytest.mark.slow]
+
+ALL = [
+    *(pytest.param(loop, id=loop.name) for loop in LOOPS),
+    *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),
+]
+
+
+def undisturbed(loop: Loop, directory: Path) -> Record:
+    directory.mkdir()
+    argv, environment = command(loop)
+    environment.update(recording(directory))
+    done = subprocess.run(argv, env=environment, cwd=directory, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return read_record(directory)
+
+
+@pytest.mark.parametrize("loop", ALL)
+def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
+    reason = loop.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    expected = undisturbed(loop, tmp_path / "plain")
+    place = tmp_path / "disturbed"
+    place.mkdir()
+    argv, environment = command(loop)
+    environment.update(recording(place, "nan-grad@4:1,kill@9:0"))
+    job = Job(place, argv[1:], "--durable-every", "5", **environment)
+    assert job.finish(280) == 0, job.said()[-4000:]
+    found = read_record(place)
+    assert found.losses == expected.losses
+    assert found.digests == expected.digests
+    assert found.digests.keys() == set(range(loop.ranks))
+    assert [(incident.cause, incident.rung) for incident in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]

@@ -1,0 +1,74 @@
+"""Whatever happens, and in whatever order: the job ends by itself, with every sample used once and in order."""
+
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from mt_resilient.resilience.recovery import RecoveryPolicy
+
+from .cluster import Job
+
+PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99)
+
+
+def kill_rank(job: Job) -> None:
+    if job.node and job.node.ranks and job.ranks.gang.ranks and job.ranks.alive:
+        job.kill_rank(1)
+
+
+def kill_agent(job: Job) -> None:
+    if job.node and not job.store.down:
+        job.kill_agent()
+
+
+def start_agent(job: Job) -> None:
+    if job.node is None:
+        job.start_store()
+        job.start_agent()
+
+
+def nan(job: Job) -> None:
+    if job.node and job.node.ranks:
+        job.faults.nan_at[job.ranks.step + 1] = 1
+
+
+def stop_store(job: Job) -> None:
+    if job.node:
+        job.stop_store()
+
+
+def start_store(job: Job) -> None:
+    job.start_store()
+
+
+def stall(job: Job) -> None:
+    job.faults.agent_stalls = not job.faults.agent_stalls
+
+
+FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall)
+Moment = tuple[int, int]
+"""Seconds to wait, and which of FAULTS comes then."""
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, len(FAULTS) - 1)), max_size=8), st.sampled_from([1, 3, 4]))
+@example([(10, 0), (0, 1), (1, 2)], 4)
+@example([(12, 1), (2, 2), (8, 0), (0, 0)], 4)
+def test_nothing_is_lost_or_used_twice(moments: list[Moment], durable_every: int) -> None:
+    job = Job(durable_every=durable_every, policy=PATIENT)
+    for wait_s, which in moments:
+        for _ in range(wait_s):
+            if job.exit_code is None:
+                job.tick()
+        if job.exit_code is None:
+            FAULTS[which](job)
+    if job.exit_code is None:
+        job.faults.agent_stalls = False
+        job.start_store()
+        start_agent(job)
+    job.to_the_end()
+    assert job.exit_code == 0, job.transcript()
+    assert job.last_state == job.disk[12] == tuple(range(1, 13)), job.transcript()
+    assert all(state == tuple(range(1, step + 1)) for step, state in job.disk.items()), job.transcript()
+    assert not [i.id for i in job.incidents.values() if i.open], job.transcript()
+    lost = sum(incident.lost_steps for incident in job.incidents.values())
+    assert job.computed == 12 + lost, job.transcript()

@@ -1,0 +1,93 @@
+"""The command line: exit codes, and one line for each way to use it wrongly."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+COMMAND = ["--", "torchrun", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run"], "no command was given; write it after two dashes"),
+        (["run", "--"], "no command was given; write it after two dashes"),
+        (["run", "torchrun", "train.py"], "the command goes after two dashes: mt-resilient run -- torchrun train.py"),
+        (["run", "torchrun", "--nproc-per-node", "2", "train.py"], "two dashes"),
+        (["run", "--", "python", "train.py"], "python is no torchrun"),
+        (["run", "--", "torchrun", "missing.py"], "the script missing.py is not there"),
+        (["run", "--frobnicate", *COMMAND], "unrecognized arguments: --frobnicate"),
+        (["run", "--metrics-port", "many", *COMMAND], "argument --metrics-port: invalid int value: 'many'"),
+        (["run", "--metrics-port", "-1", *COMMAND], "agent.metrics_port is -1"),
+        (["run", "--snapshot-every", "0", *COMMAND], "snapshots.every_steps is 0; it must be at least 1"),
+        (["run", "--set", "nonsense", *COMMAND], "--set nonsense: write it as --set section.key=value"),
+        (
+            ["run", "--set", "snapshot.slots=3", *COMMAND],
+            "--set snapshot.slots: there is no such name; did you mean snapshots?",
+        ),
+        (
+            ["run", "--set", "snapshots.slot=3", *COMMAND],
+            "--set snapshots.slot: there is no such name; did you mean slots?",
+        ),
+        (["run", "--set", "snapshots.slots=x", *COMMAND], "snapshots.slots is 'x'; it must be a whole number"),
+        (["run", "--config", "missing.toml", *COMMAND], "cannot read the configuration missing.toml: No such file"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["status"], "there is no run under"),
+        (["explain"], "there is no run under"),
+        (["explain", "--run-dir", "nowhere"], "nowhere is no run directory"),
+        (["snapshots"], "the following arguments are required: action"),
+        (["snapshots", "frob"], "invalid choice: 'frob'"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, capsys: Capture, place: Path) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("mt-resilient: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+    assert [path.name for path in place.iterdir()] == ["train.py"]  # nothing was started, nothing was left
+
+
+def test_what_argparse_refuses_points_to_the_help_of_its_command(capsys: Capture) -> None:
+    main(["snapshots", "frob"])
+    assert "see: mt-resilient snapshots --help" in capsys.readouterr().err
+
+
+def test_options_after_two_dashes_are_the_command_s_own(capsys: Capture) -> None:
+    assert main(["run", "--", "torchrun", "--version", "train.py"]) == 2
+    assert "--version is no option of torchrun" in capsys.readouterr().err
+
+
+def test_no_command_shows_the_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert all(command in out for command in ("run", "status", "explain", "snapshots"))
+    assert err == ""
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mt-resilient {version('mt-resilient')}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status", "--help"]])
+def test_help(words: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: mt-resilient")

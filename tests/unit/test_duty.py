@@ -1,0 +1,97 @@
+"""Orders + own state → the next local action: every state there is, looked up in a table of a dozen rows."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from mt_resilient.agent.duty import Action, LocalState, duty
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.signals import AckKind
+
+from .worlds import A, record
+
+ME = "agent-a"
+NUMBER = 5
+BOTH = (True, False)
+
+PLACES: dict[str, GenerationRecord | None] = {
+    "no record": None,
+    "ended without me": record(Phase.ENDED, NUMBER, members=("b",)),
+    **{f"{phase} without me": record(phase, NUMBER, members=("b",)) for phase in Phase if phase is not Phase.ENDED},
+    **{str(phase): record(phase, NUMBER) for phase in Phase},
+    "ending with a snapshot": record(Phase.ENDING, NUMBER, last_snapshot=True),
+}
+
+TABLE: list[tuple[set[str], dict[str, object], Action]] = [
+    # A record that is not about this agent is none of its business, until the job is over.
+    ({place for place in PLACES if place.endswith("without me")} - {"ended without me"}, {}, Action.WAIT),
+    ({"no record"}, {}, Action.WAIT),
+    ({"ended without me", "ended"}, {}, Action.LEAVE),
+    # Gathering is over when nothing is left here and that was said of this very generation.
+    ({"gather"}, {"gang": {0}, "acked": {(NUMBER, AckKind.READY)}}, Action.WAIT),
+    ({"gather"}, {}, Action.CLEAR),
+    # A gang of this generation is to be here, and is started once: one that is over is the controller's to judge.
+    ({"launch", "run"}, {"gang": {0, NUMBER - 1}}, Action.LAUNCH),
+    ({"launch", "run"}, {"attached": {False}}, Action.WAIT),
+    ({"launch", "run"}, {"acked": {(NUMBER, AckKind.RUNNING)}}, Action.WAIT),
+    ({"launch", "run"}, {}, Action.SAY_RUNNING),
+    # Ranks that can take a last snapshot get the time for it.
+    ({"ending", "ending with a snapshot"}, {"acked": {(NUMBER, AckKind.ENDED)}}, Action.WAIT),
+    ({"ending"}, {}, Action.END_GANG),
+    ({"ending with a snapshot"}, {"gang": {0}}, Action.END_GANG),
+    ({"ending with a snapshot"}, {"training": {False}}, Action.END_GANG),
+    ({"ending with a snapshot"}, {"gang_over": {True}}, Action.END_GANG),
+    ({"ending with a snapshot"}, {"grace_over": {True}}, Action.END_GANG),
+    ({"ending with a snapshot"}, {"leave_ordered": {True}}, Action.WAIT),
+    ({"ending with a snapshot"}, {}, Action.ORDER_LEAVE),
+]
+"""Where the record stands, what must hold of this node, and the answer; the first row that fits counts."""
+
+STATES = [
+    LocalState(
+        instance=ME,
+        gang=gang,
+        gang_over=over,
+        attached=attached,
+        training=training,
+        acked=acked,
+        leave_ordered=ordered,
+        grace_over=grace,
+    )
+    for gang, over, attached, training, acked, ordered, grace in product(
+        (0, NUMBER - 1, NUMBER),
+        BOTH,
+        BOTH,
+        BOTH,
+        [(0, None), *((number, kind) for number in (NUMBER - 1, NUMBER) for kind in AckKind)],
+        BOTH,
+        BOTH,
+    )
+]
+
+
+def row_of(place: str, me: LocalState) -> int:
+    fits = (
+        number
+        for number, (places, conditions, _) in enumerate(TABLE)
+        if place in places and all(getattr(me, name) in values for name, values in conditions.items())  # type: ignore[operator]
+    )
+    return next(fits)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_truth_table(place: str) -> None:
+    for me in STATES:
+        assert duty(PLACES[place], me) is TABLE[row_of(place, me)][2], me
+
+
+def test_each_row_of_the_table_counts() -> None:
+    assert {row_of(place, me) for place in PLACES for me in STATES} == set(range(len(TABLE)))
+
+
+def test_an_earlier_life_of_this_agent_is_not_this_agent() -> None:
+    me = STATES[0]
+    before = replace(record(Phase.GATHER, NUMBER), members={A: "agent-a-before"})
+    assert duty(before, me) is Action.WAIT

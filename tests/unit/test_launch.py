@@ -1,0 +1,223 @@
+"""The wrapped command: every spelling torchrun takes, and a sentence for each that cannot be kept alive."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.agent import launch
+from mt_resilient.agent.launch import Launch, understand
+from mt_resilient.resilience.errors import MachineError, UsageError
+
+NOBODY: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a script, and a torchrun of its own on PATH."""
+    (tmp_path / "train.py").write_text("")
+    program = tmp_path / "bin" / "torchrun"
+    program.parent.mkdir()
+    program.write_text("#!/opt/venv/bin/python3.11\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return tmp_path
+
+
+def torchrun(*words: str, environ: dict[str, str] = NOBODY) -> Launch:
+    return understand(["torchrun", *words], environ)
+
+
+def refused(*command: str, environ: dict[str, str] = NOBODY) -> str:
+    with pytest.raises(UsageError) as caught:
+        understand(command, environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nproc_per_node", "4"],
+        ["--nproc-per-node", "4"],
+        ["--nproc_per_node=4"],
+        ["--nproc-per-node=4"],
+        ["--nnodes", "1", "--nproc-per-node", "4"],
+        ["--nnodes=1:1", "--nproc-per-node", "4"],
+        ["--nproc-per-node", "2", "--nproc-per-node", "4"],  # the last one counts, as with torchrun
+    ],
+)
+def test_spellings(words: list[str]) -> None:
+    understood = torchrun(*words, "train.py", "--lr", "1", "--nnodes", "9")
+    assert understood.ranks == 4
+    assert understood.script == ("train.py", "--lr", "1", "--nnodes", "9")
+
+
+def test_what_keeps_its_meaning_is_passed_on_as_it_was_written() -> None:
+    kept = ["--nproc_per_node=2", "--log-dir", "logs", "-t", "3", "--role=trainer", "--virtual-local-rank"]
+    assert torchrun(*kept, "train.py").options == tuple(kept)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--standalone"],
+        ["--nnodes", "1"],
+        ["--node_rank=0"],
+        ["--master-addr", "10.0.0.1"],
+        ["--master_port=29500"],
+        ["--max-restarts", "3"],
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint=localhost:0", "--rdzv_id", "7", "--rdzv-conf", "timeout=9"],
+    ],
+)
+def test_who_meets_whom_is_ours_to_say(words: list[str]) -> None:
+    understood = torchrun(*words, "--nproc-per-node", "2", "train.py")
+    assert understood.options == ("--nproc-per-node", "2")
+    assert understood.script == ("train.py",)
+
+
+def test_arguments_of_a_generation() -> None:
+    understood = torchrun("--standalone", "--nproc-per-node=2", "train.py", "--lr", "1")
+    assert understood.arguments(nodes=3, node_rank=1, master_addr="10.0.0.1", master_port=12345) == [
+        "--nnodes=3",
+        "--node-rank=1",
+        "--master-addr=10.0.0.1",
+        "--master-port=12345",
+        "--max-restarts=0",
+        "--nproc-per-node=2",
+        "train.py",
+        "--lr",
+        "1",
+    ]
+
+
+def test_what_goes_in_comes_out_the_same_when_understood_again() -> None:
+    once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
+    again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1))
+    assert again == once
+
+
+@pytest.mark.parametrize("flag", ["-m", "--module"])
+def test_a_module_need_not_be_a_file(flag: str) -> None:
+    understood = torchrun(flag, "package.train", "--lr", "1")
+    assert (understood.options, understood.script) == ((flag,), ("package.train", "--lr", "1"))
+
+
+def test_a_program_need_not_be_a_file_here() -> None:
+    assert torchrun("--no-python", "bash", "-c", "true").script == ("bash", "-c", "true")
+
+
+def test_two_dashes_end_the_options() -> None:
+    assert torchrun("--nproc-per-node=2", "--", "train.py", "--lr").script == ("train.py", "--lr")
+
+
+# -- how many ranks --------------------------------------------------------------------------------------------------------
+
+
+def test_one_rank_where_nothing_is_said() -> None:
+    assert torchrun("train.py").ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "ranks"),
+    [
+        ("3", {}, 3),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "0,2,3"}, 3),
+        ("gpu", {"MUSA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0,2,3"}, 2),
+        ("auto", {"MUSA_VISIBLE_DEVICES": "5"}, 1),
+        ("cpu", {}, os.cpu_count()),
+    ],
+)
+def test_ranks_by_devices(text: str, environ: dict[str, str], ranks: int) -> None:
+    assert torchrun("--nproc-per-node", text, "train.py", environ=environ).ranks == ranks
+
+
+def test_torchrun_s_own_environment_counts_where_no_option_does() -> None:
+    environ = {"PET_NPROC_PER_NODE": "5", "PET_NNODES": "1"}
+    assert torchrun("train.py", environ=environ).ranks == 5
+    assert torchrun("--nproc-per-node=2", "train.py", environ=environ).ranks == 2
+
+
+# -- which interpreter -----------------------------------------------------------------------------------------------------
+
+
+def test_the_interpreter_is_the_one_that_torchrun_names(place: Path) -> None:
+    assert torchrun("train.py").program == (str(place / "bin" / "torchrun"),)
+    assert torchrun("train.py").python == "/opt/venv/bin/python3.11"
+
+
+@pytest.mark.parametrize("first_line", ["#!/bin/sh\n", "\x7fELF", ""])
+def test_where_it_names_none_ours_is_taken(place: Path, first_line: str) -> None:
+    (place / "bin" / "torchrun").write_text(first_line)
+    assert torchrun("train.py").python == sys.executable
+
+
+@pytest.mark.parametrize("module", ["torch.distributed.run", "torch.distributed.launch"])
+def test_a_python_that_runs_the_module(module: str) -> None:
+    understood = understand([sys.executable, "-m", module, "--nproc_per_node=2", "train.py"], NOBODY)
+    assert understood.program == (sys.executable, "-m", "torch.distributed.run")
+    assert (understood.python, understood.ranks, understood.script) == (sys.executable, 2, ("train.py",))
+
+
+def test_a_torchrun_named_by_its_path(place: Path) -> None:
+    path = str(place / "bin" / "torchrun")
+    assert understand([path, "train.py"], NOBODY).program == (path,)
+
+
+def test_no_torchrun_on_path(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setattr(sys, "executable", str(place / "python"))
+    with pytest.raises(MachineError, match="torchrun was not found on PATH"):
+        torchrun("train.py")
+    with pytest.raises(MachineError, match="/nowhere/torchrun was not found"):
+        understand(["/nowhere/torchrun", "train.py"], NOBODY)
+
+
+def test_the_torchrun_beside_our_own_interpreter_is_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setattr(sys, "executable", str(place / "bin" / "python"))
+    assert torchrun("train.py").program == (str(place / "bin" / "torchrun"),)
+
+
+# -- what cannot be kept alive ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ([], "no command was given"),
+        (["python", "train.py"], "python is no torchrun"),
+        (["python", "-m", "torch.distributed"], "python is no torchrun"),
+        (["bash", "run.sh"], "bash is no torchrun"),
+        (["torchrun"], "names no script"),
+        (["torchrun", "--nproc-per-node", "2"], "names no script"),
+        (["torchrun", "missing.py"], "the script missing.py is not there"),
+        (["torchrun", "bin"], "the script bin is not there"),
+        (["torchrun", "--nproc-per-node"], "option --nproc-per-node wants a value"),
+        (["torchrun", "--lr", "1", "train.py"], "--lr is no option of torchrun"),
+        (["torchrun", "--nproc-per-node", "many", "train.py"], "--nproc-per-node many: give the number"),
+        (["torchrun", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0: give the number"),
+        (["torchrun", "--nproc-per-node", "-1", "train.py"], "--nproc-per-node -1: give the number"),
+        (["torchrun", "--nnodes", "2", "train.py"], "--nnodes 2: this version keeps one node alive"),
+        (["torchrun", "--nnodes=1:4", "train.py"], "--nnodes 1:4: this version keeps one node alive"),
+    ],
+)
+def test_refused_with_a_sentence(command: list[str], sentence: str) -> None:
+    assert sentence in refused(*command)
+
+
+def test_several_nodes_by_the_environment_are_refused_too() -> None:
+    assert "--nnodes 2" in refused("torchrun", "train.py", environ={"PET_NNODES": "2"})
+
+
+def test_all_options_of_the_installed_torchrun_are_known() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    for action in run.get_args_parser()._actions:
+        for option in set(action.option_strings) - {"-h", "--help"}:
+            name = option.lstrip("-").replace("-", "_")
+            assert name in (launch._FLAGS if action.nargs == 0 else launch._VALUED), option

@@ -1,0 +1,214 @@
+"""Board pages and ended processes → this node's status."""
+
+import pytest
+
+from mt_resilient.agent.gang import Gang, Watched
+from mt_resilient.agent.report import ended_well, exits, rewinds, status
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.signals import NodeStatus, Rank, RankExit, RankPhase
+
+NOW = 2000.0
+OFFSET_S = 1000.0
+"""The wall clock is that much ahead of the monotonic one."""
+
+
+def pages(phase: RankPhase = RankPhase.TRAINING, step: int = 10, **fields: int) -> list[Page]:
+    """Of global ranks 4 and 5, both alike."""
+    made = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(2)]
+    for local_rank, page in enumerate(made):
+        page.clear(generation=3, rank=4 + local_rank)
+        page.pid, page.phase, page.step = 100 + local_rank, phase, step
+        page.stepped_ns = 5 if step >= 0 else 0
+        for name, value in fields.items():
+            setattr(page, name, value)
+    return made
+
+
+def gang(*codes: object, launcher: int | str | None = "alive", at_s: float = NOW) -> Gang:
+    """codes: by local rank, `alive`, or the exit code, None where the kernel does not tell."""
+
+    def watched(pid: int, code: object) -> Watched:
+        alive = code == "alive"
+        return Watched(pid, -1, ended_s=0.0 if alive else at_s, code=None if alive else code)  # type: ignore[arg-type]
+
+    ranks = {local_rank: watched(100 + local_rank, code) for local_rank, code in enumerate(codes)}
+    return Gang(3, watched(99, launcher), "warm", ranks)
+
+
+# -- which end was meant -----------------------------------------------------------------------------------------------------
+
+BY_CODE = {0: True, 1: False, -9: False}
+WITHOUT_CODE: dict[RankPhase, dict[int | None, bool | None]] = {
+    RankPhase.ABSENT: {None: None, 0: True, 1: False},
+    RankPhase.ATTACHED: {None: None, 0: True, 1: False},  # it may be a script that trains nothing
+    RankPhase.RESTORING: {None: False, 0: False, 1: False},
+    RankPhase.TRAINING: {None: False, 0: False, 1: False},
+    RankPhase.FINISHED: {None: None, 0: True, 1: False},
+    RankPhase.STOPPED: {None: None, 0: True, 1: False},
+}
+"""Phase → the launcher's code, None while it lives → whether the rank ended well, None: not yet known."""
+
+
+@pytest.mark.parametrize("phase", RankPhase)
+@pytest.mark.parametrize("launcher", [None, 0, 1])
+def test_ended_well(phase: RankPhase, launcher: int | None) -> None:
+    for code, well in BY_CODE.items():
+        assert ended_well(phase, code, launcher) is well
+    assert ended_well(phase, None, launcher) is WITHOUT_CODE[phase][launcher]
+
+
+# -- exits ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("watched", "phase", "gone"),
+    [
+        (gang("alive", "alive"), RankPhase.TRAINING, []),
+        (gang(-9, "alive"), RankPhase.TRAINING, [4]),
+        (gang("alive", 1), RankPhase.TRAINING, [5]),
+        (gang(-9, 1, launcher=1), RankPhase.TRAINING, [4, 5]),
+        (gang(0, "alive"), RankPhase.FINISHED, []),
+        (gang(0, 0, launcher=0), RankPhase.FINISHED, []),
+        (gang(0, 1, launcher=1), RankPhase.FINISHED, [5]),
+        (gang(None, "alive"), RankPhase.TRAINING, [4]),
+        (gang(None, "alive"), RankPhase.FINISHED, []),
+        (gang(None, None, launcher=0), RankPhase.FINISHED, []),
+        (gang(None, None, launcher=1), RankPhase.FINISHED, [4, 5]),
+        (gang(None, "alive"), RankPhase.ATTACHED, []),
+        (gang(None, None, launcher=1), RankPhase.ATTACHED, [4, 5]),
+        (gang(launcher=1), RankPhase.ABSENT, [-1]),
+        (gang(launcher=-9), RankPhase.ABSENT, [-1]),
+        (gang(launcher=None), RankPhase.ABSENT, [-1]),
+        (gang(launcher=0), RankPhase.ABSENT, []),
+        (gang("alive", "alive", launcher=-9), RankPhase.TRAINING, [-1]),
+        (gang(0, 0, launcher=1), RankPhase.FINISHED, [-1]),
+    ],
+)
+def test_who_is_gone_and_was_not_meant_to_be(watched: Gang, phase: RankPhase, gone: list[int]) -> None:
+    assert [found.rank for found in exits(watched, pages(phase))] == gone
+
+
+def test_an_exit_tells_how_and_what_was_said() -> None:
+    board = pages()
+    board[1].say_farewell(error="KeyError: 'x'", traceback="Traceback\nKeyError: 'x'")
+    killed, raised = exits(gang(-9, 1), board)
+    assert killed == RankExit(rank=Rank(4), at_s=NOW, code=-9, started=True)
+    assert raised == RankExit(
+        rank=Rank(5), at_s=NOW, code=1, error="KeyError: 'x'", traceback="Traceback\nKeyError: 'x'", started=True
+    )
+
+
+def test_a_rank_can_name_its_own_end() -> None:
+    board = pages(step=-1)
+    board[0].say_farewell(error="it is torn", kind="snapshot", step=7, path="/a")
+    (gone,) = exits(gang(1, "alive"), board)
+    assert (gone.kind, gone.step, gone.started) == ("snapshot", 7, False)
+
+
+def test_one_that_left_a_word_raised_even_if_the_kernel_does_not_tell() -> None:
+    board = pages()
+    board[0].say_farewell(error="KeyError: 'x'")
+    said, silent = exits(gang(None, None), board)
+    assert (said.code, silent.code) == (1, None)
+
+
+def test_the_launcher_s_failure_is_explained_by_whatever_a_rank_said() -> None:
+    board = pages(RankPhase.ATTACHED, step=-1)
+    board[1].say_farewell(error="OSError: no such file")
+    (gone,) = exits(gang(launcher=1), board)
+    assert (gone.rank, gone.code, gone.error, gone.started) == (-1, 1, "OSError: no such file", False)
+    (later,) = exits(gang(launcher=1), pages())
+    assert later.started
+
+
+# -- rewinds -------------------------------------------------------------------------------------------------------------------
+
+REWOUND = {"onset": 7, "reached": 8, "to": 6, "at_ns": 5_000_000_000}
+
+
+def test_without_a_rewind_there_is_none() -> None:
+    assert rewinds(pages(), 3, OFFSET_S, 0) == []
+    assert rewinds([], 3, OFFSET_S, 0) == []
+
+
+def test_a_rewind_counts_when_all_local_ranks_are_through() -> None:
+    board = pages()
+    board[0].rewound(**REWOUND, done_ns=5_250_000_000)
+    assert rewinds(board, 3, OFFSET_S, 0) == []
+    board[1].rewound(**REWOUND, done_ns=5_500_000_000)
+    (told,) = rewinds(board, 3, OFFSET_S, 0)
+    assert (told.ordinal, told.generation, told.onset, told.to, told.reached) == (1, 3, 7, 6, 8)
+    assert (told.at_s, told.restore_s) == (1005.0, 0.5)
+    assert board[0].step == 6
+    assert rewinds(board, 3, OFFSET_S, 1) == []
+
+
+def test_rewinds_between_two_looks_are_all_told_up_to_eight() -> None:
+    board = pages()
+    for onset in range(20, 31):
+        for page in board:
+            page.rewound(**{**REWOUND, "onset": onset}, done_ns=5_250_000_000)
+    assert [(r.ordinal, r.onset) for r in rewinds(board, 3, OFFSET_S, 9)] == [(10, 29), (11, 30)]
+    assert [r.ordinal for r in rewinds(board, 3, OFFSET_S, 0)] == list(range(4, 12))
+
+
+# -- the whole status ----------------------------------------------------------------------------------------------------------
+
+
+def said(watched: Gang | None, board: list[Page]) -> NodeStatus:
+    return status(
+        gang=watched,
+        pages=board,
+        generation=3,
+        now=NOW,
+        offset_s=OFFSET_S,
+        memory_steps=[9, 10],
+        durable_steps=[5],
+        told=(),
+    )
+
+
+def test_without_a_gang_only_snapshots_are_told() -> None:
+    assert said(None, pages(step=10)) == NodeStatus(
+        generation=3,
+        at_s=NOW,
+        memory_steps=(9, 10),
+        durable_steps=(5,),  # type: ignore[arg-type]
+    )
+
+
+def test_a_training_node() -> None:
+    board = pages(attached_ns=1_000_000_000, built_ns=2_000_000_000)
+    board[1].step, board[1].attached_ns, board[1].built_ns = 9, 3_000_000_000, 0
+    told = said(gang("alive", "alive"), board)
+    assert (told.min_step, told.max_step, told.alive, told.pids, told.launch) == (9, 10, 2, (100, 101), "warm")
+    assert (told.attached_s, told.built_s) == (1003.0, 0.0)  # the last rank's time; none while one is missing
+    assert (told.finished, told.stopped, told.exits, told.memory_steps) == (False, False, (), (9, 10))
+
+
+@pytest.mark.parametrize(
+    ("watched", "phases", "finished", "stopped"),
+    [
+        (gang(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.FINISHED), True, False),
+        (gang(0, 0, launcher=0), (RankPhase.STOPPED, RankPhase.STOPPED), False, True),
+        (gang(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.STOPPED), False, True),
+        (gang(0, 0), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
+        (gang(0, 0, launcher=1), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
+        (gang(launcher=0), (RankPhase.ABSENT, RankPhase.ABSENT), True, False),
+        (gang("alive", "alive"), (RankPhase.TRAINING, RankPhase.STOPPED), False, False),
+    ],
+)
+def test_finished_and_stopped_are_the_launcher_s_to_say(
+    watched: Gang, phases: tuple[RankPhase, RankPhase], finished: bool, stopped: bool
+) -> None:
+    board = pages()
+    for page, phase in zip(board, phases, strict=True):
+        page.phase = phase
+    told = said(watched, board)
+    assert (told.finished, told.stopped) == (finished, stopped)
+
+
+def test_the_dead_are_not_counted_among_the_living() -> None:
+    told = said(gang(-9, "alive"), pages())
+    assert told.alive == 1
+    assert [gone.rank for gone in told.exits] == [4]

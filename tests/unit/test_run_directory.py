@@ -1,0 +1,114 @@
+"""The run directory: one agent at a time, and a sentence for what keeps it from being used."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.agent.run_directory import RunDirectory, writable
+from mt_resilient.resilience.errors import MachineError, UsageError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "runs" / "train")
+
+
+def test_taking_it_makes_what_is_missing(run: RunDirectory) -> None:
+    run.take()
+    assert run.logs.is_dir()
+    run.release()
+
+
+def test_everything_lies_under_an_absolute_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(Path("train"))
+    assert run.root == tmp_path / "train"
+    assert {path.parent for path in (run.etcd, run.logs, run.journal, run.endpoint, run.modules)} == {run.root}
+
+
+def test_a_second_agent_is_turned_away_and_leaves_the_first_alone(run: RunDirectory) -> None:
+    run.take()
+    run.endpoint.write_text("ours")
+    with pytest.raises(UsageError, match=f"another mt-resilient is running in {run.root}; .*status --run-dir"):
+        RunDirectory(run.root).take()
+    assert run.endpoint.read_text() == "ours"
+    run.release()
+
+
+def test_releasing_lets_the_next_agent_in_and_takes_the_endpoint_away(run: RunDirectory) -> None:
+    run.take()
+    run.endpoint.write_text("ours")
+    run.release()
+    assert not run.endpoint.exists()
+    following = RunDirectory(run.root)
+    following.take()
+    following.release()
+    following.release()  # nothing more to give up
+
+
+def test_the_lock_dies_with_its_process_though_the_file_stays(run: RunDirectory) -> None:
+    pid = os.fork()
+    if pid == 0:
+        run.take()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (run.root / "lock").exists()
+    run.take()
+    run.release()
+
+
+def owned(root: Path, snapshots: Path) -> RunDirectory:
+    run = RunDirectory(root)
+    for directory in (run.root, snapshots):
+        directory.mkdir(parents=True, exist_ok=True)
+    run.own(snapshots)
+    return run
+
+
+def test_snapshots_belong_to_one_job_for_good(tmp_path: Path) -> None:
+    shared = tmp_path / "shared" / "snapshots"
+    first = owned(tmp_path / "first", shared)
+    first.own(shared)  # each start asks again
+    with pytest.raises(UsageError, match=f"the snapshots in {shared} are another job's.*--snapshots"):
+        owned(tmp_path / "second", shared)
+    first.own(shared)
+
+
+def test_a_job_keeps_several_places_of_its_own(tmp_path: Path) -> None:
+    run = owned(tmp_path / "run", tmp_path / "run" / "snapshots")
+    elsewhere = tmp_path / "elsewhere" / "snapshots"
+    owned(run.root, elsewhere)
+    owned(run.root, run.root / "snapshots")
+
+
+def test_a_run_directory_that_lost_its_name_takes_it_from_its_own_snapshots_only(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "run" / "snapshots", tmp_path / "outside" / "snapshots"
+    run = owned(tmp_path / "run", inside)
+    owned(tmp_path / "run", outside)
+    (run.root / "job").unlink()
+    with pytest.raises(UsageError, match="another job's"):
+        owned(tmp_path / "run", outside)
+    (run.root / "job").unlink()
+    owned(tmp_path / "run", inside)
+
+
+@pytest.fixture
+def blocked(tmp_path: Path) -> Path:
+    """A path that cannot become a directory, whoever we are."""
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file" / "below"
+
+
+def test_a_place_that_cannot_be_written(blocked: Path) -> None:
+    with pytest.raises(MachineError, match=r"run directory .*below cannot be written \(Not a directory\).*--run-dir"):
+        RunDirectory(blocked).take()
+
+
+def test_a_snapshot_directory_is_tried_before_anything_starts(tmp_path: Path, blocked: Path) -> None:
+    writable(tmp_path / "new" / "snapshots")
+    assert list((tmp_path / "new" / "snapshots").iterdir()) == []
+    with pytest.raises(
+        MachineError, match=r"below cannot be written \(Not a directory\); nothing was started.*--snapshots"
+    ):
+        writable(blocked)
