@@ -47,14 +47,18 @@ class Stepped:
 class Job:
     """One running command. Its output beside stdout goes to `directory/log`."""
 
-    def __init__(self, command: Sequence[str], directory: Path, extra: dict[str, str], run_directory: Path | None) -> None:
+    def __init__(
+        self, command: Sequence[str], directory: Path, extra: dict[str, str], run_directory: Path | None
+    ) -> None:
         """directory: for all its files; run_directory: that of `mt-resilient run`, None under plain torchrun."""
         directory.mkdir()
         self.log = directory / "log"
         self.run_directory = run_directory
         self.lines: list[str] = []
         self.steps: list[Stepped] = []
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MT_RESILIENT_", "PET_"))}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("MT_RESILIENT_", "PET_"))
+        }
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TMPDIR": str(directory), **extra}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -101,7 +105,9 @@ class Job:
         if self.run_directory is None:
             return _plain_rank_pids(self.process.pid)
         said = subprocess.run(
-            [BESIDE / "mt-resilient", "status", "--json", "--run-dir", self.run_directory], capture_output=True, text=True
+            [BESIDE / "mt-resilient", "status", "--json", "--run-dir", self.run_directory],
+            capture_output=True,
+            text=True,
         )
         pids = [pid for node in json.loads(said.stdout).get("nodes", {}).values() for pid in node["pids"]]
         return pids if all(pids) else []

@@ -29,11 +29,13 @@ class Result:
     unit: str
     target: str | None = None
     """The target in words, as it was set before measuring."""
+    decided: bool = True
+    """False: the figure scatters so much, on a machine under load, that it cannot tell on which side of the limit it is."""
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target; a figure that could not be measured does not meet its target."""
-        if self.target is None:
+        """None where there is no target, or where it is undecided; a figure that could not be measured does not meet its target."""
+        if self.target is None or not self.decided:
             return None
         return self.ours is not None and self.limit is not None and self.ours <= self.limit
 
@@ -70,7 +72,7 @@ def say(sentence: str) -> None:
 
 def report(benchmark: str, results: Sequence[Result]) -> None:
     """Print the line. `machine.load` is that of the end: it tells how far to trust the figures."""
-    rows = [{**asdict(result), "met": result.met} for result in results]
+    rows = [{**{name: value for name, value in asdict(r).items() if name != "decided"}, "met": r.met} for r in results]
     line = {"benchmark": benchmark, "machine": machine(), "versions": versions(), "results": _rounded(rows)}
     print(json.dumps(line), flush=True)
 

@@ -26,6 +26,8 @@ def main() -> None:
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     torch.manual_seed(1234)
     network = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1)).to(device)

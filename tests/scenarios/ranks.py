@@ -131,7 +131,10 @@ class Ranks:
         self._contribute(finite=True, staged=self.node.stage(self.state, durable=False))
 
     def _train(self, now_s: float) -> None:
-        """One step, then what `Session.boundary` does."""
+        """One step, then what `Session.boundary` does; nothing where the state is that of the last step."""
+        if self.step == self.node.total:
+            self._leave(RankPhase.FINISHED, "the ranks find nothing left to do", now_s)
+            return
         self.state = (*self.state, self.step + 1)
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
@@ -160,14 +163,19 @@ class Ranks:
         if judged and judged.directive is Directive.REWIND and not leave:
             self._rewind(judged.step, now_s)
             return
-        if leave or (last and self.alive):
-            self._live(RankPhase.STOPPED if leave else RankPhase.FINISHED)
-            self.node.say("the ranks leave their loop as ordered" if leave else "the ranks have done their last step")
-            for process in (*self.gang.ranks.values(), self.gang.launcher):
-                process.ended_s, process.code = now_s, 0
+        if leave:
+            self._leave(RankPhase.STOPPED, "the ranks leave their loop as ordered", now_s)
+        elif last and self.alive:
+            self._leave(RankPhase.FINISHED, "the ranks have done their last step", now_s)
         elif self.node.faults.kill_at.get(self.step):
             self.node.faults.kill_at[self.step] -= 1
             self.kill(1, now_s)
+
+    def _leave(self, phase: RankPhase, sentence: str, now_s: float) -> None:
+        self._live(phase)
+        self.node.say(sentence)
+        for process in (*self.gang.ranks.values(), self.gang.launcher):
+            process.ended_s, process.code = now_s, 0
 
     def _contribute(self, finite: bool, staged: bool) -> None:
         rows = [row(self.step, finite, staged, page.order) for page in self.node.pages]

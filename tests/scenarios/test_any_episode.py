@@ -7,7 +7,7 @@ from mt_resilient.resilience.recovery import RecoveryPolicy
 
 from .cluster import Job
 
-PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99)
+PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99, max_replays=99)
 
 
 def kill_rank(job: Job) -> None:
@@ -22,7 +22,7 @@ def kill_agent(job: Job) -> None:
 
 def start_agent(job: Job) -> None:
     if job.node is None:
-        job.start_store()
+        start_store(job)
         job.start_agent()
 
 
@@ -37,7 +37,8 @@ def stop_store(job: Job) -> None:
 
 
 def start_store(job: Job) -> None:
-    job.start_store()
+    if job.store.down:
+        job.start_store()
 
 
 def stall(job: Job) -> None:
@@ -63,7 +64,7 @@ def test_nothing_is_lost_or_used_twice(moments: list[Moment], durable_every: int
             FAULTS[which](job)
     if job.exit_code is None:
         job.faults.agent_stalls = False
-        job.start_store()
+        start_store(job)
         start_agent(job)
     job.to_the_end()
     assert job.exit_code == 0, job.transcript()
@@ -71,4 +72,6 @@ def test_nothing_is_lost_or_used_twice(moments: list[Moment], durable_every: int
     assert all(state == tuple(range(1, step + 1)) for step, state in job.disk.items()), job.transcript()
     assert not [i.id for i in job.incidents.values() if i.open], job.transcript()
     lost = sum(incident.lost_steps for incident in job.incidents.values())
-    assert job.computed == 12 + lost, job.transcript()
+    again = job.computed - 12
+    # A killed agent takes with it what it had not said yet.
+    assert lost == again if job.lives == 1 else lost <= again, job.transcript()
