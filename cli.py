@@ -75,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     cut = words.index("--") if "--" in words else len(words)
+    launcher = next(
+        (i for i, word in enumerate(words[:cut]) if Path(word).name.startswith(("torchrun", "python"))), None
+    )
+    if words[:1] == ["run"] and launcher is not None and cut == len(words):
+        raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(words[launcher:])}")
     options = _parser().parse_args(words[:cut])
     if options.version:
         from . import __version__

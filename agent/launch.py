@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..resilience.errors import MachineError, UsageError
 
-_OURS = {"nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
+_OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"}
@@ -41,7 +41,8 @@ class Launch:
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
         """torchrun's arguments for one generation on one node."""
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
-        return [*meeting, f"--master-port={master_port}", "--max-restarts=0", *self.options, *self.script]
+        ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
+        return [*ours, *self.options, *self.script]
 
 
 def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:

@@ -24,6 +24,7 @@ class Telling:
         self._terminal, self._journal, self._metrics = terminal, journal, metrics
         self._started_s = wall_s()
         self._lost_s = 0.0
+        self._starved = False
         self._waited_s = 0.0
         """From the start of this agent to the first finished step; 0 until then."""
         self._known: set[str] = set()
@@ -84,6 +85,14 @@ class Telling:
         before = self._counted if grown else (0, 0)  # a new generation starts its pages at 0
         self._metrics.staged(taken - before[0], skipped - before[1])
         self._counted = (taken, skipped)
+        starved = [str(page.rank) for page in pages if page.starved]
+        if starved and not self._starved:
+            self.say(
+                f"there is no memory for the snapshots of rank {', '.join(starved)}: training goes on, but a fault now costs all steps "
+                "since the last snapshot that was kept. Give the machine more memory, or fewer ranks",
+                "bad",
+            )
+        self._starved = bool(starved)
         stall_s = max((p.stall_ns for p in pages), default=0) / 1e9
         if not self._waited_s and told and told.stepped_s:
             self._waited_s = max(1e-9, told.stepped_s - self._started_s)

@@ -95,12 +95,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mt-resilient-demo-") as temporary:
         place = Path(keep or temporary)
         place.mkdir(parents=True, exist_ok=True)
-        run, output = place / "run", place / "output"
+        run, output = place / "demo", place / "output"
         say(f"the undisturbed training: {' '.join(TRAINING[:3])} examples/gpt/pretrain.py --steps {STEPS}")
         expected = undisturbed()
-        say(
-            f"the same under mt-resilient run; a gradient of rank {POISONED[-1]} is poisoned with NaN at step {POISONED[0]}"
-        )
+        say(f"the same under mt-resilient run; a gradient of rank {POISONED[-1]} is poisoned with NaN in its 7th step")
         agent = start(run, output)
         wait_for_step(agent, run, 10)
         wait_for_warm(agent, run)

@@ -52,7 +52,9 @@ class Page:
     """Back at the step that the fault of the generation before had reached."""
     snapshots = _Int(13)
     skipped = _Int(14)
-    """Snapshots that found no free slot or no memory."""
+    """Snapshots that found no free slot or no memory,"""
+    starved = _Int(17)
+    """and those of them that found no memory."""
     stall_ns = _Int(15)
     """Time the loop spent in our hands, staging included."""
     rewinds = _Int(16)

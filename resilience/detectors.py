@@ -56,7 +56,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     if gone.kind == "non_finite":
         cause, text = Cause.NON_FINITE, f"step {gone.step} gave NaN or Inf again and again"
     elif gone.kind == "snapshot":
-        cause, text = Cause.SNAPSHOT_UNUSABLE, f"{who} could not restore step {gone.step}: {gone.error}"
+        cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
         cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,6 +39,3 @@ class Handoff:
         """None outside of `mt-resilient run`."""
         text = environ.get(VARIABLE)
         return loads(Handoff, text) if text else None
-
-    def replace(self, **changes: object) -> Handoff:
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ class Journal:
         """All whole lines, oldest first; a torn last line is passed over."""
         if not self.path.exists():
             return
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_bytes().splitlines():
             try:
                 yield json.loads(line)
             except ValueError:

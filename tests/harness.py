@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 MINIMAL = ROOT / "examples" / "minimal" / "train.py"
 GPT = ROOT / "examples" / "gpt" / "pretrain.py"
+GATED = ROOT / "tests" / "chaos" / "gated.py"
 _DIGEST = re.compile(r"final state sha256 (\w+)")
 
 
@@ -61,8 +62,10 @@ class Job:
     """One run directory, and the agent that runs in it now."""
 
     def __init__(self, place: Path, command: Sequence[str], *options: str, **extra: str) -> None:
-        """command: torchrun's arguments, script included."""
+        """command: torchrun's arguments, script included. A script behind GATED waits at its 30th step until `finish`."""
         self.directory = place / "run"
+        self.gate = place / "gate"
+        extra = {"GATE": str(self.gate), "GATE_AFTER": "30", **extra}
         self.output, self.errors = place / "output", place / "errors"
         fixed = ["--run-dir", str(self.directory), "--metrics-port", "0"]
         self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", "torchrun", *command]
@@ -117,13 +120,24 @@ class Job:
         children = psutil.Process(self.agent.pid).children()
         return next(child for child in children if name in " ".join(child.cmdline()))
 
-    def finish(self, deadline_s: float = 180) -> int:
-        """The exit code."""
+    def finish(self, deadline_s: float = 60) -> int:
+        """Open the gate; the exit code."""
+        self.gate.touch()
         try:
             return self.agent.wait(deadline_s)
         except subprocess.TimeoutExpired:
+            stacks = self.stacks()
             self.kill_everything()
-            raise AssertionError(f"did not end:\n{self.said()[-4000:]}") from None
+            raise AssertionError(f"did not end:\n{self.said()[-3000:]}\n{stacks}") from None
+
+    def stacks(self) -> str:
+        """Where the agent and everybody below it are."""
+        everybody = [psutil.Process(self.agent.pid), *psutil.Process(self.agent.pid).children(recursive=True)]
+        dumps = [
+            subprocess.run([BIN / "py-spy", "dump", "--native", "--pid", str(p.pid)], capture_output=True, text=True)
+            for p in everybody
+        ]
+        return "\n".join(dump.stdout for dump in dumps)
 
     def printed(self) -> str:
         return self.output.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -39,14 +38,3 @@ def touched() -> str:
         if target.startswith(DRIVER_FILES) or target.startswith("/dev/nvidia"):
             return target
     return ""
-
-
-def choose(wanted: str = "auto") -> Any:
-    """A `torch.device` for this rank: `auto` takes musa, then cuda, then cpu. For scripts that want to run anywhere."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    for kind in ("musa", "cuda"):
-        module = getattr(torch, kind, None)
-        if wanted == kind or (wanted == "auto" and module is not None and module.is_available()):
-            torch.get_device_module(kind).set_device(local_rank)
-            return torch.device(kind, local_rank)
-    return torch.device("cpu")

@@ -22,7 +22,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +39,8 @@ def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Pat
     """
     channel = socket.socket(fileno=channel_fd)
     numpy_threads = _threads_after_numpy()
-    failed = _import_all(json.loads(modules.read_text()))
+    with _devices_counted_in_dev():
+        failed = _import_all(json.loads(modules.read_text()))
     gc.collect()
     gc.freeze()  # the children share these pages; a collection would copy them
     why = _unsafe(numpy_threads)
@@ -77,7 +79,18 @@ def _unsafe(harmless_threads: int) -> str:
     extra = _threads() - harmless_threads
     if extra > 0:
         return f"an import has started {extra} thread(s)"
+    if _poisoned():
+        return "an import has asked the driver for its devices, and a forked process may not use them after that"
     return ""
+
+
+def _poisoned() -> bool:
+    """Whether torch refuses the device to a child of this process: tried with a child. Counting devices is enough to cause it."""
+    child = os.fork()
+    if child == 0:
+        bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
+        os._exit(any(bad))
+    return os.waitpid(child, 0)[1] != 0
 
 
 def _say(channel: socket.socket, words: dict[str, Any]) -> None:
@@ -124,8 +137,46 @@ def _launch(arguments: Sequence[str]) -> int:
 
     SubprocessHandler._popen = _popen  # type: ignore[assignment, method-assign]
     sys.argv = ["torchrun", *arguments]
-    run.main(list(arguments))
+    with _no_device_asked_for():
+        run.main(list(arguments))
     return 0
+
+
+@contextmanager
+def _devices_counted_in_dev() -> Iterator[None]:
+    """While libraries are imported: `torch.cuda.is_available` and `device_count` answered from /dev, without waking the driver, which
+    would make this process unfit to fork. (Megatron asks at import.)"""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
+    count = len([device for device in visible.split(",") if device]) if visible is not None else present
+    names: dict[str, Callable[[], object]] = {"is_available": lambda: count > 0, "device_count": lambda: count}
+    originals = {name: getattr(torch.cuda, name) for name in names}
+    if torch.backends.cuda.is_built():
+        for name, answer in names.items():
+            setattr(torch.cuda, name, answer)
+    yield
+    for name, original in originals.items():
+        if getattr(torch.cuda, name) is names[name]:  # a library that has put its own there meant it
+            setattr(torch.cuda, name, original)
+
+
+@contextmanager
+def _no_device_asked_for() -> Iterator[None]:
+    """The launcher asks whether there is a GPU, to set defaults that public torch does not have; the question alone would keep the
+    ranks that it forks from using one. They get the real function back."""
+    import torch
+
+    original = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    _undo.append(lambda: setattr(torch.cuda, "is_available", original))
+    yield
+    _undo.pop()()
+
+
+_undo: list[Callable[[], None]] = []
+"""What a forked rank takes back first."""
 
 
 def _popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
@@ -198,6 +249,8 @@ def _run_rank(command: list[str], env: dict[str, str]) -> int:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     gc.unfreeze()
+    while _undo:
+        _undo.pop()()
     from . import hook
 
     hook.activate()

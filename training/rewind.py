@@ -44,7 +44,6 @@ class Tape:
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self._randomness}
         self._kept_randomness: Any = None
         self.rewinds = 0
-        self.last_problem = ""
 
     def record(self, step: int, durable: bool) -> bool:
         """Stage the state after `step` steps; complete on return. False, counted on the page, when no slot or no memory is free."""
@@ -62,8 +61,9 @@ class Tape:
                 table=table.to_json(),
                 payload_bytes=table.payload_bytes,
             )
-        except MachineError as error:
-            self.last_problem, claimed = str(error), None
+        except MachineError:
+            self._at.page.starved += 1
+            claimed = None
         if claimed is None:
             self._at.page.skipped += 1
             return False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import GPT, MINIMAL, Job, cli, digest_of, undisturbed
+from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, undisturbed
 
 TRAIN = ("--", "torchrun", "--nproc-per-node", "2", str(MINIMAL), "--steps", "5")
 
@@ -63,7 +63,7 @@ def test_directories_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_two_agents_in_one_run_directory(tmp_path: Path) -> None:
-    job = Job(tmp_path, ["--nproc-per-node", "2", str(MINIMAL), "--steps", "40", "--step-delay", "0.1"])
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40", "--step-delay", "0.02"])
     job.until(lambda now: now.generation == 1)
     refused(2, "another mt-resilient is running", "run", "--run-dir", str(job.directory), *TRAIN)
     assert job.finish() == 0
@@ -129,7 +129,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path) -> None:
     expected, _ = undisturbed(MINIMAL, "--steps", "80")
-    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "80", "--step-delay", "0.1"]
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "80", "--step-delay", "0.02"]
     job = Job(tmp_path, command, "--durable-every", "5", "--snapshots", str(small_disk))
     job.until_said("is on disk")
     ballast = small_disk / "ballast"

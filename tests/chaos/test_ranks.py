@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import GPT, MINIMAL, Job, digest_of, step_lines, undisturbed
+from ..harness import GATED, GPT, MINIMAL, Job, digest_of, step_lines, undisturbed
 
-STEPS = 60
+STEPS = 120
 LAYOUTS = {
     "dp2": [],
     "tp2": ["--tp", "2"],
@@ -22,8 +22,8 @@ def expected() -> tuple[str, list[str]]:
     return undisturbed(MINIMAL, "--steps", str(STEPS))
 
 
-def minimal(place: Path, *options: str, delay: str = "0.1") -> Job:
-    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", str(STEPS), "--step-delay", delay]
+def minimal(place: Path, *options: str) -> Job:
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.02"]
     return Job(place, command, "--durable-every", "10", *options)
 
 
@@ -50,10 +50,7 @@ def test_killed_again_and_again(tmp_path: Path, expected: tuple[str, list[str]])
     job = minimal(tmp_path)
     job.until_said("the warm process is ready")
     for generation, rank in enumerate((0, 1, 0), 1):
-        before = job.until(
-            lambda now, g=generation: now.generation == g and now.stepped_s > 0 and all(now.pids)
-        ).max_step
-        job.until(lambda now, g=generation, b=before: now.generation == g and now.min_step > b)
+        job.until(lambda now, g=generation: now.generation == g and now.stepped_s > 0 and all(now.pids))
         job.kill_rank(rank)
     same(job, expected)
     assert [incident.launch for incident in job.incidents()] == ["warm"] * 3
@@ -91,12 +88,14 @@ def test_everything_killed_goes_on_from_disk(tmp_path: Path, expected: tuple[str
 def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
     arguments = ["--steps", str(STEPS), *LAYOUTS[layout]]
     digest, lines = undisturbed(GPT, *arguments)
-    faults = ["--step-delay", "0.1", "--poison-gradient", "8:1", "--poison-marker", str(tmp_path)]
-    job = Job(tmp_path, ["--nproc-per-node", "2", str(GPT), *arguments, *faults], "--durable-every", "20")
+    faults = ["--step-delay", "0.02", "--poison-gradient", "8:1", "--poison-marker", str(tmp_path)]
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(GPT), *arguments, *faults], "--durable-every", "20")
+    job.until_said("the warm process is ready")
     job.until_step(25)
     job.kill_rank(0)
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == digest
     assert step_lines(job.printed()) == lines
     assert [(i.cause, i.rung) for i in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]
-    assert job.incidents()[0].lost_steps <= 2
+    assert all(i.lost_steps <= 2 for i in job.incidents())
+    assert job.incidents()[1].launch == "warm"

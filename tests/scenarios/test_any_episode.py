@@ -50,7 +50,7 @@ Moment = tuple[int, int]
 """Seconds to wait, and which of FAULTS comes then."""
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, len(FAULTS) - 1)), max_size=8), st.sampled_from([1, 3, 4]))
 @example([(10, 0), (0, 1), (1, 2)], 4)
 @example([(12, 1), (2, 2), (8, 0), (0, 0)], 4)

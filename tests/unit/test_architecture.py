@@ -5,6 +5,7 @@ import configparser
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,12 @@ def package_of(source: str) -> str:
     return source.rpartition("/")[0].partition("/")[0]
 
 
-def imports(source: str, at_import_time: bool = False) -> Iterator[tuple[int, str]]:
+@cache
+def imports(source: str, at_import_time: bool = False) -> tuple[tuple[int, str], ...]:
+    return tuple(_imports(source, at_import_time))
+
+
+def _imports(source: str, at_import_time: bool) -> Iterator[tuple[int, str]]:
     """(level, module) of each import; at_import_time: only of those that importing the module carries out."""
     todo: list[ast.AST] = [ast.parse((ROOT / source).read_text())]
     while todo:

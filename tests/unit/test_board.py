@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page
 
 INTS = [name for name, field in vars(Page).items() if type(field) is type(vars(Page)["step"])]
 
@@ -27,11 +27,31 @@ def test_each_field_has_a_place_of_its_own() -> None:
     assert (written.loss, written.grad_norm) == (0.5, 0.25)
 
 
+def test_the_last_rewinds_are_told_each_by_itself() -> None:
+    written = page()
+    written.say_farewell(error="said before")
+    for ordinal in range(1, 3 * REWINDS_KEPT):
+        written.beat(100 + ordinal, 1.0, 1.0, 7)
+        written.rewound(
+            onset=ordinal, reached=100 + ordinal, to=ordinal - 1, at_ns=10 * ordinal, done_ns=10 * ordinal + 1
+        )
+        assert (written.rewinds, written.step) == (ordinal, ordinal - 1)
+        for kept in range(max(1, ordinal - REWINDS_KEPT + 1), ordinal + 1):
+            assert written.rewind(kept) == (kept, 100 + kept, kept - 1, 10 * kept, 10 * kept + 1)
+    assert written.farewell() == {"error": "said before"}
+    untouched = [
+        name for name in INTS if name not in ("generation", "rank", "step", "resumed_from", "rewinds", "beat_ns")
+    ]
+    assert {getattr(written, name) for name in untouched} == {0}
+
+
 def test_a_message_leaves_the_fields_alone() -> None:
     written = page()
+    written.rewound(onset=3, reached=4, to=2, at_ns=5, done_ns=6)
     for name in INTS:
         setattr(written, name, -7)
     written.say_farewell(error="x" * 5000, traceback="y" * 5000)
+    assert written.rewind(1) == (3, 4, 2, 5, 6)
     assert {getattr(written, name) for name in INTS} == {-7}
 
 

@@ -113,6 +113,14 @@ def test_a_node_that_has_not_reported_keeps_the_story_waiting() -> None:
     assert all(set(told.phases_s) <= {"stop"} for told in phases_told(recovering(5, record=two)))
 
 
+def test_a_phase_is_over_when_it_is_on_all_nodes() -> None:
+    marks = {name: NOW - 80 + 10 * position for position, name in enumerate(MARKS)}
+    two = record(Phase.RUN, 2, ("a", "b"), resume_step=Step(8), replay_until=Step(10))
+    (told,) = phases_told(recovering(5, record=two, status={A: status(2, **marks), B: status(2, attached_s=NOW - 80)}))
+    assert set(told.phases_s) == {"stop", "start"}
+    assert told.open
+
+
 def test_the_slowest_node_gives_the_time() -> None:
     marks = {name: NOW - 80 + 10 * position for position, name in enumerate(MARKS)}
     slow: NodeStatus = status(2, **{name: at_s + 5 for name, at_s in marks.items()})

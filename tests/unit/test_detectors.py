@@ -18,6 +18,7 @@ def suspicion(exited: RankExit) -> Suspicion:
     ("exited", "cause", "sentence"),
     [
         (gone(1, code=-9), Cause.RANK_KILLED, "rank 1 on a was killed by signal 9"),
+        (gone(0, code=-9), Cause.RANK_KILLED, "rank 0 on a was killed by signal 9"),
         (gone(1, code=-11), Cause.RANK_KILLED, "rank 1 on a was killed by signal 11"),
         (gone(1, code=None), Cause.RANK_KILLED, "rank 1 on a died without a word"),
         (gone(1, code=3), Cause.SCRIPT_RAISED, "rank 1 on a left with exit code 3"),
@@ -91,6 +92,12 @@ def test_nobody_is_suspected_while_the_job_ends(phase: Phase) -> None:
     troubled = world(record=record(phase), nodes={}, status={A: status(exits=(gone(),))})
     quiet = phase in (Phase.ENDING, Phase.ENDED)
     assert bool(suspect(troubled)) is not quiet
+
+
+@pytest.mark.parametrize(("step", "started"), [(-1, False), (0, True), (7, True)])
+def test_an_agent_s_ranks_had_started_if_any_step_was_done(step: int, started: bool) -> None:
+    (found,) = replaced_agents(world(nodes={}, status={A: status(max_step=step)}))
+    assert found.started is started
 
 
 def test_all_detectors_are_asked_and_the_earliest_comes_first() -> None:

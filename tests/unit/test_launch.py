@@ -11,6 +11,7 @@ from mt_resilient.agent.launch import Launch, understand
 from mt_resilient.resilience.errors import MachineError, UsageError
 
 NOBODY: dict[str, str] = {}
+GPUS = {"CUDA_VISIBLE_DEVICES": "4,5"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_spellings(words: list[str]) -> None:
 
 
 def test_what_keeps_its_meaning_is_passed_on_as_it_was_written() -> None:
-    kept = ["--nproc_per_node=2", "--log-dir", "logs", "-t", "3", "--role=trainer", "--virtual-local-rank"]
+    kept = ["--log-dir", "logs", "-t", "3", "--role=trainer", "--virtual-local-rank", "--local_addr=x"]
     assert torchrun(*kept, "train.py").options == tuple(kept)
 
 
@@ -67,6 +68,7 @@ def test_what_keeps_its_meaning_is_passed_on_as_it_was_written() -> None:
     "words",
     [
         ["--standalone"],
+        ["--nproc_per_node=2"],
         ["--nnodes", "1"],
         ["--node_rank=0"],
         ["--master-addr", "10.0.0.1"],
@@ -75,21 +77,24 @@ def test_what_keeps_its_meaning_is_passed_on_as_it_was_written() -> None:
         ["--rdzv-backend", "c10d", "--rdzv-endpoint=localhost:0", "--rdzv_id", "7", "--rdzv-conf", "timeout=9"],
     ],
 )
-def test_who_meets_whom_is_ours_to_say(words: list[str]) -> None:
-    understood = torchrun(*words, "--nproc-per-node", "2", "train.py")
-    assert understood.options == ("--nproc-per-node", "2")
+def test_how_many_meet_whom_and_how_is_ours_to_say(words: list[str]) -> None:
+    understood = torchrun(*words, "--role", "trainer", "train.py")
+    assert understood.options == ("--role", "trainer")
     assert understood.script == ("train.py",)
 
 
 def test_arguments_of_a_generation() -> None:
-    understood = torchrun("--standalone", "--nproc-per-node=2", "train.py", "--lr", "1")
+    understood = torchrun(
+        "--standalone", "--nproc_per_node", "gpu", "--role=trainer", "train.py", "--lr", "1", environ=GPUS
+    )
     assert understood.arguments(nodes=3, node_rank=1, master_addr="10.0.0.1", master_port=12345) == [
         "--nnodes=3",
         "--node-rank=1",
         "--master-addr=10.0.0.1",
         "--master-port=12345",
         "--max-restarts=0",
-        "--nproc-per-node=2",
+        "--nproc-per-node=2",  # the number that was understood, whatever it was spelled as
+        "--role=trainer",
         "train.py",
         "--lr",
         "1",
@@ -162,6 +167,14 @@ def test_a_python_that_runs_the_module(module: str) -> None:
     understood = understand([sys.executable, "-m", module, "--nproc_per_node=2", "train.py"], NOBODY)
     assert understood.program == (sys.executable, "-m", "torch.distributed.run")
     assert (understood.python, understood.ranks, understood.script) == (sys.executable, 2, ("train.py",))
+
+
+def test_a_python_is_looked_for_on_path(place: Path) -> None:
+    found = place / "bin" / "python3"
+    found.write_text("")
+    found.chmod(0o755)
+    for name, python in (("python3", str(found)), ("python9", "python9")):
+        assert understand([name, "-m", "torch.distributed.run", "train.py"], NOBODY).python == python
 
 
 def test_a_torchrun_named_by_its_path(place: Path) -> None:

@@ -28,6 +28,7 @@ def test_nothing_suspected() -> None:
         (Cause.RANK_KILLED, Cause.SCRIPT_RAISED),
         (Cause.AGENT_RESTARTED, Cause.RANK_KILLED),
         (Cause.AGENT_LOST, Cause.SCRIPT_RAISED),
+        (Cause.AGENT_LOST, Cause.RANK_KILLED),
         (Cause.NON_FINITE, Cause.SCRIPT_RAISED),
         (Cause.SNAPSHOT_UNUSABLE, Cause.SCRIPT_RAISED),
         (Cause.SNAPSHOT_UNUSABLE, Cause.AGENT_RESTARTED),
