@@ -45,7 +45,7 @@ def test_how_a_rank_ended(exited: RankExit, cause: Cause, sentence: str) -> None
 def test_what_a_rank_says_of_its_own_end(kind: str, cause: Cause, started: bool) -> None:
     found = suspicion(gone(0, code=1, kind=kind, step=7, error="it says why", started=started))
     assert (found.cause, found.step, found.started) == (cause, 7, started)
-    assert ("it says why" in found.evidence) is (kind != "non_finite")
+    assert ("it says why" in found.evidence) is (kind == "exit")
     assert ("step 7" in found.evidence) is (kind != "exit")
 
 
