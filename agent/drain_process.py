@@ -131,7 +131,6 @@ def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the agent says when to end
-    os.nice(10)  # training first
     try:
         for event in run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno()):
             print(json.dumps(event), flush=True)

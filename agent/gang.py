@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -70,6 +71,10 @@ class Gang:
 
         Raises InternalError when something survives for END_S.
         """
+        for process in self.watched():  # these first: looking for strays reads all of /proc
+            if process.pidfd >= 0 and not process.ended_s:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
         deadline = monotonic_s() + END_S
         me = psutil.Process()
         while True:

@@ -235,10 +235,7 @@ class Supervisor:
 
     def _waits_for_warm(self, record: GenerationRecord) -> bool:
         """Whether the warm process is about to be ready."""
-        waits = self.node.warm.importing and wall_s() - record.launched_s < self.policy.warm_wait_s
-        if waits:
-            self.node.warm.hurry()
-        return waits
+        return self.node.warm.importing and wall_s() - record.launched_s < self.policy.warm_wait_s
 
     def _local(self) -> LocalState:
         gang = self.node.gang

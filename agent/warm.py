@@ -12,7 +12,6 @@ import select
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,25 +48,19 @@ class WarmProcess:
         """Under way: waiting for it is never slower than a cold start, which imports the same from the beginning, and torch twice."""
         return self._channel is not None and not self.ready
 
-    def hurry(self) -> None:
-        """A gang waits for it: give it normal priority, where this user may."""
-        if self._process is not None:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
-
     @property
     def fd(self) -> int | None:
         """Readable when the process has something to say, or is gone."""
         return self._channel.fileno() if self._channel else None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start importing, at low priority, in the environment that ranks get."""
+        """Start importing, in the environment that ranks get. At normal priority: forked ranks would inherit a lower one."""
         ours, theirs = socket.socketpair()
         passed = [theirs.fileno(), os.dup(1), os.dup(2)]
         command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules)]
         with self._log.open("ab") as log:
             self._process = leash.spawn(
-                ["nice", "-n", "10", *command],
+                command,
                 env=dict(environment),
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
