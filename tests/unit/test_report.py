@@ -57,6 +57,21 @@ def test_ended_well(phase: RankPhase, launcher: int | None) -> None:
     assert ended_well(phase, None, launcher) is WITHOUT_CODE[phase][launcher]
 
 
+@pytest.mark.parametrize(("code", "well"), [(0, True), (-6, True), (-15, True), (1, False)])
+def test_what_ends_a_rank_in_its_teardown_does_not_matter(code: int, well: bool) -> None:
+    assert ended_well(RankPhase.FINISHED, code, 1, left=True) is well
+
+
+def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -> None:
+    board = pages(phase=RankPhase.FINISHED, step=9, left=1)
+    told = said(gang(-6, -15, launcher=1), board)
+    assert (told.finished, told.exits) == (True, ())
+    board[1].left = 0
+    told = said(gang(-6, -15, launcher=1), board)
+    assert not told.finished
+    assert [gone.code for gone in told.exits] == [-15]
+
+
 # -- exits ---------------------------------------------------------------------------------------------------------------------
 
 
