@@ -41,11 +41,13 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
 
 
 def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
-    """Whether every rank has ended, and ended well: then the job is done, even if the launcher says that one was killed in its teardown."""
-    return len(gang.ranks) == len(pages) and all(
-        process.ended_s and ended_well(pages[n].phase, process.code, gang.launcher.code, bool(pages[n].left))
+    """Whether every rank has ended, and ended well, one of them in its teardown: then that is what the launcher complains of."""
+    launcher_code = gang.launcher.code
+    well = [
+        process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True
         for n, process in gang.ranks.items()
-    )
+    ]
+    return len(well) == len(pages) and all(well) and any((process.code or 0) < 0 for process in gang.ranks.values())
 
 
 def _rank_exit(page: Page, process: Watched) -> RankExit:
