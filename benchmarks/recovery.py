@@ -7,7 +7,8 @@ after the other: behind `mt-resilient run` with its warm process ready, behind `
 `torchrun --max-restarts 3`. Rank 1 is killed; the clock stops when the first step line of the new ranks arrives here. torchrun's ranks
 then start from step 0: nobody restores anything for them, which is to torchrun's advantage.
 
-Predicted, from spikes that forked a bare all-reduce (51-266 ms, torchrun 2587-3664 ms): warm 0.5 s, cold as torchrun, torchrun 4 to 5 s.
+Predicted, from spikes with a bare all-reduce (forked 51-266 ms, torchrun 2587-3664 ms) and one trial by hand: warm 0.5 s, torchrun 4 to
+5 s, cold the same.
 
 Measured on two cores of an AMD EPYC that other people's tests shared (load 2 to 5), medians of three: warm 0.46 s, cold 5.1 s, torchrun
 4.6 s; warm is 0.10 of torchrun. At load 7 to 8, one each: 0.42, 8.1, 6.0 s. The phases of the warm one, in ms: detect 3, stop 89,

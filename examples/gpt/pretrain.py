@@ -163,11 +163,13 @@ def main() -> None:
         if speaks:
             print(f"step {step} loss {loss!r} grad_norm {grad_norm!r}", flush=True)
 
-    digests: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(digests, state_digest(model, optimizer))
+    digest = torch.tensor(list(bytes.fromhex(state_digest(model, optimizer))), dtype=torch.uint8, device=device)
+    digests = [torch.empty_like(digest) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(digests, digest)
     if distributed.get_rank() == 0:
-        print("final state sha256", hashlib.sha256("".join(digests).encode()).hexdigest(), flush=True)
-    distributed.barrier()  # lets gloo's threads go of the last collective: destroying its group under them can hang (torch 2.13)
+        print(
+            "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
+        )
     mpu.destroy_model_parallel()
     distributed.destroy_process_group()
 

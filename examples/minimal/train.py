@@ -49,11 +49,14 @@ def main() -> None:
 
     state = [*model.state_dict().values(), *(value for entry in optimizer.state.values() for value in entry.values())]
     digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
-    digests = [None] * distributed.get_world_size()
-    distributed.all_gather_object(digests, digest)
+    mine = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).digest()
+    digest = torch.tensor(list(mine), dtype=torch.uint8, device=device)
+    digests = [torch.empty_like(digest) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(digests, digest)
     if distributed.get_rank() == 0:
-        print("final state sha256", hashlib.sha256("".join(digests).encode()).hexdigest(), flush=True)
-    distributed.barrier()  # lets gloo's threads go of the last collective: destroying its group under them can hang (torch 2.13)
+        print(
+            "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
+        )
     distributed.destroy_process_group()
 
 
