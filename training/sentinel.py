@@ -21,15 +21,20 @@ class Sentinel:
         self._group: Any = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             self._group = dist.new_group(backend="gloo")
-        self._row = torch.zeros(ROW, dtype=torch.float64)
+        # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
+        # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
+        self._rows = [torch.zeros(ROW, dtype=torch.float64) for _ in range(2)]
+        self._turn = 0
         self._work: Any = None
         self._pending = False
 
     def contribute(self, *, step: int, finite: bool, staged: bool, order: Order) -> None:
         """This rank's row for `step`. Returns at once."""
-        self._row = torch.tensor(row(step, finite, staged, order), dtype=torch.float64)
+        self._turn ^= 1
+        mine = self._rows[self._turn]
+        mine.numpy()[:] = row(step, finite, staged, order)
         if self._group is not None:
-            self._work = dist.all_reduce(self._row, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._work = dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = True
 
     def take(self) -> Tally | None:
@@ -40,4 +45,4 @@ class Sentinel:
             self._work.wait()
             self._work = None
         self._pending = False
-        return tally(self._row.tolist())
+        return tally(self._rows[self._turn].tolist())
