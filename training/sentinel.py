@@ -24,6 +24,8 @@ class Sentinel:
         # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
         # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
         self._rows = [torch.zeros(ROW, dtype=torch.float64) for _ in range(2)]
+        self._options = dist.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp.MAX
         self._turn = 0
         self._work: Any = None
         self._pending = False
@@ -34,7 +36,8 @@ class Sentinel:
         mine = self._rows[self._turn]
         mine.numpy()[:] = row(step, finite, staged, order)
         if self._group is not None:
-            self._work = dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            # The group's own method: the checks and logging of dist.all_reduce cost half of the contribution (measured).
+            self._work = self._group.allreduce([mine], self._options)
         self._pending = True
 
     def take(self) -> Tally | None:
