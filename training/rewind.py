@@ -91,7 +91,7 @@ class Tape:
         slot = self._arena.holding(step)
         if slot is not None:
             with slot.reading() as view:
-                if view is not None:
+                if view is not None and view.header.rank == self._at.rank and view.header.world == self._at.world:
                     self._restore(Table.from_json(view.table), view.payload)
                     self._arena.drop_after(step)
                     return
