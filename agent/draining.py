@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
 
+LAST_TRIES = 3
+"""How often it may die over its last work."""
 RESTART_S = (1.0, 60.0)
 """Wait before a dead drain process is started again, doubled after each death in a row."""
 
@@ -27,6 +30,7 @@ class Draining:
         self._deaths = 0
         self._not_before_s = 0.0
         self.finished = False
+        self._asked = False
 
     @property
     def pid(self) -> int | None:
@@ -39,12 +43,14 @@ class Draining:
 
     def keep_running(self, now_s: float) -> None:
         """Start it if it is not there, and its back-off is over. now_s: monotonic."""
-        if self._process is not None or self.finished or now_s < self._not_before_s:
+        if self._process is not None or self.finished or (now_s < self._not_before_s and not self._asked):
             return
         with self._log.open("ab") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             self._process = leash.spawn(self._command, start_new_session=True, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
+        if self._asked:
+            self.finish()
 
     def events(self, now_s: float) -> Iterator[dict[str, Any]]:
         """What it has said since the last call; its death is an event as well."""
@@ -67,19 +73,17 @@ class Draining:
         if not self.finished:
             wait = min(RESTART_S[0] * 2**self._deaths, RESTART_S[1])
             self._deaths += 1
+            self.finished = self._asked and self._deaths > LAST_TRIES
             self._not_before_s = now_s + wait
             yield {"event": "died", "reason": f"the drain process ended with code {code}", "retry_in_s": wait}
 
     def finish(self) -> None:
-        """Ask it to write what is pending and end; `finished` tells when it has."""
-        if self._process is None or self._process.stdin is None:
-            self.finished = True
-            return
-        try:
-            self._process.stdin.write(b"finish\n")
-            self._process.stdin.flush()
-        except OSError:
-            self.finished = True
+        """Ask it to write what is pending and end; `finished` tells when it has. One that dies over it is started again."""
+        self._asked = True
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # it is dead: `events` will notice
+                self._process.stdin.write(b"finish\n")
+                self._process.stdin.flush()
 
     def stop(self) -> None:
         """End it at once. An unfinished attempt has no COMMIT and is swept later."""

@@ -15,10 +15,10 @@ from typing import Any
 from ..checkpoint import catalog
 from ..checkpoint.cadence import SnapshotPolicy
 from ..resilience import describe
-from ..resilience.clock import wall_s
+from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
 from ..resilience.election import Election
-from ..resilience.errors import MachineError, UsageError
+from ..resilience.errors import MachineError, SiteError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -96,7 +96,7 @@ def run_job(
         server, endpoints = _endpoints(control, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s)
         closing.callback(store.close)
-        keys = Keys(run.root.name if server else f"{socket.gethostname()}-{run.root.name}")
+        keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
         _register(store, keys, launch, run, me, catalog.next_generation(root))
         journal.write("start", wall_s(), command=list(command), snapshots=str(root), pid=os.getpid())
@@ -112,7 +112,7 @@ def run_job(
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
-            supervisor.on_store_down(lambda: _restart(server, node, store))
+            supervisor.on_store_down(Revival(server, node, supervisor.telling))
         ranks = describe.count(launch.ranks, "rank")
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
@@ -155,7 +155,8 @@ def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: N
         )
     store.delete_prefix(keys.requests)  # nobody who asks an agent to stop means its successor
     last = loads(GenerationRecord, record.value) if record else None
-    if last is None or last.phase not in (Phase.ENDING, Phase.ENDED):
+    moved = last is not None and NodeId(me.host) not in last.members  # the same directory, on a host of another name
+    if last is None or (last.phase not in (Phase.ENDING, Phase.ENDED) and not moved):
         return
     if last.exit_code == 0 and last.phase is Phase.ENDED:
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
@@ -207,10 +208,24 @@ def _supervisor(
     )
 
 
-def _restart(server: EmbeddedEtcd, node: Node, store: Store) -> None:
-    if not server.alive():
-        server.start()
-        node.spared = (server.pid or 0,)
+class Revival:
+    """Starts the embedded etcd again when it is dead; where that fails, waits, twice as long each time, and training goes on."""
+
+    def __init__(self, server: EmbeddedEtcd, node: Node, telling: Telling) -> None:
+        self._server, self._node, self._telling = server, node, telling
+        self._wait_s, self._not_before_s = 1.0, 0.0
+
+    def __call__(self) -> None:
+        if self._server.alive() or monotonic_s() < self._not_before_s:
+            return
+        try:
+            self._server.start()
+            self._wait_s = 1.0
+        except SiteError as error:
+            self._telling.say(f"{error}; tried again in {self._wait_s:.0f} s", "bad")
+            self._not_before_s = monotonic_s() + self._wait_s
+            self._wait_s = min(60.0, self._wait_s * 2)
+        self._node.spared = (self._server.pid or 0,)
 
 
 def _say_the_end(code: int, record: GenerationRecord | None, run: RunDirectory, telling: Telling) -> None:

@@ -72,6 +72,11 @@ class RunDirectory:
                 f"the snapshots in {snapshots} are another job's; nothing was started. Name another directory with --snapshots"
             )
 
+    @property
+    def identity(self) -> str:
+        """Eight hexadecimal digits that no other job has; after `own`."""
+        return (self.root / "job").read_text()[:8]
+
     def release(self) -> None:
         self.endpoint.unlink(missing_ok=True)
         if self._lock is not None:

@@ -85,6 +85,7 @@ class Supervisor:
         self._request: Request | None = None
         self._store_down_s = 0.0
         self._drain_asked = False
+        self._last_stumble = ""
         self._on_store_down = lambda: None
 
     def on_store_down(self, mend: Any) -> None:
@@ -136,9 +137,11 @@ class Supervisor:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
         changed = self.node.observe(ready)
-        self._hear_helpers()
         try:
+            self._hear_helpers()
             self._consult(changed)
+        except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks are not
+            self._stumbled(error)
         except LeaseGone:
             self.heartbeat.lost()
         except StoreUnavailable as error:
@@ -146,6 +149,11 @@ class Supervisor:
         if self.record is not None and self.record.phase is Phase.ENDED and not self.node.gang:
             return self.record.exit_code
         return None
+
+    def _stumbled(self, error: OSError) -> None:
+        if str(error) != self._last_stumble:
+            self._last_stumble = str(error)
+            self.telling.say(f"{error}; training goes on, it is tried again", "bad")
 
     def _consult(self, changed: bool) -> None:
         """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
@@ -263,7 +271,10 @@ class Supervisor:
             self._drain_asked = True
             self.node.drain.finish()
             self._drain_until_s = monotonic_s() + self.policy.stop_grace_s
-        if not self.node.drain.finished and monotonic_s() > self._drain_until_s:
+        asked = (
+            self.record is not None and self.record.exit_code != 0
+        )  # the end of the training waits as long as it takes
+        if asked and not self.node.drain.finished and monotonic_s() > self._drain_until_s:
             self.telling.say(
                 f"the last snapshot was not on disk after {self.policy.stop_grace_s:.0f} s; leaving without it", "warn"
             )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from ..resilience.errors import SnapshotError
+from ..resilience.errors import MachineError, SnapshotError
 from . import layout
 from .layout import Attempt
 from .manifest import Commit, Entry, RankManifest
@@ -91,7 +92,8 @@ def read_manifest(directory: Path, rank: int, entry: Entry) -> RankManifest:
 
 def reject(directory: Path, reason: str) -> None:
     """Take a snapshot that failed to restore out of the world; its bytes stay for whoever wants to know why."""
-    write_whole(directory / layout.REASON, reason.encode())
+    with suppress(OSError, MachineError):  # a full disk: the reason is lost, the verdict stands
+        write_whole(directory / layout.REASON, reason.encode())
     (directory / layout.COMMIT).rename(directory / layout.REJECTED)
     sync_directory(directory)
 

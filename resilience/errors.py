@@ -3,6 +3,7 @@
     ResilientError
     ├── UserError            the person at the terminal changes something and starts again
     │   ├── UsageError         2   an option, a configuration key, the wrapped command
+    │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks
     │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
@@ -27,6 +28,10 @@ class UserError(ResilientError):
 
 
 class UsageError(UserError):
+    exit_code = 2
+
+
+class LayoutError(UserError):
     exit_code = 2
 
 

@@ -53,7 +53,8 @@ def _attach() -> Attachment | None:
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        farewell(page, error)
+        if os.getpid() == page.pid:  # not in a child that the script has forked
+            farewell(page, error)
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
@@ -70,7 +71,7 @@ def _attach() -> Attachment | None:
 def _leave(page: Page) -> None:
     """The script is over. What comes now is teardown, in which gloo's threads abort the interpreter now and then (torch 2.13: one
     waits for the GIL of an interpreter that is gone); registered first, hence run last."""
-    if not page.farewell():
+    if os.getpid() == page.pid and not page.farewell():
         page.left = 1
 
 

@@ -75,5 +75,7 @@ class BridgeLoop(HookedLoop):
         if getattr(timer, "_started", False):
             timer.stop()
         reenable_parameter_gather(given["model"], given["optimizer"])
+        if self.iteration() >= self.state.cfg.train.train_iters:
+            return  # nothing is left to train on, and samplers refuse to start at their end
         args, kwargs = self.iterators[-1]
         given["train_data_iterator"], given["valid_data_iterator"], _ = self.build(*args, **kwargs)

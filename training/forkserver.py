@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -40,7 +41,7 @@ def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Pat
     channel = socket.socket(fileno=channel_fd)
     numpy_threads = _threads_after_numpy()
     with _devices_counted_in_dev():
-        failed = _import_all(json.loads(modules.read_text()))
+        failed = _import_all(**json.loads(modules.read_text()))
     gc.collect()
     gc.freeze()  # the children share these pages; a collection would copy them
     why = _unsafe(numpy_threads)
@@ -61,12 +62,18 @@ def _threads_after_numpy() -> int:
     return _threads()
 
 
-def _import_all(names: Sequence[str]) -> list[str]:
+def _import_all(path: str, modules: Sequence[tuple[str, str]]) -> list[str]:
+    """path: the script's own first place to look; modules: name and origin, as the ranks had them. Those that would come from elsewhere
+    here, or that only the script's own setup makes importable, are left to the ranks."""
+    sys.path[0] = path
+    importlib.import_module("torch.distributed.run")
     failed = []
-    for name in ("torch.distributed.run", *names):
+    for name, origin in modules:
         try:
-            importlib.import_module(name)
-        except Exception:  # a name that only the script's own setup makes importable
+            spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
+            if spec is not None and str(spec.origin) == origin:
+                importlib.import_module(name)
+        except BaseException:  # whatever a module may do when it is imported without its script, SystemExit included
             failed.append(name)
     return failed
 
@@ -113,7 +120,7 @@ def _fork_launcher(order: dict[str, Any], channel: socket.socket, streams: tuple
         die_with_parent(agent_pid)
         os.setsid()
         _say(channel, {"launcher": os.getpid(), "generation": order["generation"]})
-        channel.close()
+        os.close(channel.detach())
         for stream, number in zip(streams, (1, 2), strict=True):
             os.dup2(stream, number)
             os.close(stream)
@@ -257,11 +264,11 @@ def _run_rank(command: list[str], env: dict[str, str]) -> int:
     try:
         if command[0] == "-m":
             sys.argv = [command[1], *command[2:]]
-            sys.path.insert(0, os.getcwd())
+            sys.path[0] = os.getcwd()
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(command)
-            sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+            sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
             _run_script(command[0])
     except BaseException as error:
         if not isinstance(error, SystemExit):

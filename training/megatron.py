@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from .loop import Counters, HookedLoop, reenable_parameter_gather, silence_nan_checks
@@ -32,9 +33,11 @@ def wrap(training: Any) -> None:
 
     setattr(pretrain, _MARK, True)
     training.pretrain = pretrain
-    package: Any = sys.modules.get("megatron.training")
-    if getattr(package, "pretrain", None) is original:
-        package.pretrain = pretrain
+    for module in [
+        m for m in sys.modules.values() if isinstance(m, ModuleType)
+    ]:  # whoever has imported it by name, before this rank was forked
+        for name in [name for name, value in list(vars(module).items()) if value is original]:
+            setattr(module, name, pretrain)
 
 
 class MegatronLoop(HookedLoop):
@@ -96,6 +99,8 @@ class MegatronLoop(HookedLoop):
             timer.stop()
         given["config"].no_sync_func = None
         reenable_parameter_gather(given["model"], given["optimizer"])
+        if self.iteration() >= self.args.train_iters:
+            return  # nothing is left to train on, and samplers refuse to start at their end
         built = []
         for stage, (args, kwargs) in enumerate(self.iterators):
             if len(self.iterators) > 1:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import catalog
+from ..checkpoint import catalog, commit
 from ..checkpoint.arena import RankArena, State
 from ..checkpoint.layout import Attempt
 from ..checkpoint.restore import open_rank
 from ..checkpoint.staging import Stager, plan, unstage
 from ..checkpoint.tensors import Table
 from ..checkpoint.tree import flatten, unflatten
-from ..resilience.errors import MachineError, SnapshotError
+from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from . import device
 from .attach import Attachment
 from .state import Modules, Randomness, Source
@@ -99,7 +99,10 @@ class Tape:
         try:
             snapshot = _durable(Path(self._at.handoff.snapshots), step)
             path = str(snapshot)
-            table, payload = open_rank(snapshot, self._at.rank, self._at.world)
+            written_by = commit.read_commit(snapshot).world
+            if written_by != self._at.world:
+                raise LayoutError(f"{snapshot} was written by {written_by} ranks, and this job has {self._at.world}")
+            table, payload = open_rank(snapshot, self._at.rank)
             self._restore(table, payload)
         except SnapshotError as error:
             raise Unrestorable(step, path, str(error)) from error
@@ -108,7 +111,7 @@ class Tape:
     def _restore(self, table: Table, payload: memoryview) -> None:
         kept = unflatten(table.skeleton, unstage(table, payload))
         if kept.keys() != self._sources.keys():
-            raise SnapshotError(f"it holds {', '.join(kept)}; this script registers {', '.join(self._sources)}")
+            raise LayoutError(f"the snapshot holds {', '.join(kept)}; this script registers {', '.join(self._sources)}")
         for name, source in self._sources.items():
             source.restore(kept[name])
         self._kept_randomness = _copied(kept[RANDOMNESS])

@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ class Session:
         self._figures = Figures()
         self._replays: dict[int, int] = {}
         self._first = True
+        self._postponed: Judgement | None = None
+        """An order to leave that could not be carried out where it was judged."""
         if self._at is None:
             return
         self._page, self._handoff = self._at.page, self._at.handoff
@@ -144,21 +147,23 @@ class Session:
             self._first_boundary(entered)
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
-        before = self._judged()
+        before = self._judged() or self._postponed
+        self._postponed = None
         if before is not None and before.directive is Directive.REWIND:
             return Directive.REWIND
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or bool(leave and before and before.snapshot)
         due = wanted or step % self._handoff.every_steps == 0 or step % self._handoff.durable_every_steps == 0
-        finite = figures.finite and (not due or figures.skipped or self._parameters_finite())
+        finite = figures.finite and (not due or self._parameters_finite())
         staged = due and finite and self._record(step, wanted)
         self._sentinel.contribute(step=step, finite=finite, staged=staged, order=Order(self._page.order))
-        directive = Directive.GO_ON
+        directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._judged()
-            directive = now.directive if now is not None else directive
-        if leave:
-            directive = Directive.LEAVE
+            if now is not None and now.directive is Directive.REWIND:
+                directive, self._postponed = Directive.REWIND, before if leave else None
+            elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
+                self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
         self._page.stall_ns += monotonic_ns() - entered
@@ -231,11 +236,21 @@ class Session:
         self._page.stepped_ns = now_ns
         assert self._at is not None
         if self._at.local_rank == 0:
-            # What the script has imported by now, in order: the warm process imports the same before it forks the next ranks.
-            names = [
-                n for n, m in list(sys.modules.items()) if getattr(m, "__spec__", None) is not None and n != "__main__"
-            ]
-            Path(self._handoff.modules).write_text(json.dumps(names))
+            note_modules(Path(self._handoff.modules))
+
+
+def note_modules(file: Path) -> None:
+    """What the script has imported by now, in order and from where: the warm process imports the same before it forks the next ranks.
+    Where it cannot be written, the next start is cold."""
+    found = [
+        [name, str(getattr(module.__spec__, "origin", None))]
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__spec__", None) is not None and name != "__main__"
+    ]
+    fresh = file.with_suffix(".new")
+    with suppress(OSError):
+        fresh.write_text(json.dumps({"path": sys.path[0], "modules": found}))
+        fresh.replace(file)
 
 
 def _number(value: Any) -> float | None:

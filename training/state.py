@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..resilience.errors import SnapshotError
+from ..resilience.errors import LayoutError
 from . import device
 
 Nested = dict[str, Any]
@@ -57,7 +57,7 @@ def source_of(name: str, thing: Any) -> Source:
 
 def _fill(where: str, live: torch.Tensor, kept: torch.Tensor) -> None:
     if live.shape != kept.shape or live.dtype != kept.dtype:
-        raise SnapshotError(
+        raise LayoutError(
             f"{where}: the snapshot holds {kept.dtype} {tuple(kept.shape)}, this run has {live.dtype} {tuple(live.shape)}; "
             "it was taken with another model or another parallel layout"
         )
@@ -86,7 +86,7 @@ class Modules:
         live = self.tensors()
         if live.keys() != kept.keys():
             odd = sorted(live.keys() ^ kept.keys())[:3]
-            raise SnapshotError(
+            raise LayoutError(
                 f"the model's tensors are not those of the snapshot: {', '.join(odd)} …; another model or layout"
             )
         for name, tensor in live.items():
@@ -135,7 +135,7 @@ class Optimizers:
     def restore(self, kept: Nested) -> None:
         for name, wrapper, inner in self.parts():
             if name not in kept or len(kept[name]["groups"]) != len(inner.param_groups):
-                raise SnapshotError(
+                raise LayoutError(
                     "the optimizer's parameter groups are not those of the snapshot; another model or optimizer"
                 )
             self._restore(wrapper, inner, kept[name])
