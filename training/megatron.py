@@ -33,9 +33,8 @@ def wrap(training: Any) -> None:
 
     setattr(pretrain, _MARK, True)
     training.pretrain = pretrain
-    for module in [
-        m for m in sys.modules.values() if isinstance(m, ModuleType)
-    ]:  # whoever has imported it by name, before this rank was forked
+    # And wherever it has been imported to by name, before this rank was forked.
+    for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
         for name in [name for name, value in list(vars(module).items()) if value is original]:
             setattr(module, name, pretrain)
 
