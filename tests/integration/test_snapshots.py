@@ -387,7 +387,9 @@ def test_a_read_only_disk_is_a_sentence(small_disk):
     node = Node(small_disk)
     node.snapshot(1)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    assert "Read-only file system" in node.drain().events("failed")[-1]["reason"]
+    process = node.drain()
+    assert "Read-only file system" in process.events("failed")[-1]["reason"]
+    process.kill()
     node.close()
 
 
