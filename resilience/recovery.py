@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .detectors import Cause
-from .errors import BudgetSpent, ScriptError, UsageError
+from .errors import BudgetSpent, ResilientError, ScriptError, UsageError
 from .machine import Event
 from .orders import Incident
 from .verdict import Verdict
@@ -45,11 +45,9 @@ def plan(verdict: Verdict, step_reached: int, past: Sequence[Incident], policy: 
     """What to do about `verdict`, given the newest finished step and all earlier incidents of the job."""
     restarts = [incident for incident in past if incident.rung == RESTART_GANG]
     if verdict.cause is Cause.NON_FINITE:
-        return Plan(
-            event=Event.GIVE_UP,
-            rung=STOP,
-            exit_code=BudgetSpent.exit_code,
-            reason=f"replayed {policy.max_replays} times without a finite result: the data or the model do it, not the hardware",
+        return _give_up(
+            BudgetSpent,
+            f"replayed {policy.max_replays} times without a finite result: the data or the model do it, not the hardware",
         )
     if verdict.cause is Cause.SCRIPT_RAISED and not verdict.started:
         alike = 1
@@ -58,24 +56,19 @@ def plan(verdict: Verdict, step_reached: int, past: Sequence[Incident], policy: 
                 break
             alike += 1
         if alike >= policy.same_failure_at_start:
-            return Plan(
-                event=Event.GIVE_UP,
-                rung=STOP,
-                exit_code=ScriptError.exit_code,
-                reason=f"the script failed {alike} times in the same way before its first step: an error of its own",
+            return _give_up(
+                ScriptError,
+                f"the script failed {alike} times in the same way before its first step: an error of its own",
             )
-    stuck = 0
-    best = max([step_reached, *(i.step_at_fault for i in restarts)], default=-1)
-    if restarts and step_reached <= max(i.step_at_fault for i in restarts):
-        stuck = 1 + _trailing_without_progress(restarts)
+    best = max((i.step_at_fault for i in restarts), default=-1)
+    stuck = 1 + _trailing_without_progress(restarts) if restarts and step_reached <= best else 0
     if stuck >= policy.max_without_progress:
-        return Plan(
-            event=Event.GIVE_UP,
-            rung=STOP,
-            exit_code=BudgetSpent.exit_code,
-            reason=f"{stuck} restarts in a row did not get past step {max(best, 0)}",
-        )
+        return _give_up(BudgetSpent, f"{stuck} restarts in a row did not get past step {max(best, 0)}")
     return Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
+
+
+def _give_up(error: type[ResilientError], reason: str) -> Plan:
+    return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=error.exit_code, reason=reason)
 
 
 def _trailing_without_progress(restarts: Sequence[Incident]) -> int:

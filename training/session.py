@@ -78,11 +78,6 @@ class Session:
         self._tape = Tape(self._at, self._sources)
         self._sentinel: Sentinel | None = None
 
-    @property
-    def resumed(self) -> bool:
-        """Whether this process continues from a snapshot."""
-        return self._at is not None and self._handoff.resume_step >= 0
-
     # -- a loop of one's own -------------------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Iterator[int]:
@@ -126,7 +121,6 @@ class Session:
         self._tape.restore_randomness()
         if self._sentinel is None:
             self._sentinel = Sentinel()
-        self._base = step
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         staged = self._tape.holds(step) or self._tape.record(step, durable=False)
