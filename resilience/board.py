@@ -1,17 +1,23 @@
 """The layout of a board page: one page of shared memory per local rank, written by the rank, read by the agent, and back for orders.
 
-A beat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of one.
+A beat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of one. A
+row of several has a number that is stored last; that is enough where stores become visible in their order (x86), and only there.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Sequence
 from typing import Any, overload
+
+from .boundary import ROW
 
 PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks twice a second, and a step may be replayed more often than that."""
+_ROW_AT = 896
+"""Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _FAREWELL_AT = 1024
 
 
@@ -100,6 +106,18 @@ class Page:
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * 5
         onset, reached, to, at_ns, done_ns = self.ints[place : place + 5].tolist()
         return onset, reached, to, at_ns, done_ns
+
+    def speak(self, ordinal: int, row: Sequence[float]) -> None:
+        """Say the `ordinal`-th row (from 1) to whoever reads this page: the other ranks of the node. It may be said when all of them
+        have heard the one before; the one before that is gone."""
+        place = _ROW_AT // 8 + ordinal % 2 * (1 + ROW)
+        self.floats[place + 1 : place + 1 + ROW] = memoryview(array("d", row))
+        self.ints[place] = ordinal  # last: from here on the others read it
+
+    def hear(self, ordinal: int) -> list[float] | None:
+        """The `ordinal`-th row of the rank that this page belongs to; None while it has not said it."""
+        place = _ROW_AT // 8 + ordinal % 2 * (1 + ROW)
+        return self.floats[place + 1 : place + 1 + ROW].tolist() if self.ints[place] == ordinal else None
 
     def clear(self, generation: int, rank: int = -1) -> None:
         """Ready for the rank of another generation; the agent does it while no rank is alive."""

@@ -1,4 +1,4 @@
-"""The rank's side of the board: find this rank's page and claim it."""
+"""The rank's side of the board: find this rank's page and claim it; look at the others."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from ..resilience.handoff import Handoff
 from ..resilience.signals import RankPhase
 
 
+def page_of(handoff: Handoff, local_rank: int) -> Page:
+    descriptor = os.open(handoff.board, os.O_RDWR)
+    try:
+        return Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES, offset=local_rank * PAGE_BYTES)))
+    finally:
+        os.close(descriptor)
+
+
 def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int) -> Page | None:
     """The page of the rank that this process is; None when another process of this generation has it (this one is a child of the
     rank: a data loader's worker, say) or when the page belongs to another generation (this process is a leftover)."""
     local_rank = int(environ["LOCAL_RANK"])
-    descriptor = os.open(handoff.board, os.O_RDWR)
-    try:
-        mapped = mmap.mmap(descriptor, PAGE_BYTES, offset=local_rank * PAGE_BYTES)
-    finally:
-        os.close(descriptor)
-    page = Page(memoryview(mapped))
+    page = page_of(handoff, local_rank)
     if page.generation != handoff.generation or page.pid not in (0, os.getpid()):
         page.release()
-        mapped.close()
         return None
     page.rank = int(environ["RANK"])
     page.attached_ns = now_ns

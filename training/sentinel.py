@@ -1,51 +1,104 @@
-"""The ranks' own word at each boundary: a tiny all-reduce on the CPU that completes during the next step.
+"""The ranks' own word at each boundary, exchanged while the next step is computed.
 
-Row of this rank → MAX over all ranks → `Tally`, the same on every rank. It travels on a group of its own, so that it never meets the
-script's collectives.
+Row of this rank → MAX over all ranks → `Tally`, the same on every rank. Ranks of one node write their rows on their board pages and
+read each other's; ranks of several nodes reduce them on a gloo group of their own, so that they never meet the script's collectives.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import platform
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from ..resilience.board import Page
 from ..resilience.boundary import ROW, Tally, row, tally
+from ..resilience.clock import sleep
 from ..resilience.signals import Order
+from .attach import Attachment
+from .board import page_of
+
+_SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
+"""Sleeps while a rank of this node has not said its row: doubled from one to the other."""
 
 
 class Sentinel:
-    def __init__(self) -> None:
+    def __init__(self, at: Attachment) -> None:
         """Collective: every rank makes its sentinel at the same place of its program."""
-        self._group: Any = None
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")
-        # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
-        # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
-        self._rows = [torch.zeros(ROW, dtype=torch.float64) for _ in range(2)]
-        self._options = dist.AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp.MAX
-        self._turn = 0
-        self._work: Any = None
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        self._exchange: Exchange
+        if world == 1:
+            self._exchange = Pages(at.page, [at.page])
+        elif world == len(at.handoff.arena) and platform.machine() in ("x86_64", "AMD64"):
+            self._exchange = Pages(at.page, [page_of(at.handoff, local_rank) for local_rank in range(world)])
+        else:
+            self._exchange = Group()
         self._pending = False
 
     def contribute(self, *, step: int, finite: bool, staged: bool, order: Order) -> None:
         """This rank's row for `step`. Returns at once."""
-        self._turn ^= 1
-        mine = self._rows[self._turn]
-        mine.numpy()[:] = row(step, finite, staged, order)
-        if self._group is not None:
-            # The group's own method: the checks and logging of dist.all_reduce cost half of the contribution (measured).
-            self._work = self._group.allreduce([mine], self._options)
+        self.take()  # of a loop that was left before its last step was judged
+        self._exchange.say(row(step, finite, staged, order))
         self._pending = True
 
     def take(self) -> Tally | None:
         """The tally of the last contribution, waiting for it where it is not there yet; None where none is due."""
         if not self._pending:
             return None
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
         self._pending = False
-        return tally(self._rows[self._turn].tolist())
+        return tally(self._exchange.reduced())
+
+
+class Exchange(Protocol):
+    """`say` and `reduced` are called in turn, on every rank."""
+
+    def say(self, mine: Sequence[float]) -> None: ...
+
+    def reduced(self) -> Sequence[float]: ...
+
+
+class Pages:
+    """Through the memory that all ranks of one node share: no system call, no thread, nothing to wake."""
+
+    def __init__(self, mine: Page, all_ranks: Sequence[Page]) -> None:
+        self._mine, self._all = mine, all_ranks
+        self._ordinal = 0
+
+    def say(self, mine: Sequence[float]) -> None:
+        self._ordinal += 1
+        self._mine.speak(self._ordinal, mine)
+
+    def reduced(self) -> Sequence[float]:
+        return [max(column) for column in zip(*map(self._heard, self._all), strict=True)]
+
+    def _heard(self, page: Page) -> list[float]:
+        pause_s = _SHORTEST_S
+        while (said := page.hear(self._ordinal)) is None:
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_S)
+        return said
+
+
+class Group:
+    """By an all-reduce that runs in gloo's threads meanwhile."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo")
+        # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
+        # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
+        self._rows = [torch.zeros(ROW, dtype=torch.float64) for _ in range(2)]
+        self._options = dist.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp.MAX
+        self._turn = 0
+
+    def say(self, mine: Sequence[float]) -> None:
+        self._turn ^= 1
+        self._rows[self._turn].numpy()[:] = mine
+        # The group's own method: the checks and logging of dist.all_reduce cost half of the contribution (measured).
+        self._work = self._group.allreduce([self._rows[self._turn]], self._options)
+
+    def reduced(self) -> Sequence[float]:
+        self._work.wait()
+        return self._rows[self._turn].tolist()

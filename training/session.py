@@ -120,7 +120,7 @@ class Session:
             return step
         self._tape.restore_randomness()
         if self._sentinel is None:
-            self._sentinel = Sentinel()
+            self._sentinel = Sentinel(self._at)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         staged = self._tape.holds(step) or self._tape.record(step, durable=False)

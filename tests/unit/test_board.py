@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page
+from mt_resilient.resilience.boundary import ROW
 
 INTS = [name for name, field in vars(Page).items() if type(field) is type(vars(Page)["step"])]
 
@@ -45,13 +46,28 @@ def test_the_last_rewinds_are_told_each_by_itself() -> None:
     assert {getattr(written, name) for name in untouched} == {0}
 
 
+def test_a_row_is_heard_until_the_one_after_the_next() -> None:
+    written = page()
+    written.say_farewell(error="said before")
+    written.rewound(onset=3, reached=4, to=2, at_ns=5, done_ns=6)
+    assert written.hear(1) is None
+    for ordinal in range(1, 7):
+        written.speak(ordinal, [ordinal + 0.5] * ROW)
+        assert written.hear(ordinal) == [ordinal + 0.5] * ROW
+        assert ordinal == 1 or written.hear(ordinal - 1) == [ordinal - 0.5] * ROW
+        assert ordinal <= 2 or written.hear(ordinal - 2) is None
+        assert written.hear(ordinal + 1) is None
+    assert (written.farewell(), written.rewind(1)) == ({"error": "said before"}, (3, 4, 2, 5, 6))
+
+
 def test_a_message_leaves_the_fields_alone() -> None:
     written = page()
+    written.speak(1, [5.0] * ROW)
     written.rewound(onset=3, reached=4, to=2, at_ns=5, done_ns=6)
     for name in INTS:
         setattr(written, name, -7)
     written.say_farewell(error="x" * 5000, traceback="y" * 5000)
-    assert written.rewind(1) == (3, 4, 2, 5, 6)
+    assert (written.hear(1), written.rewind(1)) == ([5.0] * ROW, (3, 4, 2, 5, 6))
     assert {getattr(written, name) for name in INTS} == {-7}
 
 
