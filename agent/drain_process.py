@@ -2,7 +2,7 @@
 
 `python -m mt_resilient.agent.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: a
 `DrainConfig`. Neither its load nor its death touches the ranks. It goes on until a line "finish" or the end of its
-stdin; then it drains what is pending, trying each once, and ends.
+stdin; then it drains what is pending, with a few tries, and ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ Event = dict[str, object]
 
 BACKOFF_S = (1.0, 60.0)
 """Wait after the first failure in a row, doubled after each further one up to the last."""
+LAST_TRIES = 5
+"""How often what is pending at the end is tried: for half a minute and what the tries take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +75,8 @@ class Drain:
         self._not_before_s = 0.0
 
     def tick(self, *, finishing: bool = False) -> Iterator[Event]:
-        """Drain the one snapshot that is due, if any. While finishing, each is tried once, at once."""
-        if clock.monotonic_s() < self._not_before_s and not finishing:
+        """Drain the one snapshot that is due, if any. While finishing, each is tried a few times."""
+        if clock.monotonic_s() < self._not_before_s:
             return
         stamp = self.due()
         if stamp is None:
@@ -82,7 +84,8 @@ class Drain:
         try:
             report = drain(self._slots, Attempt(run=self._config.run, stamp=stamp), self._root, self._config.deadline_s)
         except ResilientError as error:
-            yield self._failed(stamp, error, again=isinstance(error, SiteError) and not finishing)
+            last = finishing and self._failures + 1 >= LAST_TRIES
+            yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
             return
         self._failures, self._not_before_s = 0, 0.0
         if report is None:
@@ -102,6 +105,10 @@ class Drain:
         if report.commits:
             for attempt in catalog.retire(self._root, self._config.keep):
                 yield {"event": "retired", "step": attempt.stamp.step, "directory": str(attempt.under(self._root))}
+
+    def hurry(self) -> None:
+        """Forget what failed before: the last tries begin."""
+        self._failures, self._not_before_s = 0, 0.0
 
     def due(self) -> Stamp | None:
         headers = [[slot.header() for slot in slots] for slots in self._slots]
@@ -124,8 +131,10 @@ def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
         yield from state.tick()
         if select.select([stdin_fd], [], [], config.poll_s)[0]:
             said += os.read(stdin_fd, 4096) or b"finish"
+    state.hurry()
     while state.due() is not None:
         yield from state.tick(finishing=True)
+        clock.sleep(0.01)
     yield {"event": "finished"}
 
 

@@ -30,6 +30,9 @@ class Draining:
         self._deaths = 0
         self._not_before_s = 0.0
         self.finished = False
+        self.lost = ""
+        """Why the newest snapshot that was wanted on disk is not there; empty while all is well."""
+        self._newest = -1
         self._asked = False
 
     @property
@@ -63,6 +66,9 @@ class Draining:
                 event = json.loads(line)
                 self.finished = self.finished or event["event"] == "finished"
                 self._deaths = 0
+                if event["event"] in ("durable", "written", "failed") and event["step"] >= self._newest:
+                    self._newest = event["step"]
+                    self.lost = f"step {event['step']}: {event['reason']}" if event["event"] == "failed" else ""
                 yield event
         if data != b"" or self._process.poll() is None:
             return
@@ -73,7 +79,8 @@ class Draining:
         if not self.finished:
             wait = min(RESTART_S[0] * 2**self._deaths, RESTART_S[1])
             self._deaths += 1
-            self.finished = self._asked and self._deaths > LAST_TRIES
+            if self._asked and self._deaths > LAST_TRIES:
+                self.finished, self.lost = True, "the drain process died over it again and again"
             self._not_before_s = now_s + wait
             yield {"event": "died", "reason": f"the drain process ended with code {code}", "retry_in_s": wait}
 

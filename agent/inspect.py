@@ -68,7 +68,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         last = [line for line in Journal(directory.journal).read() if line["kind"] == "said"][-1:]
         words = f" The last it said, {_time(last[0]['at_s'])}: {last[0]['sentence']}" if last else ""
         console.print(f"No agent is running in {directory.root}.{words}")
-        return 0 if (directory.root / "finished").exists() else 1
+        return 0 if directory.finished.exists() else 1
     record = world.record
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")
     table = Table(box=box.SIMPLE_HEAD)

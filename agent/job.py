@@ -116,7 +116,9 @@ def run_job(
         ranks = describe.count(launch.ranks, "rank")
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
-        _say_the_end(code, supervisor.record, run, supervisor.telling)
+        if code == 0 and node.drain.lost:
+            code = MachineError.exit_code
+        _say_the_end(code, supervisor.record, node.drain.lost, run, supervisor.telling)
         return code
 
 
@@ -153,13 +155,13 @@ def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: N
             f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
             "Name another directory with --run-dir"
         )
+    if run.finished.exists():
+        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     store.delete_prefix(keys.requests)  # nobody who asks an agent to stop means its successor
     last = loads(GenerationRecord, record.value) if record else None
     moved = last is not None and NodeId(me.host) not in last.members  # the same directory, on a host of another name
     if last is None or (last.phase not in (Phase.ENDING, Phase.ENDED) and not moved):
         return
-    if last.exit_code == 0 and last.phase is Phase.ENDED:
-        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
     store.delete_prefix(keys.incidents)
     again = GenerationRecord(
@@ -228,10 +230,20 @@ class Revival:
         self._node.spared = (self._server.pid or 0,)
 
 
-def _say_the_end(code: int, record: GenerationRecord | None, run: RunDirectory, telling: Telling) -> None:
-    if code == 0:
-        (run.root / "finished").touch()
+def _say_the_end(code: int, record: GenerationRecord | None, lost: str, run: RunDirectory, telling: Telling) -> None:
+    if lost and code == MachineError.exit_code:
+        telling.say(
+            f"the training is over, but its last state is not on disk ({lost}). Mend that, and give the same command once more: "
+            "it goes on from the newest snapshot that is there",
+            "bad",
+        )
+    elif code == 0 and record and record.complete:
+        run.finished.touch()
         telling.say("the training is over", "good")
+    elif code == 0:
+        telling.say(
+            "the script has left in order, before the end of the training; the same command goes on from there", "good"
+        )
     elif code > 128:
         telling.say(f"ended as asked; the same command goes on from the newest snapshot in {run.root}", "warn")
     else:

@@ -167,6 +167,7 @@ class Node:
             offset_s=wall_s() - monotonic_s(),
             memory_steps=sorted(restorable(self.headers(), self.launch.ranks)),
             durable_steps=self.durable_steps(),
+            rejected_steps=sorted({attempt.stamp.step for attempt in catalog.rejected(self.snapshots)}),
             told=self.told,
         )
 

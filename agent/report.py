@@ -100,6 +100,7 @@ def status(
     offset_s: float,
     memory_steps: Sequence[int],
     durable_steps: Sequence[int],
+    rejected_steps: Sequence[int],
     told: tuple[InPlaceRewind, ...],
 ) -> NodeStatus:
     """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far."""
@@ -109,6 +110,7 @@ def status(
             at_s=now,
             memory_steps=tuple(map(Step, memory_steps)),
             durable_steps=tuple(map(Step, durable_steps)),
+            rejected_steps=tuple(map(Step, rejected_steps)),
         )
 
     def mark(name: str) -> float:
@@ -136,5 +138,6 @@ def status(
         rewinds=told,
         memory_steps=tuple(map(Step, memory_steps)),
         durable_steps=tuple(map(Step, durable_steps)),
+        rejected_steps=tuple(map(Step, rejected_steps)),
         launch=gang.how,
     )

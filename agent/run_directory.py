@@ -39,6 +39,11 @@ class RunDirectory:
     def modules(self) -> Path:
         return self.root / "modules.json"
 
+    @property
+    def finished(self) -> Path:
+        """A mark: the training has reached its end, and nothing of it is missing."""
+        return self.root / "finished"
+
     def take(self) -> None:
         """Create what is missing and lock it. Raises MachineError when it cannot be written, UsageError when another agent has it."""
         try:

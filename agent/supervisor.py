@@ -31,8 +31,10 @@ from .node import Node
 from .ports import free_port
 from .telling import Telling
 
-QUICK_S, CALM_S = 0.02, 0.5
+QUICK_S, CALM_S = 0.02, 1.0
 """Longest sleep of the loop while something is under way, and while ranks just train. Ended processes wake it at once."""
+PUBLISH_S = 2.0
+"""Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ class Supervisor:
         news = self._news(status)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
-        self._next_round_s = now + (QUICK_S if self._busy() else 1.0)
+        self._next_round_s = now + (QUICK_S if self._busy() else PUBLISH_S)
         self.heartbeat.beat(now)
         self._ask_to_stop()
         for _ in range(20):
@@ -184,14 +186,19 @@ class Supervisor:
         return self.node.gang.generation if self.node.gang else self.record.number if self.record else 0
 
     def _news(self, status: NodeStatus) -> bool:
-        """Whether `status` says something that cannot wait for the next second."""
+        """Whether `status` says something that cannot wait for the next turn."""
         told = self._published
         quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
     def _publish(self) -> None:
         status = self.node.status(self._generation())
-        if self._published is None or self._news(status) or status.at_s - self._published.at_s >= 1.0 or self._busy():
+        if (
+            self._published is None
+            or self._news(status)
+            or status.at_s - self._published.at_s >= PUBLISH_S
+            or self._busy()
+        ):
             self._reject_unusable(status)
             self.store.put(self.keys.status(self.id), dumps(status))
             self._published = status

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from ..resilience.errors import MachineError
 from .header import (
     DRAINED_OFFSET,
+    DURABLE_OFFSET,
     HEADER_BYTES,
     PAGE_BYTES,
     STATE_OFFSET,
@@ -128,6 +129,10 @@ class Slot:
         if self._mapped(HEADER_BYTES):
             self._store(STATE_OFFSET, State.FREE)
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def want_durable(self) -> None:
+        """The content is wanted on disk after all."""
+        self._store(DURABLE_OFFSET, 1)
 
     def mark_drained(self) -> None:
         """The content is on disk, committed. Call it within `reading`, or the content may have become another one."""

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ..resilience.errors import SnapshotError
+from ..resilience.errors import MachineError, SnapshotError
 from . import commit, layout, restore, retention, tree
 from .header import Stamp
 from .layout import Attempt
@@ -18,6 +18,11 @@ from .layout import Attempt
 def committed(root: Path) -> list[Path]:
     """The snapshots under `root`, the newest first: the latest lineage's, for what the job has turned back from is old."""
     return [attempt.under(root) for attempt in _committed(root)]
+
+
+def rejected(root: Path) -> list[Attempt]:
+    """The snapshots under `root` that were set aside."""
+    return [attempt for attempt in _attempts(root) if (attempt.under(root) / layout.REJECTED).exists()]
 
 
 def next_generation(root: Path) -> int:
@@ -30,13 +35,13 @@ def verify(snapshot: Path) -> list[str]:
     problems = []
     try:
         world = commit.read_commit(snapshot).world
-    except SnapshotError as error:
+    except (SnapshotError, MachineError) as error:
         return [str(error)]
     for rank in range(world):
         try:
             table, _ = restore.open_rank(snapshot, rank)
             tree.unflatten(table.skeleton, {piece.name: 0 for piece in table.pieces})
-        except SnapshotError as error:
+        except (SnapshotError, MachineError) as error:
             problems.append(str(error))
     return problems
 

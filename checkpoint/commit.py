@@ -107,11 +107,13 @@ def delete(directory: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The file's bytes. Raises SnapshotError when they can't be had."""
+    """The file's bytes. Raises SnapshotError when there is no such file, MachineError when storage does not give it."""
     try:
         return path.read_bytes()
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise SnapshotError(f"{path}: {error.strerror}") from error
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def check(manifest: RankManifest, directory: Path, rank: int, world: int) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 PAGE_BYTES = 4096
 STATE_OFFSET = 8
 DRAINED_OFFSET = 16
+DURABLE_OFFSET = 24
 _MAGIC = b"MTSLOT01"
 
 

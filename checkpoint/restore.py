@@ -16,7 +16,8 @@ from .tensors import Table
 def open_rank(snapshot: Path, rank: int, world: int | None = None) -> tuple[Table, memoryview]:
     """Table and payload (fresh, writable memory) of global `rank`; with `world`, only if so many ranks wrote it.
 
-    Raises SnapshotError, in one sentence, when anything is missing, damaged, or from another attempt or world.
+    Raises SnapshotError, in one sentence, when anything is missing, damaged, or from another attempt or world; MachineError or
+    OSError when storage does not give it, which says nothing about the snapshot.
     """
     promised = commit.read_commit(snapshot)
     if world is not None and world != promised.world:
@@ -29,8 +30,12 @@ def open_rank(snapshot: Path, rank: int, world: int | None = None) -> tuple[Tabl
     if sha256(commit.read(slab / slabs.METADATA)).hexdigest() != manifest.metadata_sha256:
         raise SnapshotError(f"{slab / slabs.METADATA} is damaged, or from another attempt")
     shard = slab / slabs.SHARD
-    if not shard.is_file() or shard.stat().st_size != manifest.shard_bytes:
-        raise SnapshotError(f"{shard} is missing, or has not the {manifest.shard_bytes} bytes that were written")
+    try:
+        size = shard.stat().st_size
+    except FileNotFoundError as error:
+        raise SnapshotError(f"{shard} is missing") from error
+    if size != manifest.shard_bytes:
+        raise SnapshotError(f"{shard} has not the {manifest.shard_bytes} bytes that were written")
     payload = np.empty(manifest.table.payload_bytes, np.uint8).data
     slabs.read_into(slab.absolute().as_uri(), payload)
     size = manifest.table.chunk_bytes

@@ -76,7 +76,7 @@ def write(url: str, payload: memoryview, chunk_bytes: int) -> None:
 def read_into(url: str, destination: memoryview, start: int = 0) -> None:
     """Fill `destination` with the slab's bytes from `start` on; every chunk that is touched is checked.
 
-    Raises SnapshotError for a missing, torn or altered slab, and for one shorter than asked for.
+    Raises SnapshotError for a missing, torn or altered slab, and for one shorter than asked for; MachineError when storage fails.
     """
     target = np.frombuffer(destination, np.uint8)
     # Without the last one, a missing shard reads as zeros.
@@ -121,6 +121,8 @@ def _sentence(error: ValueError, url: str, *, writing: bool) -> ResilientError:
         return SnapshotError(f"{url} holds a slab already; nothing was overwritten")
     if writing:
         return MachineError(f"{url} can't be written: {text}")
+    if code not in (0, errno.ENOENT, errno.ENOTDIR) or status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED"):
+        return MachineError(f"{url} cannot be read: {text}")
     if status == "NOT_FOUND":
         return SnapshotError(f"{url} is missing or incomplete ({text})")
     return SnapshotError(f"{url} is damaged ({text})")

@@ -117,7 +117,7 @@ class Page:
     def hear(self, ordinal: int) -> list[float] | None:
         """The `ordinal`-th row of the rank that this page belongs to; None while it has not said it."""
         place = _ROW_AT // 8 + ordinal % 2 * (1 + ROW)
-        return self.floats[place + 1 : place + 1 + ROW].tolist() if self.ints[place] == ordinal else None
+        return list(self.floats[place + 1 : place + 1 + ROW]) if self.ints[place] == ordinal else None
 
     def clear(self, generation: int, rank: int = -1) -> None:
         """Ready for the rank of another generation; the agent does it while no rank is alive."""

@@ -11,8 +11,8 @@ from .chronicle import open_incident, phases_told, rewinds_told
 from .detectors import suspect
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
-from .recovery import Plan, RecoveryPolicy, plan
-from .signals import AckKind, Generation, NodeId, Step
+from .recovery import Plan, RecoveryPolicy, may_resume, plan
+from .signals import AckKind, Generation, NodeId, NodeStatus, Step
 from .stability import choose
 from .verdict import Verdict, judge
 from .world import World
@@ -49,6 +49,9 @@ def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
             )
             decision = Decision(record=record, incidents=(incident,), reason=answer.reason)
         told = (*told, *decision.incidents)
+    elif answer:
+        record = replace(world.record, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
+        decision = Decision(record=record, reason=answer.reason)
     else:
         decision = _advance(world, now, event, phase)
     ending = decision.record is not None and decision.record.phase is Phase.ENDING
@@ -78,7 +81,7 @@ def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict 
         return Event.STOP, None, None
     verdict = judge(suspect(world))
     if verdict:
-        answer = plan(verdict, step_reached(world), world.incidents, policy)
+        answer = plan(verdict, step_reached(world), _kept(world), world.incidents, policy)
         return answer.event, verdict, answer
     statuses = world.statuses()
     if world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
@@ -88,7 +91,8 @@ def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict 
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
     if world.all_acked(AckKind.READY):
-        return Event.READY, None, None
+        stop = may_resume(choose(_said(world)), _said(world))
+        return (stop.event if stop else Event.READY), None, stop
     return None, None, None
 
 
@@ -106,11 +110,24 @@ def step_reached(world: World) -> Step:
     return Step(max(newest, world.record.resume_step if world.record else -1))
 
 
+def _said(world: World) -> list[NodeStatus]:
+    return [world.status[n] for n in world.members if n in world.status]
+
+
+def _kept(world: World) -> Step:
+    """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it."""
+    members = world.record.members if world.record else {}
+    alive = {n for n, instance in members.items() if n in world.nodes and world.nodes[n].instance == instance}
+    return choose(
+        [s if n in alive else replace(s, memory_steps=()) for n, s in world.status.items() if n in members]
+    ).step
+
+
 def _advance(world: World, now: float, event: Event, phase: Phase) -> Decision:
     assert world.record
     record = replace(world.record, phase=phase)
     if event is Event.READY:
-        point = choose([world.status[n] for n in world.members if n in world.status])
+        point = choose(_said(world))
         port = world.acks[world.members[0]].port
         record = replace(record, resume_step=point.step, master_port=port, launched_s=now)
         return Decision(record=record, reason=point.reason)
@@ -118,7 +135,9 @@ def _advance(world: World, now: float, event: Event, phase: Phase) -> Decision:
         asked = world.requests[0]
         record = replace(record, exit_code=asked.exit_code, last_snapshot=asked.snapshot, reason=f"asked by {asked.by}")
     if event is Event.FINISHED:
-        record = replace(record, reason="the training is over")
+        complete = all(s.finished for s in world.statuses())
+        reason = "the training is over" if complete else "the script has left in order, before the end of the training"
+        record = replace(record, reason=reason, complete=complete)
     return Decision(record=record, reason=record.reason)
 
 

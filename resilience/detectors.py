@@ -26,7 +26,9 @@ class Cause(StrEnum):
     NON_FINITE = "non_finite"
     """NaN or Inf in loss or gradient."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
-    """The state to resume from could not be restored."""
+    """The state to resume from is damaged."""
+    SNAPSHOT_UNREADABLE = "snapshot_unreadable"
+    """The state to resume from could not be read: storage does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         cause, text = Cause.NON_FINITE, f"step {gone.step} gave NaN or Inf again and again"
     elif gone.kind == "snapshot":
         cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
+    elif gone.kind == "unreadable":
+        cause, text = Cause.SNAPSHOT_UNREADABLE, f"the snapshot of step {gone.step} cannot be read at present"
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
         cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"

@@ -26,6 +26,8 @@ class GenerationRecord:
     launched_s: float = 0.0
     exit_code: int = 0
     """For ENDING and ENDED: what every agent exits with."""
+    complete: bool = False
+    """For ENDING and ENDED: the training has come to its end; nothing is left to be done."""
     last_snapshot: bool = False
     """For ENDING: whether the ranks take a snapshot before they leave."""
 

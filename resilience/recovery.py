@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .detectors import Cause
-from .errors import BudgetSpent, ResilientError, ScriptError, UsageError
+from .errors import BudgetSpent, ResilientError, ScriptError, SnapshotError, UsageError
 from .machine import Event
 from .orders import Incident
+from .signals import NodeStatus
+from .stability import ResumePoint
 from .verdict import Verdict
 
 REWIND_IN_PLACE, RESTART_GANG, STOP = 1, 2, 6
@@ -21,7 +24,9 @@ REWIND_IN_PLACE, RESTART_GANG, STOP = 1, 2, 6
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
     max_without_progress: int = 3
-    """Restarts in a row that never get past the step where the last one failed, before the job stops (NVRx stops after three)."""
+    """Restarts in a row after which there is no newer state to go back to than before, until the job stops (NVRx stops after three)."""
+    unwatched_progress_s: float = 600.0
+    """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
     same_failure_at_start: int = 2
     """How often the script may fail in the same way before its first step until that counts as an error in the script."""
     max_replays: int = 2
@@ -41,8 +46,10 @@ class Plan:
     exit_code: int = 0
 
 
-def plan(verdict: Verdict, step_reached: int, past: Sequence[Incident], policy: RecoveryPolicy) -> Plan:
-    """What to do about `verdict`, given the newest finished step and all earlier incidents of the job."""
+def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], policy: RecoveryPolicy) -> Plan:
+    """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
+    past: all earlier incidents of the job."""
+    restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     restarts = [incident for incident in past if incident.rung == RESTART_GANG]
     if verdict.cause is Cause.NON_FINITE:
         return _give_up(
@@ -60,22 +67,45 @@ def plan(verdict: Verdict, step_reached: int, past: Sequence[Incident], policy: 
                 ScriptError,
                 f"the script failed {alike} times in the same way before its first step: an error of its own",
             )
-    best = max((i.step_at_fault for i in restarts), default=-1)
-    stuck = 1 + _trailing_without_progress(restarts) if restarts and step_reached <= best else 0
+    if verdict.cause is Cause.SNAPSHOT_UNUSABLE:
+        return restart
+    stuck = _lives_without_progress(restarts, reached, kept, verdict.at_s, policy.unwatched_progress_s)
     if stuck >= policy.max_without_progress:
-        return _give_up(BudgetSpent, f"{stuck} restarts in a row did not get past step {max(best, 0)}")
-    return Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
+        newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
+        return _give_up(BudgetSpent, f"{stuck} restarts in a row brought no {newer}")
+    return restart
 
 
 def _give_up(error: type[ResilientError], reason: str) -> Plan:
     return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=error.exit_code, reason=reason)
 
 
-def _trailing_without_progress(restarts: Sequence[Incident]) -> int:
-    """How many of the last restarts did not get past the best step before them."""
+def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus]) -> Plan | None:
+    """None where the gang may start from `point`. Where all that was kept has turned out to be damaged, nobody wants to hear of it
+    when the training has begun from its start again."""
+    if point.step >= 0 or not any(status.rejected_steps for status in statuses):
+        return None
+    return _give_up(
+        SnapshotError,
+        "every snapshot has been set aside, and the training is not begun anew unasked: mend what damages them; to begin "
+        "anew, name another directory with --run-dir",
+    )
+
+
+def _lives_without_progress(
+    restarts: Sequence[Incident], reached: int, kept: int, now: float, unwatched_progress_s: float
+) -> int:
+    """How many of the last lives of the gang, the present one included, left no newer state to go back to than they began with."""
+    told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
+    begun: list[tuple[int, float]] = []
+    for incident in restarts:
+        if begun and incident.cause == Cause.SNAPSHOT_UNUSABLE:
+            begun.pop()  # a life that did not begin: its snapshot is set aside, and there are only so many
+        if incident.resume_step is not None:
+            begun.append((incident.resume_step, incident.at_s))
     count = 0
-    for position in range(len(restarts) - 1, 0, -1):
-        if restarts[position].step_at_fault > max(i.step_at_fault for i in restarts[:position]):
+    for (before, began_s), (after, ended_s) in reversed(list(pairwise([*begun, (kept, now)]))):
+        if after > before or (not told and ended_s - began_s >= unwatched_progress_s):
             break
         count += 1
     return count

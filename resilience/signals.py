@@ -26,7 +26,7 @@ class RankPhase(IntEnum):
     FINISHED = 4
     """The loop reached its end; only the script's own tail is left."""
     STOPPED = 5
-    """Left the loop at a boundary because it was ordered to."""
+    """Left the loop at a boundary before its end: ordered to, or by the script's own will."""
 
 
 class Order(IntEnum):
@@ -54,9 +54,9 @@ class RankExit:
     started: bool = False
     """Whether it had finished a step in this generation."""
     kind: str = "exit"
-    """`exit`, or what the rank itself named as its end: `non_finite`, `snapshot`."""
+    """`exit`, or what the rank itself named as its end: `non_finite`, `snapshot` (damaged), `unreadable` (a snapshot, now)."""
     step: Step = Step(-1)
-    """For `non_finite` and `snapshot`: the step it is about."""
+    """The step that such an end is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +97,15 @@ class NodeStatus:
     finished: bool = False
     """All local ranks left their loop in order and the launcher returned 0."""
     stopped: bool = False
-    """They left it because they were ordered to."""
+    """They left it before its end."""
     exits: tuple[RankExit, ...] = ()
     rewinds: tuple[InPlaceRewind, ...] = ()
     memory_steps: tuple[Step, ...] = ()
     """Steps that every local rank can restore from the arena."""
     durable_steps: tuple[Step, ...] = ()
     """Newest committed steps that this node can read."""
+    rejected_steps: tuple[Step, ...] = ()
+    """Those that were committed and then set aside, because a rank could not restore them."""
     launch: str = ""
     """How this generation was started: `warm`, or `cold: why`."""
 

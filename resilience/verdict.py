@@ -9,6 +9,7 @@ from .detectors import Cause, Suspicion
 
 _WEIGHT = {
     Cause.SNAPSHOT_UNUSABLE: 0,
+    Cause.SNAPSHOT_UNREADABLE: 0,
     Cause.NON_FINITE: 0,
     Cause.AGENT_RESTARTED: 1,
     Cause.AGENT_LOST: 1,

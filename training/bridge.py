@@ -58,6 +58,9 @@ class BridgeLoop(HookedLoop):
     def iteration(self) -> int:
         return int(self.state.train_state.step)
 
+    def complete(self) -> bool:
+        return bool(self.iteration() >= self.state.cfg.train.train_iters)
+
     def checkpoint_and_decide_exit(self, original: Any, *args: Any, **kwargs: Any) -> bool:
         given = self.boundary_parameters.bind(*args, **kwargs).arguments
         state = given["state"]
@@ -66,9 +69,7 @@ class BridgeLoop(HookedLoop):
         last = last or bool(config.train.exit_interval and step % config.train.exit_interval == 0)
         every = config.checkpoint.save_interval
         saves = bool(config.checkpoint.save and every and step % every == 0)
-        if self.boundary(step, judged_now=last or saves, last=last):
-            return True
-        return original(*args, **kwargs)
+        return self.boundary(step, lambda: original(*args, **kwargs), saves=saves, last=last)
 
     def rebuild(self, given: dict[str, Any]) -> None:
         timer = self.state.timers("interval-time")

@@ -63,6 +63,10 @@ class HookedLoop:
         """Steps done, where the loop starts from."""
         raise NotImplementedError
 
+    def complete(self) -> bool:
+        """Whether the last step of the training is done."""
+        raise NotImplementedError
+
     def rebuild(self, given: dict[str, Any]) -> None:
         """After a restore: make the loop enterable again, and put fresh data iterators into `given`."""
         raise NotImplementedError
@@ -87,9 +91,9 @@ class HookedLoop:
                 continue
             except SystemExit as leaving:
                 if not leaving.code:
-                    self.session.finish()
+                    self.session.finish(self.complete())
                 raise
-            self.session.finish()
+            self.session.finish(self.complete())
             return result
 
     def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -102,8 +106,17 @@ class HookedLoop:
         self.iterators.append((args, kwargs))
         return original(*args, **kwargs)
 
-    def boundary(self, step: int, *, judged_now: bool, last: bool) -> bool:
-        """True: leave the loop in order. Raises RewindAsked."""
+    def boundary(self, step: int, original: Callable[[], bool], *, saves: bool, last: bool) -> bool:
+        """Ours, then the loop's `original`: whether to leave the loop. Raises RewindAsked. saves: the script writes its own checkpoint
+        at this step, which has to be judged before."""
+        leaves = self._pass(step, judged_now=last or saves, last=last)
+        if not leaves:
+            leaves = original()
+            if leaves and not last:  # for reasons of its own: the time is up, somebody has sent a signal
+                self._pass(step, judged_now=True, last=True)
+        return leaves
+
+    def _pass(self, step: int, *, judged_now: bool, last: bool) -> bool:
         assert self.session is not None
         directive = self.session.boundary(step, self.figures, judged_now=judged_now, last=last)
         if directive is Directive.REWIND:

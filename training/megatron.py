@@ -79,16 +79,18 @@ class MegatronLoop(HookedLoop):
     def iteration(self) -> int:
         return int(self.args.iteration)
 
+    def complete(self) -> bool:
+        return bool(self.live["iteration"] >= self.args.train_iters)
+
     def checkpoint_and_decide_exit(self, original: Any, *args: Any, **kwargs: Any) -> bool:
         given = self.boundary_parameters.bind(*args, **kwargs).arguments
         iteration, known = given["iteration"], self.args
         self.live["iteration"] = iteration
         self.live["num_floating_point_operations_so_far"] = given["num_floating_point_operations_so_far"]
         last = iteration >= known.train_iters or bool(known.exit_interval and iteration % known.exit_interval == 0)
-        saves = bool(known.save and known.save_interval and iteration % known.save_interval == 0)
-        if self.boundary(iteration, judged_now=last or saves, last=last):
-            return True
-        return original(*args, **kwargs)
+        every = (known.save_interval, getattr(known, "non_persistent_save_interval", None))
+        saves = bool(known.save) and any(interval and iteration % interval == 0 for interval in every)
+        return self.boundary(iteration, lambda: original(*args, **kwargs), saves=saves, last=last)
 
     def rebuild(self, given: dict[str, Any]) -> None:
         calculator = sys.modules["megatron.core.num_microbatches_calculator"]

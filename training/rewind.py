@@ -18,12 +18,15 @@ from ..checkpoint.restore import open_rank
 from ..checkpoint.staging import Stager, plan, unstage
 from ..checkpoint.tensors import Table
 from ..checkpoint.tree import flatten, unflatten
+from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from . import device
 from .attach import Attachment
 from .state import Modules, Randomness, Source
 
 RANDOMNESS = "randomness"
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Between tries to read a snapshot from storage that fails; then the gang starts again, as often as the budget allows."""
 
 
 class Unrestorable(SnapshotError):
@@ -32,6 +35,14 @@ class Unrestorable(SnapshotError):
     def __init__(self, step: int, path: str, why: str) -> None:
         super().__init__(f"cannot restore step {step}: {why}")
         self.farewell = {"kind": "snapshot", "step": step, "path": path}
+
+
+class Unreadable(MachineError):
+    """Storage does not give the state that the agent chose; it may be as sound as ever, and is kept."""
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"cannot read the snapshot of step {step}: {why}")
+        self.farewell = {"kind": "unreadable", "step": step}
 
 
 class Tape:
@@ -46,7 +57,13 @@ class Tape:
         self.rewinds = 0
 
     def record(self, step: int, durable: bool) -> bool:
-        """Stage the state after `step` steps; complete on return. False, counted on the page, when no slot or no memory is free."""
+        """Stage the state after `step` steps, if it is not there; complete on return. False, counted on the page, when no slot or no
+        memory is free."""
+        held = self._arena.holding(step)
+        if held is not None:  # the loop leaves at the very step that it has just recorded
+            if durable:
+                held.want_durable()
+            return True
         state = {name: source.collect() for name, source in self._sources.items()}
         skeleton, leaves = flatten(state, torch.is_tensor)
         table = plan(skeleton, leaves)
@@ -78,16 +95,13 @@ class Tape:
         """All ranks hold `step`, and its figures are finite."""
         self._arena.seal(step)
 
-    def holds(self, step: int) -> bool:
-        return self._arena.holding(step) is not None
-
     def newest_sealed(self) -> int | None:
         """The same on all ranks: a seal is given by all, and the newest sealed slot is never overwritten."""
         sealed = [h.step for h in (slot.header() for slot in self._arena.slots) if h.state is State.SEALED]
         return max(sealed, default=None)
 
     def go_back(self, step: int) -> None:
-        """Fill the live state with that of `step`, from the arena or else from disk. Raises Unrestorable."""
+        """Fill the live state with that of `step`, from the arena or else from disk. Raises Unrestorable, Unreadable or LayoutError."""
         slot = self._arena.holding(step)
         if slot is not None:
             with slot.reading() as view:
@@ -95,6 +109,18 @@ class Tape:
                     self._restore(Table.from_json(view.table), view.payload)
                     self._arena.drop_after(step)
                     return
+        for pause_s in (*_PAUSES_S, 0.0):
+            try:
+                self._restore(*self._read(step))
+                break
+            except (MachineError, OSError) as error:
+                if not pause_s:
+                    raise Unreadable(step, str(error)) from error
+                sleep(pause_s)
+        self._arena.drop_after(step)
+
+    def _read(self, step: int) -> tuple[Table, memoryview]:
+        """Out of the durable snapshot of `step`. Raises Unrestorable, LayoutError, and what storage raises."""
         path = ""
         try:
             snapshot = _durable(Path(self._at.handoff.snapshots), step)
@@ -102,11 +128,9 @@ class Tape:
             written_by = commit.read_commit(snapshot).world
             if written_by != self._at.world:
                 raise LayoutError(f"{snapshot} was written by {written_by} ranks, and this job has {self._at.world}")
-            table, payload = open_rank(snapshot, self._at.rank)
-            self._restore(table, payload)
+            return open_rank(snapshot, self._at.rank)
         except SnapshotError as error:
             raise Unrestorable(step, path, str(error)) from error
-        self._arena.drop_after(step)
 
     def _restore(self, table: Table, payload: memoryview) -> None:
         kept = unflatten(table.skeleton, unstage(table, payload))

@@ -123,7 +123,7 @@ class Session:
             self._sentinel = Sentinel(self._at)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
-        staged = self._tape.holds(step) or self._tape.record(step, durable=False)
+        staged = self._tape.record(step, durable=False)
         self._sentinel.contribute(step=step, finite=True, staged=staged, order=Order.NONE)
         return step
 
@@ -181,10 +181,10 @@ class Session:
         if self._at is not None:
             self._tape.restore_randomness()
 
-    def finish(self) -> None:
-        """The loop is over and its last step was judged."""
+    def finish(self, complete: bool = True) -> None:
+        """The loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be gone on with."""
         if self._at is not None and self._page.phase != RankPhase.STOPPED:
-            self._page.phase = RankPhase.FINISHED
+            self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
     script.write_text(source)
     job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "9"])
     assert job.finish() == 93
-    assert "3 restarts in a row did not get past step 4" in job.said()
+    assert "3 restarts in a row brought no newer snapshot than that of step 3" in job.said()
     assert [incident.rung for incident in job.incidents()] == [2, 2, 2, 6]
 
 
@@ -139,3 +139,21 @@ def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path)
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert "step 80 is on disk" in job.said()
+
+
+def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk: Path) -> None:
+    """What cannot be written at the end is tried for half a minute; then the run says that it is not finished, and can be given again."""
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40"]
+    job = Job(tmp_path, command, "--durable-every", "10", "--snapshots", str(small_disk))
+    job.until_said("is on disk")
+    job.until_step(29)
+    ballast = small_disk / "ballast"
+    subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], capture_output=True, check=False)
+    assert job.finish(120) == 3, job.said()
+    assert "its last state is not on disk (step 40:" in job.said().splitlines()[-1]
+    ballast.unlink()
+    job.start()
+    assert job.finish() == 0, job.said()
+    assert "step 40 is on disk" in job.said()
+    job.start()
+    assert job.finish() == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.request
 from pathlib import Path
 
@@ -64,17 +65,59 @@ def test_a_recovery_is_seen_everywhere(tmp_path: Path) -> None:
     assert "rank-00001" in verified.stdout
 
 
-def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path) -> None:
+def stopped_hard(tmp_path: Path) -> Job:
+    """A job with snapshots of the steps 10 and 20, and nothing of it alive."""
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "50", "--step-delay", "0.02"]
     job = Job(tmp_path, command, "--durable-every", "10")
     job.until_said("step 20 is on disk")
     job.kill_everything()
-    for shard in (job.directory / "snapshots").glob("0000000020-*/rank-00000/c/0"):
-        torn = bytearray(shard.read_bytes())
-        torn[100] ^= 1
-        shard.write_bytes(torn)
+    return job
+
+
+def shards(job: Job, step: int) -> list[Path]:
+    return sorted((job.directory / "snapshots").glob(f"{step:010}-*/rank-00000/c/0"))
+
+
+def damage(shard: Path) -> None:
+    torn = bytearray(shard.read_bytes())
+    torn[100] ^= 1
+    shard.write_bytes(torn)
+
+
+def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path) -> None:
+    job = stopped_hard(tmp_path)
+    damage(shards(job, 20)[0])
     job.start()
     assert job.finish() == 0, job.said()
     assert "cannot be restored and is set aside" in job.said()
     assert "going back to step 10 from disk" in job.said()
     assert "snapshot_unusable" in [incident.cause for incident in job.incidents()]
+
+
+def test_where_every_snapshot_is_damaged_nothing_begins_anew_unasked(tmp_path: Path) -> None:
+    job = stopped_hard(tmp_path)
+    for step in (10, 20):
+        damage(shards(job, step)[0])
+    for _ in range(2):
+        job.start()
+        assert job.finish() == 6, job.said()
+        assert "every snapshot has been set aside" in job.said().splitlines()[-1]
+    kept = [path for path in (job.directory / "snapshots").iterdir() if path.name.startswith("00000000")]
+    assert len(kept) == 2  # with all that was in them
+
+
+def test_storage_that_does_not_answer_costs_no_snapshot(tmp_path: Path) -> None:
+    """A file that cannot be read for a while: the ranks try again, and the snapshot stays what it was."""
+    job = stopped_hard(tmp_path)
+    shard = shards(job, 20)[0]
+    aside = shard.with_name("aside")
+    shard.rename(aside)
+    shard.symlink_to(shard)
+    job.start()
+    job.until(lambda now: now.generation >= 2 and now.built_s > 0)
+    time.sleep(1)
+    aside.replace(shard)
+    assert job.finish() == 0, job.said()
+    assert "set aside" not in job.said()
+    assert "going back to step 20 from disk" in job.said()
+    assert [incident.cause for incident in job.incidents()] == ["agent_restarted"]

@@ -377,7 +377,9 @@ def test_a_full_disk_is_reported_and_tried_again(small_disk):
     ballast.write_bytes(bytes(3 << 20))
     node.snapshot(2)
     assert process.events("failed")[-1]["retry_in_s"] == 1.0, "the first one of a new row"
-    assert [event["event"] for event in process.finish()][-2:] == ["failed", "finished"]
+    last = process.finish()
+    assert [event["event"] for event in last[-6:]] == ["failed"] * 5 + ["finished"]
+    assert [event["retry_in_s"] for event in last[-6:-1]] == [1.0, 2.0, 4.0, 8.0, None]
     (found,) = catalog.committed(small_disk)
     assert catalog.verify(found) == []
     node.close()

@@ -35,6 +35,7 @@ _ON_A_CPU = """
     --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion
 """
 _DP2 = "--use-distributed-optimizer"
+_OVERLAPPED = f"{_DP2} --overlap-grad-reduce --overlap-param-gather"
 _TP2_PP2 = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 _INTERLEAVED = "--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
 
@@ -74,6 +75,7 @@ _SDIST = HERE / "pretrain_tiny.py", TREES / "megatron-0.17.1"
 _CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/nowhere"))
 
 MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", *_SDIST, _DP2, 2)
+MEGATRON_OVERLAPPED = _megatron_lm("mlm-0.17.1 dp2 overlapped", *_SDIST, _OVERLAPPED, 2)
 MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", *_SDIST, _TP2_PP2, 4)
 MEGATRON_INTERLEAVED = _megatron_lm("mlm-0.17.1 pp2 interleaved", *_SDIST, _INTERLEAVED, 2)
 BRIDGE_DP2 = Loop(
@@ -87,7 +89,7 @@ BRIDGE_DP2 = Loop(
 CHECKOUT_DP2 = _megatron_lm("checkout dp2", _CHECKOUT / "pretrain_gpt.py", _CHECKOUT, _DP2, 2)
 CHECKOUT_TP2_PP2 = _megatron_lm("checkout tp2pp2", _CHECKOUT / "pretrain_gpt.py", _CHECKOUT, _TP2_PP2, 4)
 
-LOOPS = [MEGATRON_DP2, MEGATRON_TP2_PP2, MEGATRON_INTERLEAVED, BRIDGE_DP2]
+LOOPS = [MEGATRON_DP2, MEGATRON_OVERLAPPED, MEGATRON_TP2_PP2, MEGATRON_INTERLEAVED, BRIDGE_DP2]
 """What scripts/megatron provides for."""
 
 CHECKOUT_LOOPS = [CHECKOUT_DP2, CHECKOUT_TP2_PP2]

@@ -56,6 +56,7 @@ class Job:
         self.now_s = START_S
         self.store: Any = Etcd(MemoryStore(lambda: self.now_s))
         self.disk: dict[int, State] = {}
+        self.rejected: set[int] = set()
         self.lines: list[str] = []
         self.sentences: list[str] = []
         self.stepped: list[int] = []

@@ -45,7 +45,7 @@ class Node:
         self.job, self.instance = job, instance
         self.say, self.faults, self.policy = job.say, job.faults, job.policy
         self.total, self.durable_every, self.stepped = job.total, job.durable_every, job.stepped
-        self.disk = job.disk
+        self.disk, self.rejected = job.disk, job.rejected
         memory = memoryview(bytearray(WORLD * PAGE_BYTES))
         self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(WORLD)]
         self.arena: dict[int, Kept] = {}
@@ -111,6 +111,7 @@ class Node:
             words = page.farewell()
             if words.get("kind") == "snapshot" and int(words["step"]) in self.disk:
                 del self.disk[int(words["step"])]
+                self.rejected.add(int(words["step"]))
                 self.say(f"the snapshot of step {words['step']} is set aside")
         gang = self.ranks.gang if self.ranks else None
         number = gang.generation if gang else self.record.number if self.record else 0
@@ -122,6 +123,7 @@ class Node:
             offset_s=0.0,
             memory_steps=sorted(step for step, kept in self.arena.items() if kept.sealed),
             durable_steps=sorted(self.disk),
+            rejected_steps=sorted(self.rejected),
             told=self.told,
         )
         self.job.store.put(KEYS.status(NODE), dumps(status))

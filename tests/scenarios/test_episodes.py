@@ -3,7 +3,7 @@ golden transcript in `golden/`."""
 
 from collections.abc import Callable
 
-from mt_resilient.resilience.errors import BudgetSpent, ScriptError
+from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SnapshotError
 from mt_resilient.resilience.machine import Phase
 
 from .cluster import Job
@@ -199,6 +199,21 @@ def test_snapshot_unusable(golden: Golden) -> None:
     job.tick()
     job.start_agent()
     ends_well(job)
+    golden(job.transcript())
+
+
+def test_every_snapshot_unusable(golden: Golden) -> None:
+    """All that is on disk is torn: the job stops, and does not begin anew unasked, not even when it is started again."""
+    job = Job(durable_every=2, torn={2, 4, 6})
+    job.until(lambda job: 6 in job.disk)
+    job.kill_agent()
+    job.tick()
+    job.start_agent()
+    job.until(lambda job: job.exit_code is not None, patience=200)
+    assert job.exit_code == SnapshotError.exit_code
+    job.start_agent()
+    job.until(lambda job: job.exit_code is not None, patience=200)
+    assert job.exit_code == SnapshotError.exit_code
     golden(job.transcript())
 
 

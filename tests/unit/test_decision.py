@@ -63,7 +63,7 @@ def test_nothing_opens_for_a_job_that_nobody_has_described() -> None:
 # -- what the World amounts to ---------------------------------------------------------------------------------------------
 
 FAULTY = {"status": {A: status(max_step=10, exits=(gone(started=True),))}}
-BURNT = {**FAULTY, "incidents": tuple(incident(n) for n in (1, 2, 3))}
+BURNT = {**FAULTY, "incidents": tuple(incident(n, resume_step=10) for n in (1, 2, 3))}
 WORLDS: dict[Event, dict] = {
     Event.READY: {"acks": {A: ack(AckKind.READY)}},
     Event.RUNNING: {},

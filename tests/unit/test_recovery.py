@@ -1,16 +1,19 @@
 """Verdict → plan: when the gang restarts, and when the job stops."""
 
+from dataclasses import replace
+
 import pytest
 
 from mt_resilient.resilience.detectors import Cause, Suspicion
-from mt_resilient.resilience.errors import BudgetSpent, ScriptError, UsageError
+from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SnapshotError, UsageError
 from mt_resilient.resilience.machine import Event
 from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, plan
-from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan
+from mt_resilient.resilience.signals import NodeId, Step
+from mt_resilient.resilience.stability import ResumePoint
 from mt_resilient.resilience.verdict import Verdict
 
-from .worlds import incident
+from .worlds import incident, status
 
 POLICY = RecoveryPolicy()
 IMPORT = "script_raised:1:ModuleNotFoundError"
@@ -23,8 +26,13 @@ def verdict(cause: Cause, started: bool = True, signature: str = "rank_killed:-9
     return Verdict(cause=cause, blamed=(blamed,), consequences=(), at_s=1.0)
 
 
-def killed(*steps: int) -> list[Incident]:
-    return [incident(number, at=step) for number, step in enumerate(steps, 1)]
+def killed(*resumed: int, at: int = 200, every_s: float = 10.0) -> list[Incident]:
+    """One kill after the other, after each of which the job went on from a state of `resumed`; the next one is at 1 s."""
+    begun = 1.0 - every_s * len(resumed)
+    return [
+        incident(number, at=at, resume_step=step, at_s=begun + every_s * (number - 1))
+        for number, step in enumerate(resumed, 1)
+    ]
 
 
 def failed_at_start(*signatures: str) -> list[Incident]:
@@ -34,18 +42,18 @@ def failed_at_start(*signatures: str) -> list[Incident]:
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NON_FINITE])
 @pytest.mark.parametrize("started", [True, False])
 def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
-    answer = plan(verdict(cause, started), 10, [], POLICY)
+    answer = plan(verdict(cause, started), 10, 10, [], POLICY)
     assert (answer.event, answer.rung, answer.exit_code) == (Event.FAULT, 2, 0)
 
 
 def test_a_nan_that_comes_back_stops_the_job_at_once() -> None:
-    answer = plan(verdict(Cause.NON_FINITE), 10, [], RecoveryPolicy(max_replays=7))
+    answer = plan(verdict(Cause.NON_FINITE), 10, 10, [], RecoveryPolicy(max_replays=7))
     assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, BudgetSpent.exit_code)
     assert "replayed 7 times" in answer.reason
 
 
 @pytest.mark.parametrize(
-    ("past", "reached", "goes_on"),
+    ("resumed", "kept", "goes_on"),
     [
         ((), 10, True),
         ((10,), 10, True),
@@ -53,7 +61,7 @@ def test_a_nan_that_comes_back_stops_the_job_at_once() -> None:
         ((10, 10, 10), 10, False),
         ((10, 10, 10), 9, False),
         ((10, 10, 10), 11, True),
-        ((10, 9, 8), 9, False),
+        ((10, 9, 8), 7, False),
         ((10, 10, 11, 11), 11, True),
         ((10, 10, 10, 11, 11, 11), 11, False),
         ((10, 11, 12, 13), 14, True),
@@ -61,29 +69,59 @@ def test_a_nan_that_comes_back_stops_the_job_at_once() -> None:
         ((-1, -1), -1, True),
         ((-1, -1, -1), -1, False),
         ((-1, -1, -1), 1, True),
-        ((50, 50, 20, 30, 40), 45, False),  # climbing, but never past where it was once
+        ((99, 50, 60, 70), 80, True),  # the agent died once, and memory with it: each life since has brought something
     ],
 )
-def test_restarts_without_progress_are_counted(past: tuple[int, ...], reached: int, goes_on: bool) -> None:
-    answer = plan(verdict(Cause.RANK_KILLED), reached, killed(*past), POLICY)
+def test_restarts_without_progress_are_counted(resumed: tuple[int, ...], kept: int, goes_on: bool) -> None:
+    answer = plan(verdict(Cause.RANK_KILLED), 200, kept, killed(*resumed), POLICY)
     assert (answer.event is Event.FAULT) is goes_on
     if not goes_on:
         assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, 93)
-        assert f"did not get past step {max(0, *past)}" in answer.reason
+        what = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
+        assert answer.reason == f"3 restarts in a row brought no {what}"
+
+
+def test_a_gang_that_was_never_launched_has_no_life() -> None:
+    past = killed(10, 10, 10)
+    past[1] = replace(past[1], resume_step=None)
+    assert plan(verdict(Cause.RANK_KILLED), 200, 10, past, POLICY).event is Event.FAULT
+
+
+@pytest.mark.parametrize(
+    ("lived_s", "at", "reached", "goes_on"),
+    [(599.0, -1, -1, False), (600.0, -1, -1, True), (600.0, 5, -1, False), (600.0, -1, 5, False)],
+)
+def test_a_script_that_tells_no_steps_has_lived_long_enough(
+    lived_s: float, at: int, reached: int, goes_on: bool
+) -> None:
+    past = killed(-1, -1, -1, at=at, every_s=lived_s)
+    assert (plan(verdict(Cause.RANK_KILLED), reached, -1, past, POLICY).event is Event.FAULT) is goes_on
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
 def test_the_budget_is_what_the_policy_says(budget: int) -> None:
     policy = RecoveryPolicy(max_without_progress=budget)
-    assert plan(verdict(Cause.RANK_KILLED), 10, killed(*[10] * (budget - 1)), policy).event is Event.FAULT
-    stop = plan(verdict(Cause.RANK_KILLED), 10, killed(*[10] * budget), policy)
+    assert plan(verdict(Cause.RANK_KILLED), 10, 10, killed(*[10] * (budget - 1)), policy).event is Event.FAULT
+    stop = plan(verdict(Cause.RANK_KILLED), 10, 10, killed(*[10] * budget), policy)
     assert stop.event is Event.GIVE_UP
     assert f"{budget} restarts in a row" in stop.reason
 
 
+@pytest.mark.parametrize(
+    ("step", "rejected", "goes_on"), [(-1, (), True), (5, (), True), (5, (9,), True), (-1, (9,), False)]
+)
+def test_the_training_does_not_begin_anew_when_all_snapshots_are_damaged(
+    step: int, rejected: tuple[int, ...], goes_on: bool
+) -> None:
+    answer = may_resume(ResumePoint(step=Step(step), reason=""), [status(), status(rejected_steps=rejected)])
+    assert (answer is None) is goes_on
+    if answer:
+        assert (answer.event, answer.exit_code) == (Event.GIVE_UP, SnapshotError.exit_code)
+
+
 def test_rewinds_in_place_are_no_restarts() -> None:
     rewinds = [incident(number, rung=REWIND_IN_PLACE, at=10) for number in range(1, 9)]
-    assert plan(verdict(Cause.RANK_KILLED), 10, rewinds, POLICY).event is Event.FAULT
+    assert plan(verdict(Cause.RANK_KILLED), 10, 10, rewinds, POLICY).event is Event.FAULT
 
 
 @pytest.mark.parametrize(
@@ -101,7 +139,7 @@ def test_rewinds_in_place_are_no_restarts() -> None:
 def test_the_same_failure_before_the_first_step_is_the_script_s_own(
     past: tuple[str, ...], cause: Cause, started: bool, goes_on: bool
 ) -> None:
-    answer = plan(verdict(cause, started, IMPORT), -1, failed_at_start(*past), POLICY)
+    answer = plan(verdict(cause, started, IMPORT), -1, -1, failed_at_start(*past), POLICY)
     assert (answer.event is Event.FAULT) is goes_on
     if not goes_on:
         assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, ScriptError.exit_code)
@@ -110,7 +148,7 @@ def test_the_same_failure_before_the_first_step_is_the_script_s_own(
 
 def test_a_failure_after_training_has_begun_once_is_not_the_script_s_own() -> None:
     past = [incident(1, at=10, started=True, signature=IMPORT)]
-    assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), 10, past, POLICY).event is Event.FAULT
+    assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), 10, 10, past, POLICY).event is Event.FAULT
 
 
 @pytest.mark.parametrize("name", ["max_without_progress", "same_failure_at_start", "max_replays"])

@@ -180,6 +180,7 @@ def said(watched: Gang | None, board: list[Page]) -> NodeStatus:
         offset_s=OFFSET_S,
         memory_steps=[9, 10],
         durable_steps=[5],
+        rejected_steps=[3],
         told=(),
     )
 
@@ -190,6 +191,7 @@ def test_without_a_gang_only_snapshots_are_told() -> None:
         at_s=NOW,
         memory_steps=(9, 10),
         durable_steps=(5,),  # type: ignore[arg-type]
+        rejected_steps=(3,),  # type: ignore[arg-type]
     )
 
 
