@@ -17,6 +17,7 @@ class Action(Enum):
     SAY_RUNNING = "say that all ranks are attached"
     ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
     END_GANG = "end the ranks, finish the snapshots, say ended"
+    STAND_DOWN = "end the ranks: the job goes on without them"
     LEAVE = "the job is over: leave"
 
 
@@ -41,8 +42,11 @@ class LocalState:
 def duty(record: GenerationRecord | None, me: LocalState) -> Action:
     """What to do next; the supervisor asks again after each action."""
     if record is None or me.instance not in record.members.values():
-        # A record that names another instance is the one this agent's predecessor left: the controller will open the next.
-        return Action.LEAVE if record and record.phase is Phase.ENDED else Action.WAIT
+        # A record that names another instance is the one this agent's predecessor left, and the controller will open the next; or
+        # the job goes on elsewhere, and ranks that are still here would train beside it.
+        if record is None or (record.phase is not Phase.ENDED and not 0 < me.gang < record.number):
+            return Action.WAIT
+        return Action.STAND_DOWN if me.gang else Action.LEAVE
     acked = me.acked[1] if me.acked[0] == record.number else None
     match record.phase:
         case Phase.GATHER:

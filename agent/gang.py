@@ -75,29 +75,30 @@ class Gang:
             if process.pidfd >= 0 and not process.ended_s:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
-        deadline = monotonic_s() + END_S
-        me = psutil.Process()
-        while True:
-            left = [p for p in me.children(recursive=True) if p.pid not in spare and not _below(p, spare)]
-            for process in left:
-                try:
-                    process.send_signal(signal.SIGKILL)
-                except psutil.NoSuchProcess:
-                    continue
-            for process in left:
-                _reap(process.pid)
-            if not left:
-                break
-            if monotonic_s() > deadline:
-                names = ", ".join(str(p.pid) for p in left)
-                raise InternalError(
-                    f"processes {names} do not end although killed; the driver may hang: this node needs a reboot"
-                )
-            sleep(0.002)
+        end_strays(spare)
         for process in self.watched():
             if process.pidfd >= 0:
                 os.close(process.pidfd)
                 process.pidfd = -1
+
+
+def end_strays(spare: Collection[int]) -> None:
+    """SIGKILL every process below the agent but those in `spare`; returns when all are gone and reaped. Raises InternalError when
+    something survives for END_S."""
+    deadline = monotonic_s() + END_S
+    me = psutil.Process()
+    while left := [p for p in me.children(recursive=True) if p.pid not in spare and not _below(p, spare)]:
+        if monotonic_s() > deadline:
+            names = ", ".join(str(p.pid) for p in left)
+            raise InternalError(
+                f"processes {names} do not end although killed; the driver may hang: this node needs a reboot"
+            )
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        for process in left:
+            _reap(process.pid)
+        sleep(0.002)
 
 
 def _reap(pid: int) -> int | None:

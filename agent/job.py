@@ -35,8 +35,10 @@ from .etcd_binary import find_server
 from .heartbeat import Heartbeat
 from .launch import Launch, understand
 from .node import Node
+from .performer import Performer
+from .policy import AgentPolicy
 from .run_directory import RunDirectory, writable
-from .supervisor import AgentPolicy, Supervisor
+from .supervisor import Supervisor
 from .telling import Telling
 from .terminal import Terminal
 
@@ -197,9 +199,17 @@ def _supervisor(
     heartbeat = Heartbeat(store, keys, NodeId(me.host), me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, recovery, telling.decided)
-    return Supervisor(
+    performer = Performer(
         node_id=NodeId(me.host),
         instance=me.instance,
+        node=node,
+        store=store,
+        keys=keys,
+        policy=policy,
+        telling=telling,
+    )
+    return Supervisor(
+        node_id=NodeId(me.host),
         node=node,
         store=store,
         keys=keys,
@@ -207,6 +217,7 @@ def _supervisor(
         controller=controller,
         policy=policy,
         telling=telling,
+        performer=performer,
     )
 
 

@@ -26,7 +26,7 @@ from . import report
 from .board import Board
 from .draining import Draining
 from .exits import open_pidfd
-from .gang import Gang, Watched
+from .gang import Gang, Watched, end_strays
 from .launch import Launch
 from .run_directory import RunDirectory
 from .warm import WarmProcess
@@ -101,6 +101,7 @@ class Node:
                 return
             except MachineError as error:
                 why = str(error)
+                end_strays(self._helpers())  # it may have forked all the same, and answered too late
         process = leash.spawn(
             [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -120,8 +121,11 @@ class Node:
         """End every process of the gang, to the last."""
         self._adopt()
         if self.gang is not None:
-            self.gang.kill({pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid})
+            self.gang.kill(self._helpers())
             self.gang = None
+
+    def _helpers(self) -> set[int]:
+        return {pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid}
 
     spared: tuple[int, ...] = ()
     """Further children of the agent that are not the gang's: etcd."""

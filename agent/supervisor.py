@@ -1,6 +1,6 @@
 """The agent's loop: observe, publish, decide (where this agent leads), obey. Level-triggered; any round may be lost or repeated.
 
-    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ duty ──▶ Node
+    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ duty ──▶ Performer ──▶ Node
 
 When the store does not answer, the round ends there: ranks keep training, and the next round tries again.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,17 @@ from ..checkpoint import commit
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
-from ..resilience.errors import ResilientError, StoreUnavailable, UsageError
+from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, NodeId, NodeStatus, Order, Request
+from ..resilience.signals import NodeId, NodeStatus, Request
 from ..resilience.store import LeaseGone, Store
 from ..resilience.wire import dumps, loads
-from .duty import Action, LocalState, duty
 from .heartbeat import Heartbeat
 from .node import Node
-from .ports import free_port
+from .performer import Performer
+from .policy import AgentPolicy
 from .telling import Telling
 
 QUICK_S, CALM_S = 0.02, 1.0
@@ -37,36 +37,11 @@ PUBLISH_S = 2.0
 """Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentPolicy:
-    warm: bool = True
-    """Keep a warm process to fork the next gang from."""
-    warm_wait_s: float = 60.0
-    """How long a start waits for a warm process that is still importing, before it is cold."""
-    metrics_port: int = 9464
-    """Port of /metrics; 0 takes a free one."""
-    last_snapshot: bool = False
-    """Take a snapshot before leaving on Ctrl-C or SIGTERM."""
-    stop_grace_s: float = 60.0
-    """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it."""
-    lease_ttl_s: int = 10
-    """Life of this agent's lease in etcd, renewed at a third of it."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.metrics_port < 65536:
-            raise UsageError(f"agent.metrics_port is {self.metrics_port}; a port is 0 to 65535")
-        if self.lease_ttl_s < 2:
-            raise UsageError(f"agent.lease_ttl_s is {self.lease_ttl_s}; etcd keeps no lease shorter than 2 s")
-        if self.stop_grace_s < 0:
-            raise UsageError(f"agent.stop_grace_s is {self.stop_grace_s}; it cannot be negative")
-
-
 class Supervisor:
     def __init__(
         self,
         *,
         node_id: NodeId,
-        instance: str,
         node: Node,
         store: Store,
         keys: Keys,
@@ -74,19 +49,17 @@ class Supervisor:
         controller: Controller,
         policy: AgentPolicy,
         telling: Telling,
+        performer: Performer,
     ) -> None:
-        self.id, self.instance, self.node, self.store, self.keys = node_id, instance, node, store, keys
-        self.heartbeat, self.controller, self.policy = heartbeat, controller, policy
-        self.telling = telling
+        self.id, self.node, self.store, self.keys = node_id, node, store, keys
+        self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
+        self.policy, self.telling = policy, telling
         self.record: GenerationRecord | None = None
-        self._acked: tuple[int, AckKind | None] = (0, None)
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
-        self._leave_ordered_s = 0.0
         self._signals: list[int] = []
         self._request: Request | None = None
         self._store_down_s = 0.0
-        self._drain_asked = False
         self._last_stumble = ""
         self._on_store_down = lambda: None
 
@@ -173,7 +146,8 @@ class Supervisor:
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
             entry = self.store.get(self.keys.generation)
             self.record = loads(GenerationRecord, entry.value) if entry else None
-            if self._obey() is Action.WAIT and not wrote:
+            more = self.record is not None and self.performer.obey(self.record, self._publish)
+            if not wrote and not more:
                 break
         self._store_is_back()
         self._warm_up()
@@ -213,83 +187,6 @@ class Supervisor:
                     f"the snapshot {words['path']} cannot be restored and is set aside: {words.get('error', '')}", "bad"
                 )
 
-    # -- obeying --------------------------------------------------------------------------------------------------------------
-
-    def _obey(self) -> Action:
-        action = duty(self.record, self._local())
-        record = self.record
-        if record is None:
-            return action
-        match action:
-            case Action.CLEAR:
-                self.node.stop_gang()
-                self._published = None
-                self._publish()
-                self._ack(AckKind.READY, free_port())
-            case Action.LAUNCH if self._waits_for_warm(record):
-                return Action.WAIT
-            case Action.LAUNCH:
-                self.node.start_gang(record, record.node_rank(self.id))
-                assert self.node.gang
-                how = f" {self.node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
-                ranks = describe.count(self.node.launch.ranks, "rank")
-                self.telling.say(
-                    f"generation {record.number}: {ranks} start {describe.resumed(record.resume_step)},{how}".rstrip(
-                        ","
-                    )
-                )
-            case Action.SAY_RUNNING:
-                self._ack(AckKind.RUNNING)
-            case Action.ORDER_LEAVE:
-                self.node.order(Order.SNAPSHOT_AND_STOP)
-                self._leave_ordered_s = monotonic_s()
-            case Action.END_GANG:
-                self._end_gang()
-                return Action.WAIT if self._acked[1] is not AckKind.ENDED else action
-        return action
-
-    def _waits_for_warm(self, record: GenerationRecord) -> bool:
-        """Whether the warm process is about to be ready."""
-        return self.node.warm.importing and wall_s() - record.launched_s < self.policy.warm_wait_s
-
-    def _local(self) -> LocalState:
-        gang = self.node.gang
-        return LocalState(
-            instance=self.instance,
-            gang=gang.generation if gang else 0,
-            gang_over=gang is not None and gang.launcher.ended_s > 0,
-            attached=gang is not None and self.node.all_attached(),
-            training=gang is not None and self.node.all_training(),
-            acked=self._acked,
-            leave_ordered=self._leave_ordered_s > 0,
-            grace_over=self._leave_ordered_s > 0 and monotonic_s() - self._leave_ordered_s > self.policy.stop_grace_s,
-        )
-
-    def _ack(self, kind: AckKind, port: int = 0) -> None:
-        assert self.record
-        ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=wall_s(), port=port)
-        self.store.put(self.keys.ack(self.record.number, self.id), dumps(ack))
-        self._acked = (self.record.number, kind)
-
-    def _end_gang(self) -> None:
-        """End the ranks, let the drain process finish, say so. Called until it is done."""
-        self.node.stop_gang()
-        if not self._drain_asked:
-            self._drain_asked = True
-            self.node.drain.finish()
-            self._drain_until_s = monotonic_s() + self.policy.stop_grace_s
-        asked = (
-            self.record is not None and self.record.exit_code != 0
-        )  # the end of the training waits as long as it takes
-        if asked and not self.node.drain.finished and monotonic_s() > self._drain_until_s:
-            self.telling.say(
-                f"the last snapshot was not on disk after {self.policy.stop_grace_s:.0f} s; leaving without it", "warn"
-            )
-            self.node.drain.stop()
-            self.node.drain.finished = True
-        if self.node.drain.finished:
-            self._ack(AckKind.ENDED)
-
     # -- what comes from outside ------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -321,12 +218,12 @@ class Supervisor:
             self.telling.drained(event)
 
     def _warm_up(self) -> None:
-        """Start the warm process once the first generation has finished a step: not while ranks want the cores to start."""
+        """Start the warm process once the ranks have finished a step: not while they want the cores to start."""
         told, warm = self._published, self.node.warm
         if not self.policy.warm:
             warm.why = "warm starts are switched off"
-        elif not warm.started and told and told.stepped_s and self.node.directory.modules.exists():
-            warm.start(self.node.environment())
+        elif told and told.stepped_s and warm.wanted(told.generation) and self.node.directory.modules.exists():
+            warm.start(self.node.environment(), told.generation)
 
     def _store_is_down(self, error: ResilientError) -> None:
         if not self._store_down_s:

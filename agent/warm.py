@@ -34,14 +34,16 @@ class WarmProcess:
         self._channel: socket.socket | None = None
         self.why = "the warm process has not been started yet"
         self.ready = False
+        self._tried_in = 0
+        self._unsafe = False
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    @property
-    def started(self) -> bool:
-        return self._process is not None
+    def wanted(self, generation: int) -> bool:
+        """Whether to start it now: once in each generation where it is not there, unless forking has turned out not to be safe."""
+        return self._process is None and not self._unsafe and self._tried_in != generation
 
     @property
     def importing(self) -> bool:
@@ -53,7 +55,7 @@ class WarmProcess:
         """Readable when the process has something to say, or is gone."""
         return self._channel.fileno() if self._channel else None
 
-    def start(self, environment: Mapping[str, str]) -> None:
+    def start(self, environment: Mapping[str, str], generation: int) -> None:
         """Start importing, in the environment that ranks get. At normal priority: forked ranks would inherit a lower one."""
         ours, theirs = socket.socketpair()
         passed = [theirs.fileno(), os.dup(1), os.dup(2)]
@@ -72,6 +74,7 @@ class WarmProcess:
         for duplicate in passed[1:]:
             os.close(duplicate)
         self._channel = ours
+        self._tried_in = generation
         self.why = "the warm process is still importing"
 
     def observe(self) -> bool:
@@ -84,6 +87,7 @@ class WarmProcess:
         elif words.get("ready"):
             self.ready, self.why = True, ""
         else:
+            self._unsafe = True
             self._give_up(words["why"])
         return True
 
@@ -122,3 +126,4 @@ class WarmProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._process = None

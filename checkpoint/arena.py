@@ -31,6 +31,7 @@ from .header import (
     overwrite_order,
     restorable,
 )
+from .memory import available_bytes
 
 __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
 
@@ -184,7 +185,7 @@ class Slot:
         size = _pages(size)
         growth = size - os.fstat(self._fd).st_size
         if growth > 0:
-            free = _available_bytes() - RESERVE_BYTES
+            free = available_bytes() - RESERVE_BYTES
             try:
                 if growth > free:
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -277,8 +278,3 @@ class RankArena:
 
 def _pages(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
-
-
-def _available_bytes() -> int:
-    with open("/proc/meminfo", "rb") as meminfo:
-        return next(int(line.split()[1]) << 10 for line in meminfo if line.startswith(b"MemAvailable:"))

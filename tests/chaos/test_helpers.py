@@ -22,9 +22,13 @@ def test_the_helpers_die_one_after_the_other_and_then_a_rank(tmp_path: Path) -> 
     job.helper("forkserver").kill()
     job.until_said("the warm process cannot be used")
     assert job.until(lambda now: True).pids == pids, "no rank was touched by any of it"
+    ready = job.said().count("the warm process is ready")
     job.kill_rank(0)
+    job.until(lambda now: job.said().count("the warm process is ready") > ready)  # it is there again
+    job.kill_rank(1)
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert f"step {STEPS} is on disk" in job.said()
-    (incident,) = job.incidents()
-    assert incident.launch.startswith("cold: the warm process ended")
+    first, second = job.incidents()
+    assert first.launch.startswith("cold: the warm process ended")
+    assert second.launch == "warm"

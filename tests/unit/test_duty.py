@@ -24,11 +24,17 @@ PLACES: dict[str, GenerationRecord | None] = {
     "ending with a snapshot": record(Phase.ENDING, NUMBER, last_snapshot=True),
 }
 
+WITHOUT_ME = {place for place in PLACES if place.endswith("without me")} - {"ended without me"}
+
 TABLE: list[tuple[set[str], dict[str, object], Action]] = [
     # A record that is not about this agent is none of its business, until the job is over.
-    ({place for place in PLACES if place.endswith("without me")} - {"ended without me"}, {}, Action.WAIT),
     ({"no record"}, {}, Action.WAIT),
-    ({"ended without me", "ended"}, {}, Action.LEAVE),
+    ({"ended"}, {}, Action.LEAVE),
+    ({"ended without me"}, {"gang": {0}}, Action.LEAVE),
+    ({"ended without me"}, {}, Action.STAND_DOWN),
+    # … but ranks of a generation that is past would train beside those of the present one.
+    (WITHOUT_ME, {"gang": {NUMBER - 1}}, Action.STAND_DOWN),
+    (WITHOUT_ME, {}, Action.WAIT),
     # Gathering is over when nothing is left here and that was said of this very generation.
     ({"gather"}, {"gang": {0}, "acked": {(NUMBER, AckKind.READY)}}, Action.WAIT),
     ({"gather"}, {}, Action.CLEAR),

@@ -1,0 +1,105 @@
+"""The hands of the supervisor: do the local action that `duty` names, and acknowledge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..resilience import describe
+from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
+from ..resilience.signals import Ack, AckKind, NodeId, Order
+from ..resilience.store import Store
+from ..resilience.wire import dumps
+from .duty import Action, LocalState, duty
+from .node import Node
+from .policy import AgentPolicy
+from .ports import free_port
+from .telling import Telling
+
+
+class Performer:
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        instance: str,
+        node: Node,
+        store: Store,
+        keys: Keys,
+        policy: AgentPolicy,
+        telling: Telling,
+    ) -> None:
+        self._id, self._instance, self._node = node_id, instance, node
+        self._store, self._keys, self._policy, self._telling = store, keys, policy, telling
+        self._acked: tuple[int, AckKind | None] = (0, None)
+        self._leave_ordered_s = 0.0
+        self._drain_asked_s = 0.0
+
+    def obey(self, record: GenerationRecord, publish: Callable[[], None]) -> bool:
+        """Do what `record` asks of this node now; whether there may be more to do at once. `publish` says what is here: a node that
+        is ready has said before what its ranks can go back to. Raises StoreUnavailable."""
+        action = duty(record, self._local())
+        match action:
+            case Action.WAIT | Action.LEAVE:
+                return False
+            case Action.CLEAR:
+                self._node.stop_gang()
+                publish()
+                self._ack(record, AckKind.READY, free_port())
+            case Action.LAUNCH:
+                if self._node.warm.importing and wall_s() - record.launched_s < self._policy.warm_wait_s:
+                    return False  # about to be ready: quicker than a cold start
+                self._launch(record)
+            case Action.SAY_RUNNING:
+                self._ack(record, AckKind.RUNNING)
+            case Action.ORDER_LEAVE:
+                self._node.order(Order.SNAPSHOT_AND_STOP)
+                self._leave_ordered_s = monotonic_s()
+            case Action.END_GANG:
+                return self._end(record)
+            case Action.STAND_DOWN:
+                self._node.stop_gang()
+        return True
+
+    def _local(self) -> LocalState:
+        gang = self._node.gang
+        ordered_s = self._leave_ordered_s
+        return LocalState(
+            instance=self._instance,
+            gang=gang.generation if gang else 0,
+            gang_over=gang is not None and gang.launcher.ended_s > 0,
+            attached=gang is not None and self._node.all_attached(),
+            training=gang is not None and self._node.all_training(),
+            acked=self._acked,
+            leave_ordered=ordered_s > 0,
+            grace_over=ordered_s > 0 and monotonic_s() - ordered_s > self._policy.stop_grace_s,
+        )
+
+    def _launch(self, record: GenerationRecord) -> None:
+        self._node.start_gang(record, record.node_rank(self._id))
+        assert self._node.gang
+        how = f", {self._node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
+        ranks = describe.count(self._node.launch.ranks, "rank")
+        self._telling.say(f"generation {record.number}: {ranks} start {describe.resumed(record.resume_step)}{how}")
+
+    def _end(self, record: GenerationRecord) -> bool:
+        """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""
+        drain, grace_s = self._node.drain, self._policy.stop_grace_s
+        self._node.stop_gang()
+        if not self._drain_asked_s:
+            self._drain_asked_s = monotonic_s()
+            drain.finish()
+        # Only somebody who has asked for the end is in a hurry.
+        if not drain.finished and record.exit_code != 0 and monotonic_s() - self._drain_asked_s > grace_s:
+            self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")
+            drain.stop()
+            drain.finished = True
+        if drain.finished:
+            self._ack(record, AckKind.ENDED)
+        return drain.finished
+
+    def _ack(self, record: GenerationRecord, kind: AckKind, port: int = 0) -> None:
+        ack = Ack(kind=kind, generation=record.number, instance=self._instance, at_s=wall_s(), port=port)
+        self._store.put(self._keys.ack(record.number, self._id), dumps(ack))
+        self._acked = (record.number, kind)
