@@ -18,6 +18,9 @@ from ..resilience.boundary import Directive
 from .session import Figures, Session
 
 
+VALIDATION = "valid_data_iterator"
+
+
 class RewindAsked(BaseException):
     """Leaves `train` at a boundary, on all ranks at once. Not an Exception: no handler on the way may keep it."""
 
@@ -48,6 +51,9 @@ class HookedLoop:
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         """Arguments of the calls that built the data iterators."""
+        self.given: dict[str, Any] = {}
+        """Arguments of `train`."""
+        self.first_validation: Any = None
 
     # -- what a subclass says ---------------------------------------------------------------------------------------------
 
@@ -75,7 +81,8 @@ class HookedLoop:
 
     def train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(original).bind(*args, **kwargs)
-        given = bound.arguments
+        given = self.given = bound.arguments
+        self.first_validation = given.get(VALIDATION)
         self.session = Session(**self.sources(given))
         self.prepare(given)
         if self.session.restore() is not None:
@@ -101,6 +108,13 @@ class HookedLoop:
         losses, skipped, grad_norm = result[0], result[1], result[5]
         self.figures = Figures(_first_or_worst(losses), None if grad_norm is None else float(grad_norm), bool(skipped))
         return result
+
+    def evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The last validation comes after `train`, whose caller still has the iterator that it began with: give it the present one."""
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        if bound.arguments.get("data_iterator") is self.first_validation:
+            bound.arguments["data_iterator"] = self.given.get(VALIDATION)
+        return original(*bound.args, **bound.kwargs)
 
     def builder(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.iterators.append((args, kwargs))

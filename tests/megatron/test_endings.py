@@ -1,0 +1,67 @@
+"""Real Megatron loops that end otherwise than by their last step, or do something after it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..harness import Job
+from .loops import MEGATRON_DP2, Loop, Record, command, read_record, recording
+
+pytestmark = [pytest.mark.megatron, pytest.mark.slow]
+
+VALIDATES = ("--split", "90,10,0", "--eval-iters", "2", "--eval-interval", "5")
+
+
+@pytest.fixture(scope="module")
+def loop() -> Loop:
+    if reason := MEGATRON_DP2.missing():
+        pytest.skip(reason)
+    return MEGATRON_DP2
+
+
+def undisturbed(loop: Loop, place: Path, *arguments: str) -> tuple[Record, str]:
+    place.mkdir()
+    argv, environment = command(loop, arguments)
+    environment.update(recording(place))
+    done = subprocess.run(argv, env=environment, cwd=place, capture_output=True, text=True, timeout=240)
+    return read_record(place), done.stdout
+
+
+def behind(loop: Loop, place: Path, *arguments: str, nemesis: str = "") -> Job:
+    place.mkdir()
+    argv, environment = command(loop, arguments)
+    environment.update(recording(place, nemesis))
+    return Job(place, argv[1:], "--durable-every", "1000", **environment)
+
+
+def validations(output: str) -> dict[str, str]:
+    """Place → its last result; the tail of a line is the same text."""
+    return dict(re.findall(r"validation loss at (.*?) \| (lm loss value: \S+)", output))
+
+
+def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
+    expected, output = undisturbed(loop, tmp_path / "plain", *VALIDATES)
+    job = behind(loop, tmp_path / "disturbed", *VALIDATES, nemesis="nan-grad@4:1,kill@9:0")
+    assert job.finish(280) == 0, job.said()[-4000:]
+    assert read_record(tmp_path / "disturbed") == expected
+    assert len(validations(output)) >= 3
+    assert validations(job.printed()) == validations(output)
+
+
+@pytest.mark.parametrize("how", ["interval", "signal"])
+def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, tmp_path: Path) -> None:
+    arguments = ("--exit-interval", "7") if how == "interval" else ("--exit-signal-handler",)
+    expected, _ = undisturbed(loop, tmp_path / "plain")
+    job = behind(loop, tmp_path / "early", *arguments, nemesis="term@7:0" if how == "signal" else "")
+    assert job.finish(120) == 0, job.said()[-4000:]
+    assert "the script has left in order, before the end of the training" in job.said().splitlines()[-1]
+    job.start()
+    assert job.finish(120) == 0, job.said()[-4000:]
+    assert "the training is over" in job.said().splitlines()[-1]
+    assert read_record(tmp_path / "early") == expected
+    job.start()
+    assert job.finish() == 2
