@@ -17,7 +17,6 @@ import torch
 from ..resilience.boundary import Directive
 from .session import Figures, Session
 
-
 VALIDATION = "valid_data_iterator"
 
 
