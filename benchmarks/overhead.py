@@ -13,12 +13,13 @@ nothing, and only where their scatter leaves no doubt; otherwise the answer is n
 
 Predicted: the targets (1.01; 20 us), a heartbeat of "microseconds" (DESIGN.md), a boundary of microseconds too.
 
-Measured on two cores of an AMD EPYC that other people's tests shared: heartbeat 0.19 us; boundary 150 to 250 us (median; 0.5 to 2.7 ms in
-one of ten, under load); ratio in quiet rounds 1.011 (10 of 56 rounds), 1.018 (15 of 47; 95 % interval 1.009 to 1.034) and 1.020 (25 of
-32; 1.006 to 1.033), at a step of 73 ms: probably above the target, and a boundary costs more than predicted. It is the sentinel: with its
-all-reduce taken out the ratio was 1.001 in the same run. It takes ~0.2 ms in the loop; the rest is presumably gloo's threads, which want
-a core that two ranks on two cores do not leave free. A machine with cores to spare was not measured. All other processes of the job
-together take 1.7 % of a core.
+Measured on two cores of an AMD EPYC, quiet: heartbeat 0.20 us; boundary 58 to 95 us (medians of six repeats); ratio 1.000 (60 quiet rounds of
+61; 95 % interval 0.992 to 1.008) at a step of 72 ms. The repeats themselves lie between 0.993 and 1.013: which job a repeat favours is
+decided when its processes start, so more repeats tell more than more rounds. On 32 cores of a Xeon, with other work beside it: 1.005 and
+1.007. All other processes of the job together take 1.3 % of a core, torchrun's own 0.3 %.
+
+While the sentinel was an all-reduce on a gloo group the ratio was 1.011 to 1.020 and a boundary 150 to 250 us: gloo's threads want a core
+that two ranks on two cores do not leave free. Ranks of one node have exchanged their rows through the board's pages since.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def boundary_results(place: Path, repeats: int) -> list[Result]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of jobs")
+    parser.add_argument("--repeats", type=int, default=6, help="pairs of jobs")
     parser.add_argument("--quick", action="store_true", help="one short pair, only to see that it works")
     options = parser.parse_args()
     repeats = 1 if options.quick else options.repeats
