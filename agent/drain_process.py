@@ -29,7 +29,7 @@ Event = dict[str, object]
 BACKOFF_S = (1.0, 60.0)
 """Wait after the first failure in a row, doubled after each further one up to the last."""
 LAST_TRIES = 5
-"""How often what is pending at the end is tried: for half a minute and what the tries take."""
+"""How often what is pending at the end is tried: within 15 s and what the tries themselves take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ class Draining:
         """Start it if it is not there, and its back-off is over. now_s: monotonic."""
         if self._process is not None or self.finished or (now_s < self._not_before_s and not self._asked):
             return
+        self._not_before_s = now_s + RESTART_S[0]  # should it not start
         with self._log.open("ab") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             self._process = leash.spawn(self._command, start_new_session=True, **pipes)

@@ -58,8 +58,9 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
         case Phase.ENDING:
             if acked is AckKind.ENDED:
                 return Action.WAIT
-            if record.last_snapshot and me.gang and me.training and not me.gang_over and not me.grace_over:
-                return Action.WAIT if me.leave_ordered else Action.ORDER_LEAVE
-            return Action.END_GANG
+            leaving = record.last_snapshot and me.gang and not me.gang_over and not me.grace_over
+            if leaving and me.leave_ordered:
+                return Action.WAIT  # the first ranks to leave may wait for the others in the script's tail
+            return Action.ORDER_LEAVE if leaving and me.training else Action.END_GANG
         case Phase.ENDED:
             return Action.LEAVE

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from ..resilience.errors import StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.store import Store
@@ -41,5 +44,6 @@ class Heartbeat:
     def end(self) -> None:
         """Leave: the node's record and the leadership vanish at once."""
         if self.lease:
-            self._store.revoke(self.lease)
+            with suppress(StoreUnavailable):  # it runs out by itself
+                self._store.revoke(self.lease)
             self.lease = 0

@@ -61,8 +61,8 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     """Print what the job is doing; 0 while an agent runs and when the job is finished, 1 when it is neither."""
     world = look(directory)
     if as_json:
-        print(json.dumps(_status_object(world)))
-        return 0 if world else 1
+        print(json.dumps(_status_object(world, directory.finished.exists())))
+        return 0 if world or directory.finished.exists() else 1
     console = Console(highlight=False, soft_wrap=True)
     if world is None or world.record is None:
         last = [line for line in Journal(directory.journal).read() if line["kind"] == "said"][-1:]
@@ -93,9 +93,9 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     return 0
 
 
-def _status_object(world: World | None) -> dict[str, Any]:
+def _status_object(world: World | None, finished: bool) -> dict[str, Any]:
     if world is None:
-        return {"running": False}
+        return {"running": False, "finished": finished}
     return {
         "running": True,
         "generation": json.loads(dumps(world.record)) if world.record else None,
@@ -153,10 +153,8 @@ def snapshots(directory: RunDirectory, action: str, which: str | None) -> int:
 
 
 def _root(directory: RunDirectory) -> Path:
-    for line in Journal(directory.journal).read():
-        if line["kind"] == "start":
-            return Path(line["snapshots"])
-    return directory.root
+    starts = [line for line in Journal(directory.journal).read() if line["kind"] == "start"]
+    return Path(starts[-1]["snapshots"]) if starts else directory.root
 
 
 def _attempt(path: Path) -> Attempt:

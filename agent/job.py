@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -37,7 +36,7 @@ from .launch import Launch, understand
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy
-from .run_directory import RunDirectory, writable
+from .run_directory import RunDirectory
 from .supervisor import Supervisor
 from .telling import Telling
 from .terminal import Terminal
@@ -90,7 +89,6 @@ def run_job(
         run.take()
         closing.callback(run.release)
         root = (snapshots or run.root).absolute()
-        writable(root / "snapshots")
         adopt_orphans()
         run.own(root / "snapshots")
         journal = Journal(run.journal)
@@ -102,7 +100,7 @@ def run_job(
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
         _register(store, keys, launch, run, me, catalog.next_generation(root))
         journal.write("start", wall_s(), command=list(command), snapshots=str(root), pid=os.getpid())
-        run.endpoint.write_text(json.dumps({"job": keys.job, "endpoints": endpoints, "pid": os.getpid()}))
+        run.publish(keys.job, endpoints)
         recovery: RecoveryPolicy = policies["recovery"]
         node = Node(launch, run, root, policies["snapshots"], recovery.max_replays, secrets.token_hex(4))
         closing.callback(node.close)
@@ -114,13 +112,14 @@ def run_job(
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
-            supervisor.on_store_down(Revival(server, node, supervisor.telling))
+            supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
         ranks = describe.count(launch.ranks, "rank")
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
-        if code == 0 and node.drain.lost:
+        lost = node.unwritten() if code == 0 else ""
+        if lost:
             code = MachineError.exit_code
-        _say_the_end(code, supervisor.record, node.drain.lost, run, supervisor.telling)
+        _say_the_end(code, supervisor.record, lost, run, supervisor.telling)
         return code
 
 
@@ -224,15 +223,17 @@ def _supervisor(
 class Revival:
     """Starts the embedded etcd again when it is dead; where that fails, waits, twice as long each time, and training goes on."""
 
-    def __init__(self, server: EmbeddedEtcd, node: Node, telling: Telling) -> None:
-        self._server, self._node, self._telling = server, node, telling
+    def __init__(self, server: EmbeddedEtcd, endpoint: str, node: Node, telling: Telling) -> None:
+        self._server, self._endpoint, self._node, self._telling = server, endpoint, node, telling
         self._wait_s, self._not_before_s = 1.0, 0.0
 
     def __call__(self) -> None:
         if self._server.alive() or monotonic_s() < self._not_before_s:
             return
         try:
-            self._server.start()
+            if self._server.start() != self._endpoint:
+                self._server.stop()
+                raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
             self._wait_s = 1.0
         except SiteError as error:
             self._telling.say(f"{error}; tried again in {self._wait_s:.0f} s", "bad")
@@ -242,9 +243,9 @@ class Revival:
 
 
 def _say_the_end(code: int, record: GenerationRecord | None, lost: str, run: RunDirectory, telling: Telling) -> None:
-    if lost and code == MachineError.exit_code:
+    if lost:
         telling.say(
-            f"the training is over, but its last state is not on disk ({lost}). Mend that, and give the same command once more: "
+            f"the ranks are through, but their last state is not on disk ({lost}). Mend that, and give the same command once more: "
             "it goes on from the newest snapshot that is there",
             "bad",
         )

@@ -11,17 +11,16 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import arena, catalog
+from ..checkpoint import arena, commit
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.header import Header, restorable
-from ..checkpoint.layout import Attempt
 from ..resilience import leash
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
 from ..resilience.handoff import Handoff
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase, Step
+from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
 from . import report
 from .board import Board
 from .draining import Draining
@@ -29,8 +28,11 @@ from .exits import open_pidfd
 from .gang import Gang, Watched, end_strays
 from .launch import Launch
 from .run_directory import RunDirectory
+from .shelf import Shelf
 from .warm import WarmProcess
 
+_FRESH_S = 2.0
+"""How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
 SITE = Path(__file__).parents[1] / "training" / "site"
 
 
@@ -53,6 +55,9 @@ class Node:
         self.slots = [[Slot(path) for path in row] for row in self.paths]
         self.gang: Gang | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
+        self.shelf = Shelf(snapshots)
+        self.unfit: set[Path] = set()
+        """Snapshots that are damaged."""
         self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
         config = {
             "arena": self.paths,
@@ -102,11 +107,15 @@ class Node:
             except MachineError as error:
                 why = str(error)
                 end_strays(self._helpers())  # it may have forked all the same, and answered too late
-        process = leash.spawn(
-            [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
-        self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
+        try:
+            process = leash.spawn(
+                [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
+            self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
+        except OSError:
+            end_strays(self._helpers())  # nobody watches it: the next round starts another one
+            raise
 
     def environment(self) -> dict[str, str]:
         """What ranks, and the warm process they are forked from, find in their environment."""
@@ -123,6 +132,7 @@ class Node:
         if self.gang is not None:
             self.gang.kill(self._helpers())
             self.gang = None
+        self.shelf.fresh(_FRESH_S)  # somebody is about to choose from it
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid}
@@ -171,7 +181,8 @@ class Node:
             offset_s=wall_s() - monotonic_s(),
             memory_steps=sorted(restorable(self.headers(), self.launch.ranks)),
             durable_steps=self.durable_steps(),
-            rejected_steps=sorted({attempt.stamp.step for attempt in catalog.rejected(self.snapshots)}),
+            rejected_steps=self.shelf.seen.rejected,
+            storage=self.shelf.seen.there,
             told=self.told,
         )
 
@@ -180,8 +191,22 @@ class Node:
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""
-        attempts = (Attempt.parse(path.name) for path in catalog.committed(self.snapshots))
-        return sorted({Step(attempt.stamp.step) for attempt in attempts if attempt})
+        return sorted({step for step, path in self.shelf.seen.durable if path not in self.unfit})
+
+    def reject(self, snapshot: Path, reason: str) -> None:
+        """Take a damaged snapshot out of the world; where storage does not let us, out of our own."""
+        self.unfit.add(snapshot)
+        if commit.committed(snapshot):
+            commit.reject(snapshot, reason)
+        self.shelf.fresh(_FRESH_S)
+
+    def unwritten(self) -> str:
+        """Why the state that the ranks' loop has ended with is not on disk; empty where it is, or where there was no loop of ours."""
+        ended = [page.step for page in self.board.pages if page.phase == RankPhase.FINISHED]
+        self.shelf.fresh(_FRESH_S)
+        if not ended or max(ended) <= max(self.durable_steps(), default=-1):
+            return ""
+        return self.drain.lost or f"step {max(ended)}: no snapshot of it was taken"
 
     def all_attached(self) -> bool:
         return all(page.pid for page in self.board.pages)

@@ -35,6 +35,8 @@ class Performer:
         self._acked: tuple[int, AckKind | None] = (0, None)
         self._leave_ordered_s = 0.0
         self._drain_asked_s = 0.0
+        self.hurry = False
+        """Somebody wants this agent to leave: the end does not wait for ever."""
 
     def obey(self, record: GenerationRecord, publish: Callable[[], None]) -> bool:
         """Do what `record` asks of this node now; whether there may be more to do at once. `publish` says what is here: a node that
@@ -48,8 +50,12 @@ class Performer:
                 publish()
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:
-                if self._node.warm.importing and wall_s() - record.launched_s < self._policy.warm_wait_s:
-                    return False  # about to be ready: quicker than a cold start
+                if self._node.warm.importing:
+                    if wall_s() - record.launched_s < self._policy.warm_wait_s:
+                        return False  # about to be ready: quicker than a cold start
+                    self._node.warm.give_up(
+                        f"the warm process was still importing after {self._policy.warm_wait_s:.0f} s"
+                    )
                 self._launch(record)
             case Action.SAY_RUNNING:
                 self._ack(record, AckKind.RUNNING)
@@ -90,8 +96,11 @@ class Performer:
         if not self._drain_asked_s:
             self._drain_asked_s = monotonic_s()
             drain.finish()
-        # Only somebody who has asked for the end is in a hurry.
-        if not drain.finished and record.exit_code != 0 and monotonic_s() - self._drain_asked_s > grace_s:
+        if (
+            not drain.finished
+            and (self.hurry or record.exit_code != 0)
+            and monotonic_s() - self._drain_asked_s > grace_s
+        ):
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")
             drain.stop()
             drain.finished = True

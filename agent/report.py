@@ -101,6 +101,7 @@ def status(
     memory_steps: Sequence[int],
     durable_steps: Sequence[int],
     rejected_steps: Sequence[int],
+    storage: bool,
     told: tuple[InPlaceRewind, ...],
 ) -> NodeStatus:
     """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far."""
@@ -111,6 +112,7 @@ def status(
             memory_steps=tuple(map(Step, memory_steps)),
             durable_steps=tuple(map(Step, durable_steps)),
             rejected_steps=tuple(map(Step, rejected_steps)),
+            storage=storage,
         )
 
     def mark(name: str) -> float:
@@ -119,7 +121,9 @@ def status(
 
     steps = [page.step for page in pages]
     over = gang.launcher.ended_s > 0 and (gang.launcher.code == 0 or _all_done(gang, pages))
-    stopped = any(page.phase == RankPhase.STOPPED for page in pages)
+    # In their loop, and yet they left with code 0: the script has broken out of it.
+    early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
+    stopped = any(page.phase in early for page in pages)
     return NodeStatus(
         generation=Generation(generation),
         at_s=now,
@@ -139,5 +143,6 @@ def status(
         memory_steps=tuple(map(Step, memory_steps)),
         durable_steps=tuple(map(Step, durable_steps)),
         rejected_steps=tuple(map(Step, rejected_steps)),
+        storage=storage,
         launch=gang.how,
     )

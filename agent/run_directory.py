@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..resilience.errors import MachineError, UsageError
+
+MARK = ".job"
+"""In a snapshot directory: whose it is, and that it is there."""
 
 
 class RunDirectory:
@@ -34,6 +39,13 @@ class RunDirectory:
     def endpoint(self) -> Path:
         """Job name and etcd endpoints of the running agent, for the other commands."""
         return self.root / "endpoint"
+
+    def publish(self, job: str, endpoints: Sequence[str]) -> None:
+        """Tell the other commands where the running agent's store is. Raises MachineError."""
+        try:
+            self.endpoint.write_text(json.dumps({"job": job, "endpoints": [*endpoints], "pid": os.getpid()}))
+        except OSError as error:
+            raise MachineError(f"{self.endpoint} cannot be written ({error.strerror}); nothing was started") from error
 
     @property
     def modules(self) -> Path:
@@ -64,14 +76,19 @@ class RunDirectory:
 
     def own(self, snapshots: Path) -> None:
         """Make `snapshots` this job's, for good. Raises UsageError when it is another job's: either would take the other's state for
-        its own, and retire it."""
-        ours, theirs = self.root / "job", snapshots / ".job"
-        if not ours.exists():
-            ours.write_text(
-                theirs.read_text() if theirs.exists() and snapshots.parent == self.root else uuid.uuid4().hex
+        its own, and retire it. Raises MachineError when it is not where this job's were: it would begin anew."""
+        ours, theirs = self.root / "job", snapshots / MARK
+        if ours.exists() and not theirs.exists():
+            raise MachineError(
+                f"{snapshots} does not hold the snapshots of this job; nothing was started. Mount it, or name the directory "
+                f"that holds them with --snapshots; to begin anew, name another directory than {self.root} with --run-dir"
             )
-        if not theirs.exists():
-            theirs.write_text(ours.read_text())
+        writable(snapshots)
+        known = ours if ours.exists() or snapshots.parent != self.root else theirs
+        identity = known.read_text() if known.exists() else uuid.uuid4().hex
+        for mark in (theirs, ours):  # ours last: it says that theirs has to be there
+            if not mark.exists():
+                mark.write_text(identity)
         if theirs.read_text() != ours.read_text():
             raise UsageError(
                 f"the snapshots in {snapshots} are another job's; nothing was started. Name another directory with --snapshots"

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import commit
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
@@ -37,6 +36,10 @@ PUBLISH_S = 2.0
 """Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
 
 
+STORE_GRACE_S = 5.0
+"""How long somebody who wants to leave waits for etcd: the agent's own one is back within a second or two."""
+
+
 class Supervisor:
     def __init__(
         self,
@@ -57,9 +60,11 @@ class Supervisor:
         self.record: GenerationRecord | None = None
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
+        self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
         self._signals: list[int] = []
         self._request: Request | None = None
         self._store_down_s = 0.0
+        self._signalled_s = 0.0
         self._last_stumble = ""
         self._on_store_down = lambda: None
 
@@ -94,7 +99,7 @@ class Supervisor:
         poller = select.poll()
         for fd in (wake, *self.node.fds()):
             poller.register(fd, select.POLLIN)
-        ready = [fd for fd, _ in poller.poll((CALM_S if calm else QUICK_S) * 1000)]
+        ready = [fd for fd, _ in poller.poll((min(CALM_S, self._pace_s) if calm else QUICK_S) * 1000)]
         if wake in ready:
             os.read(wake, 4096)
             self._next_round_s = 0.0
@@ -111,9 +116,13 @@ class Supervisor:
         if len(self._signals) > 1:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
-        changed = self.node.observe(ready)
+        changed = False
+        for act in (lambda: self.node.observe(ready), self._hear_helpers):
+            try:
+                changed = act() or changed
+            except OSError as error:
+                self._stumbled(error)
         try:
-            self._hear_helpers()
             self._consult(changed)
         except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks are not
             self._stumbled(error)
@@ -137,7 +146,7 @@ class Supervisor:
         news = self._news(status)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
-        self._next_round_s = now + (QUICK_S if self._busy() else PUBLISH_S)
+        self._next_round_s = now + (QUICK_S if self._busy() else self._pace_s)
         self.heartbeat.beat(now)
         self._ask_to_stop()
         for _ in range(20):
@@ -170,22 +179,30 @@ class Supervisor:
         if (
             self._published is None
             or self._news(status)
-            or status.at_s - self._published.at_s >= PUBLISH_S
+            or status.at_s - self._published.at_s >= self._pace_s
             or self._busy()
         ):
-            self._reject_unusable(status)
+            if self._reject_unusable():
+                status = self.node.status(self._generation())
             self.store.put(self.keys.status(self.id), dumps(status))
             self._published = status
 
-    def _reject_unusable(self, status: NodeStatus) -> None:
-        """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again."""
+    def _reject_unusable(self) -> bool:
+        """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again. True: one went."""
+        known = len(self.node.unfit)
         for page in self.node.board.pages:
             words = page.farewell()
-            if words.get("kind") == "snapshot" and words.get("path") and commit.committed(Path(words["path"])):
-                commit.reject(Path(words["path"]), str(words.get("error", "")))
-                self.telling.say(
-                    f"the snapshot {words['path']} cannot be restored and is set aside: {words.get('error', '')}", "bad"
-                )
+            path = Path(words.get("path") or "/")
+            if words.get("kind") != "snapshot" or path in self.node.unfit:
+                continue
+            self.telling.say(
+                f"the snapshot {path} cannot be restored and is set aside: {words.get('error', '')}", "bad"
+            )
+            try:
+                self.node.reject(path, str(words.get("error", "")))
+            except OSError as error:
+                self.telling.say(f"{error}: it keeps its name, and is not used", "bad")
+        return len(self.node.unfit) > known
 
     # -- what comes from outside ------------------------------------------------------------------------------------------------
 
@@ -196,6 +213,7 @@ class Supervisor:
         """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
         if not self._signals or self._request:
             return
+        self.performer.hurry = True
         name = signal.Signals(self._signals[0]).name
         request = Request(
             kind="stop", snapshot=self.policy.last_snapshot, exit_code=128 + self._signals[0], at_s=wall_s(), by=name
@@ -207,15 +225,18 @@ class Supervisor:
         how = "taking a last snapshot" if request.snapshot else f"without a further snapshot: {kept}"
         self.telling.say(f"{name}: ending the job, {how}; once more ends it at once", "warn")
 
-    def _hear_helpers(self) -> None:
+    def _hear_helpers(self) -> bool:
+        """True when the warm process has changed: a start may wait for it."""
         warm = self.node.warm
-        if warm.observe():
+        changed = warm.observe()
+        if changed:
             if warm.ready:
                 self.telling.say("the warm process is ready: the next start will be forked")
             else:
                 self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
         for event in self.node.drain_events():
             self.telling.drained(event)
+        return changed
 
     def _warm_up(self) -> None:
         """Start the warm process once the ranks have finished a step: not while they want the cores to start."""
@@ -229,7 +250,9 @@ class Supervisor:
         if not self._store_down_s:
             self._store_down_s = wall_s()
             self.telling.say(f"{error}; training goes on, no recovery is possible until it is back", "bad")
-        if self._signals:
+        self._signalled_s = self._signalled_s or (monotonic_s() if self._signals else 0.0)
+        if self._signals and monotonic_s() - self._signalled_s > STORE_GRACE_S:
+            self.telling.say("etcd is away: ending at once, without a last snapshot", "warn")
             self.node.stop_gang()
             self.record = GenerationRecord(
                 number=self.record.number if self.record else 0,  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 
 from rich.console import Console
@@ -21,4 +22,7 @@ class Terminal:
             return
         clock = datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
         line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), sentence)
-        self.console.print(line)
+        with suppress(
+            OSError, SystemExit
+        ):  # nobody listens (rich leaves when its pipe is closed), or a log's disk is full
+            self.console.print(line)

@@ -12,6 +12,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,15 @@ class WarmProcess:
 
     def start(self, environment: Mapping[str, str], generation: int) -> None:
         """Start importing, in the environment that ranks get. At normal priority: forked ranks would inherit a lower one."""
+        self._tried_in = generation
         ours, theirs = socket.socketpair()
-        passed = [theirs.fileno(), os.dup(1), os.dup(2)]
-        command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules)]
-        with self._log.open("ab") as log:
+        with ExitStack() as passing, self._log.open("ab") as log:
+            passing.callback(theirs.close)
+            passed = [theirs.fileno()]
+            for stream in (1, 2):
+                passed.append(os.dup(stream))
+                passing.callback(os.close, passed[-1])
+            command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules)]
             self._process = leash.spawn(
                 command,
                 env=dict(environment),
@@ -70,11 +76,7 @@ class WarmProcess:
                 stderr=log,
                 start_new_session=True,
             )
-        theirs.close()
-        for duplicate in passed[1:]:
-            os.close(duplicate)
         self._channel = ours
-        self._tried_in = generation
         self.why = "the warm process is still importing"
 
     def observe(self) -> bool:
@@ -83,12 +85,11 @@ class WarmProcess:
             return False
         words = self._hear()
         if words is None:
-            self._give_up("the warm process ended; see its log")
+            self._stop_because("the warm process ended; see its log")
         elif words.get("ready"):
             self.ready, self.why = True, ""
         else:
-            self._unsafe = True
-            self._give_up(words["why"])
+            self.give_up(words["why"])
         return True
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str], generation: int) -> int:
@@ -101,7 +102,7 @@ class WarmProcess:
                 return int(words["launcher"])
         except OSError:
             pass
-        self._give_up("the warm process did not answer")
+        self._stop_because("the warm process did not answer")
         raise MachineError(self.why)
 
     def _hear(self) -> dict[str, Any] | None:
@@ -114,7 +115,12 @@ class WarmProcess:
             line += part
         return json.loads(line)
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Never again: it would not be otherwise the next time."""
+        self._unsafe = True
+        self._stop_because(why)
+
+    def _stop_because(self, why: str) -> None:
         self.why = why
         self.stop()
 

@@ -13,10 +13,10 @@ nothing, and only where their scatter leaves no doubt; otherwise the answer is n
 
 Predicted: the targets (1.01; 20 us), a heartbeat of "microseconds" (DESIGN.md), a boundary of microseconds too.
 
-Measured on two cores of an AMD EPYC, quiet: heartbeat 0.20 us; boundary 58 to 95 us (medians of six repeats); ratio 1.000 (60 quiet rounds of
-61; 95 % interval 0.992 to 1.008) at a step of 72 ms. The repeats themselves lie between 0.993 and 1.013: which job a repeat favours is
-decided when its processes start, so more repeats tell more than more rounds. On 32 cores of a Xeon, with other work beside it: 1.005 and
-1.007. All other processes of the job together take 1.3 % of a core, torchrun's own 0.3 %.
+Measured on two cores of an AMD EPYC, quiet: heartbeat 0.20 us; boundary 58 to 95 us (medians of six repeats); ratio 1.000 (60 quiet
+rounds of 61; 95 % interval 0.992 to 1.008) at a step of 72 ms. The repeats themselves lie between 0.993 and 1.013: which job a repeat
+favours is decided when its processes start, so more repeats tell more than more rounds. On 32 cores of a Xeon, with other work beside it:
+1.005 and 1.007. All other processes of the job together take 1.3 % of a core, torchrun's own 0.3 %.
 
 While the sentinel was an all-reduce on a gloo group the ratio was 1.011 to 1.020 and a boundary 150 to 250 us: gloo's threads want a core
 that two ranks on two cores do not leave free. Ranks of one node have exchanged their rows through the board's pages since.

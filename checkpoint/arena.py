@@ -70,7 +70,9 @@ class Slot:
     Raises MachineError when the agent that owned it is gone.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, turn: str = "") -> None:
+        """turn: a file that all ranks of the node lock in turn while they look for memory and take it."""
+        self._turn = turn or path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -184,7 +186,12 @@ class Slot:
     def _grow(self, size: int) -> None:
         size = _pages(size)
         growth = size - os.fstat(self._fd).st_size
-        if growth > 0:
+        if growth <= 0:
+            self._mapped(size)
+            return
+        # POSIX locks and those of `_lock` do not know of each other. Ranks that looked at the same time would all find room.
+        with open(self._turn, "r+b", buffering=0) as turn:
+            fcntl.lockf(turn, fcntl.LOCK_EX)
             free = available_bytes() - RESERVE_BYTES
             try:
                 if growth > free:
@@ -216,8 +223,8 @@ class Slot:
 class RankArena:
     """The slots of one local rank, as that rank uses them."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.slots = [Slot(path) for path in paths]
+    def __init__(self, paths: Sequence[str], turn: str = "") -> None:
+        self.slots = [Slot(path, turn) for path in paths]
 
     def claim(
         self,

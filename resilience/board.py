@@ -15,7 +15,7 @@ from .boundary import ROW
 
 PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
-"""A ring of the last rewinds: the agent looks twice a second, and a step may be replayed more often than that."""
+"""A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
 _ROW_AT = 896
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _FAREWELL_AT = 1024
@@ -69,8 +69,6 @@ class Page:
     """How often the ranks have gone back in place in this generation; `rewind(ordinal)` tells of the last ones."""
     order = _Int(21)
     """Order; the agent writes it."""
-    resumed_from = _Int(22)
-    """Step that this generation restored; -1 for none."""
 
     def __init__(self, buffer: memoryview) -> None:
         self.raw = buffer
@@ -114,6 +112,11 @@ class Page:
         self.floats[place + 1 : place + 1 + ROW] = memoryview(array("d", row))
         self.ints[place] = ordinal  # last: from here on the others read it
 
+    @property
+    def spoken(self) -> int:
+        """How many rows have been said."""
+        return max(self.ints[_ROW_AT // 8], self.ints[_ROW_AT // 8 + 1 + ROW])
+
     def hear(self, ordinal: int) -> list[float] | None:
         """The `ordinal`-th row of the rank that this page belongs to; None while it has not said it."""
         place = _ROW_AT // 8 + ordinal % 2 * (1 + ROW)
@@ -125,7 +128,6 @@ class Page:
         self.generation = generation
         self.rank = rank
         self.step = -1
-        self.resumed_from = -1
 
     def say_farewell(self, **words: Any) -> None:
         """Leave a last message (a small JSON object; long texts are cut) for the agent to read after this process is gone."""

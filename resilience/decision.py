@@ -11,9 +11,9 @@ from .chronicle import open_incident, phases_told, rewinds_told
 from .detectors import suspect
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
-from .recovery import Plan, RecoveryPolicy, may_resume, plan
+from .recovery import Plan, RecoveryPolicy, may_resume, plan, unreadable
 from .signals import AckKind, Generation, NodeId, NodeStatus, Step
-from .stability import choose
+from .stability import ResumePoint, choose
 from .verdict import Verdict, judge
 from .world import World
 
@@ -91,7 +91,7 @@ def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict 
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
     if world.all_acked(AckKind.READY):
-        stop = may_resume(choose(_said(world)), _said(world))
+        stop = may_resume(_point(world), _said(world), bool(unreadable(world.incidents)))
         return (stop.event if stop else Event.READY), None, stop
     return None, None, None
 
@@ -114,6 +114,10 @@ def _said(world: World) -> list[NodeStatus]:
     return [world.status[n] for n in world.members if n in world.status]
 
 
+def _point(world: World) -> ResumePoint:
+    return choose(_said(world), unreadable(world.incidents))
+
+
 def _kept(world: World) -> Step:
     """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it."""
     members = world.record.members if world.record else {}
@@ -127,7 +131,7 @@ def _advance(world: World, now: float, event: Event, phase: Phase) -> Decision:
     assert world.record
     record = replace(world.record, phase=phase)
     if event is Event.READY:
-        point = choose(_said(world))
+        point = _point(world)
         port = world.acks[world.members[0]].port
         record = replace(record, resume_step=point.step, master_port=port, launched_s=now)
         return Decision(record=record, reason=point.reason)

@@ -3,13 +3,13 @@
     ResilientError
     ├── UserError            the person at the terminal changes something and starts again
     │   ├── UsageError         2   an option, a configuration key, the wrapped command
-    │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks
+    │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank: the job ends with 5)
     │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
     │   └── StoreUnavailable   4   etcd does not answer
     │       └── LeaseGone          (resilience/store.py) it answers that our lease is over
-    ├── SnapshotError       6   a snapshot is missing, torn or of another shape
+    ├── SnapshotError       6   a snapshot is missing or damaged, or every one is
     ├── BudgetSpent         93   recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
     └── InternalError       70   ours: report it
 

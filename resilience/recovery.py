@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .detectors import Cause
-from .errors import BudgetSpent, ResilientError, ScriptError, SnapshotError, UsageError
+from .errors import BudgetSpent, MachineError, ResilientError, ScriptError, SnapshotError, UsageError
 from .machine import Event
 from .orders import Incident
-from .signals import NodeStatus
+from .signals import NodeStatus, Step
 from .stability import ResumePoint
 from .verdict import Verdict
 
 REWIND_IN_PLACE, RESTART_GANG, STOP = 1, 2, 6
+
+_NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
+"""The gang has not come so far as to begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,8 @@ class RecoveryPolicy:
         for name in ("max_without_progress", "same_failure_at_start", "max_replays"):
             if getattr(self, name) < 1:
                 raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.unwatched_progress_s <= 0:
+            raise UsageError(f"recovery.unwatched_progress_s is {self.unwatched_progress_s}; it must be more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +62,18 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
             f"replayed {policy.max_replays} times without a finite result: the data or the model do it, not the hardware",
         )
     if verdict.cause is Cause.SCRIPT_RAISED and not verdict.started:
-        alike = 1
+        alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
-            if incident.started or incident.signature != verdict.signature:
+            lived_s = at_s - incident.at_s  # since that restart
+            if incident.started or incident.signature != verdict.signature or lived_s >= policy.unwatched_progress_s:
                 break
-            alike += 1
+            alike, at_s = alike + 1, incident.at_s
         if alike >= policy.same_failure_at_start:
             return _give_up(
                 ScriptError,
                 f"the script failed {alike} times in the same way before its first step: an error of its own",
             )
-    if verdict.cause is Cause.SNAPSHOT_UNUSABLE:
+    if verdict.cause in _NO_LIFE:
         return restart
     stuck = _lives_without_progress(restarts, reached, kept, verdict.at_s, policy.unwatched_progress_s)
     if stuck >= policy.max_without_progress:
@@ -80,16 +86,30 @@ def _give_up(error: type[ResilientError], reason: str) -> Plan:
     return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=error.exit_code, reason=reason)
 
 
-def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus]) -> Plan | None:
-    """None where the gang may start from `point`. Where all that was kept has turned out to be damaged, nobody wants to hear of it
-    when the training has begun from its start again."""
-    if point.step >= 0 or not any(status.rejected_steps for status in statuses):
+def unreadable(past: Sequence[Incident]) -> set[Step]:
+    """Steps on disk that two lives of the gang in turn could not read. They stay where they are: storage may come to itself."""
+    failed = [i.step_at_fault for i in past if i.cause == Cause.SNAPSHOT_UNREADABLE]
+    return {step for step in failed if failed.count(step) > 1}
+
+
+def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool) -> Plan | None:
+    """None where the gang may start from `point`. Where snapshots were kept and none can be had, nobody wants to hear of it when the
+    training has begun from its start again. unread: storage does not give some of them."""
+    if point.step >= 0:
         return None
-    return _give_up(
-        SnapshotError,
-        "every snapshot has been set aside, and the training is not begun anew unasked: mend what damages them; to begin "
-        "anew, name another directory with --run-dir",
-    )
+    if unread or not all(status.storage for status in statuses):
+        return _give_up(
+            MachineError,
+            "no snapshot can be read at present, and the training is not begun anew unasked: look after the storage, then give "
+            "the same command again",
+        )
+    if any(status.rejected_steps for status in statuses):
+        return _give_up(
+            SnapshotError,
+            "every snapshot has been set aside, and the training is not begun anew unasked: mend what damages them; to begin "
+            "anew, name another directory with --run-dir",
+        )
+    return None
 
 
 def _lives_without_progress(
@@ -99,8 +119,8 @@ def _lives_without_progress(
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[tuple[int, float]] = []
     for incident in restarts:
-        if begun and incident.cause == Cause.SNAPSHOT_UNUSABLE:
-            begun.pop()  # a life that did not begin: its snapshot is set aside, and there are only so many
+        if begun and incident.cause in _NO_LIFE:
+            begun.pop()  # its snapshot is not asked for again, and there are only so many
         if incident.resume_step is not None:
             begun.append((incident.resume_step, incident.at_s))
     count = 0

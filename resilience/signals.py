@@ -78,7 +78,7 @@ class InPlaceRewind:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """What an agent says about its node: one value per node, written on change and once a second."""
+    """What an agent says about its node: one value per node, written on change and every two seconds."""
 
     generation: Generation
     at_s: float
@@ -104,6 +104,8 @@ class NodeStatus:
     """Steps that every local rank can restore from the arena."""
     durable_steps: tuple[Step, ...] = ()
     """Newest committed steps that this node can read."""
+    storage: bool = True
+    """Whether the directory of the durable snapshots is there."""
     rejected_steps: tuple[Step, ...] = ()
     """Those that were committed and then set aside, because a rank could not restore them."""
     launch: str = ""

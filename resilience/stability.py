@@ -6,7 +6,7 @@ ranks rewind in place, in `boundary`.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .signals import NodeStatus, Step
@@ -19,12 +19,12 @@ class ResumePoint:
     reason: str
 
 
-def choose(statuses: Sequence[NodeStatus]) -> ResumePoint:
+def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> ResumePoint:
     """The newest step that every node holds in memory or can read from disk. A node's own tier does not matter to its peers: all
-    tiers of one step hold the same bytes."""
+    tiers of one step hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
-    held = [{*s.memory_steps, *s.durable_steps} for s in statuses]
+    held = [{*s.memory_steps, *s.durable_steps} - ({*avoid} - {*s.memory_steps}) for s in statuses]
     common = set.intersection(*held)
     if not common:
         return ResumePoint(step=Step(-1), reason="the script's own start: there is no snapshot yet")

@@ -24,21 +24,24 @@ from typing import Any
 
 from ..resilience.leash import die_with_parent
 from . import device, forked
+from .modules import Noted
 
 
 def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Path) -> None:
-    """Import what `modules` (a JSON list of names) names, say so on the channel, then fork a gang for each line that arrives.
+    """Import what the ranks have noted in `modules`, say so on the channel, then fork a gang for each line that arrives.
 
     streams: the descriptors that gangs have as stdout and stderr; this process's own are its log.
     """
     channel = socket.socket(fileno=channel_fd)
     numpy_threads = _threads_after_numpy()
     with _devices_counted_in_dev():
-        failed = _import_all(**json.loads(modules.read_text()))
+        importlib.import_module("torch.distributed.run")
+        known = Noted.read(modules)
+        left = known.bring_back()
     gc.collect()
     gc.freeze()  # the children share these pages; a collection would copy them
-    why = _unsafe(numpy_threads)
-    _say(channel, {"ready": not why, "why": why, "failed_imports": failed[:5]})
+    why = _unsafe(numpy_threads) or known.foreign()
+    _say(channel, {"ready": not why, "why": why, "left_to_the_ranks": left[:5]})
     if why:
         return
     for line in channel.makefile():
@@ -53,22 +56,6 @@ def _threads_after_numpy() -> int:
     """OpenBLAS starts its pool when numpy is imported and stops it at a fork (pthread_atfork): those threads are no obstacle."""
     importlib.import_module("numpy")
     return _threads()
-
-
-def _import_all(path: str, modules: Sequence[tuple[str, str]]) -> list[str]:
-    """path: the script's own first place to look; modules: name and origin, as the ranks had them. Those that would come from elsewhere
-    here, or that only the script's own setup makes importable, are left to the ranks."""
-    sys.path[0] = path
-    importlib.import_module("torch.distributed.run")
-    failed = []
-    for name, origin in modules:
-        try:
-            spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
-            if spec is not None and str(spec.origin) == origin:
-                importlib.import_module(name)
-        except BaseException:  # whatever a module may do when it is imported without its script, SystemExit included
-            failed.append(name)
-    return failed
 
 
 def _unsafe(harmless_threads: int) -> str:

@@ -48,7 +48,7 @@ class Unreadable(MachineError):
 class Tape:
     def __init__(self, attachment: Attachment, sources: Mapping[str, Source]) -> None:
         self._at = attachment
-        self._arena = RankArena(attachment.handoff.arena[attachment.local_rank])
+        self._arena = RankArena(attachment.handoff.arena[attachment.local_rank], turn=attachment.handoff.arena[0][0])
         self._stager = Stager()
         kinds = {t.device.type for s in sources.values() if isinstance(s, Modules) for t in s.tensors().values()}
         self._randomness = Randomness(kinds)
@@ -152,7 +152,7 @@ def _durable(root: Path, step: int) -> Path:
         attempt = Attempt.parse(path.name)
         if attempt and attempt.stamp.step == step:
             return path
-    raise SnapshotError(f"no committed snapshot of step {step} under {root}")
+    raise MachineError(f"no committed snapshot of step {step} is under {root} any more")
 
 
 def _copied(value: Any) -> Any:

@@ -15,11 +15,14 @@ import torch.distributed as dist
 
 from ..resilience.board import Page
 from ..resilience.boundary import ROW, Tally, row, tally
-from ..resilience.clock import sleep
+from ..resilience.clock import monotonic_s, sleep
+from ..resilience.errors import MachineError
 from ..resilience.signals import Order
 from .attach import Attachment
 from .board import page_of
 
+PATIENCE_S = 1800.0
+"""What torch gives a collective on gloo by default."""
 _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
 """Sleeps while a rank of this node has not said its row: doubled from one to the other."""
 
@@ -64,7 +67,7 @@ class Pages:
 
     def __init__(self, mine: Page, all_ranks: Sequence[Page]) -> None:
         self._mine, self._all = mine, all_ranks
-        self._ordinal = 0
+        self._ordinal = mine.spoken  # by an earlier sentinel of this process
 
     def say(self, mine: Sequence[float]) -> None:
         self._ordinal += 1
@@ -74,8 +77,10 @@ class Pages:
         return [max(column) for column in zip(*map(self._heard, self._all), strict=True)]
 
     def _heard(self, page: Page) -> list[float]:
-        pause_s = _SHORTEST_S
+        pause_s, end_s = _SHORTEST_S, monotonic_s() + PATIENCE_S
         while (said := page.hear(self._ordinal)) is None:
+            if monotonic_s() > end_s:
+                raise MachineError(f"rank {page.rank} has not come to its boundary for {PATIENCE_S:.0f} s")
             sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_S)
         return said

@@ -12,11 +12,8 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,9 @@ import torch
 
 from ..resilience.boundary import Directive, Judgement, judge
 from ..resilience.clock import monotonic_ns, sleep
-from ..resilience.errors import BudgetSpent, InternalError
+from ..resilience.errors import BudgetSpent, InternalError, UsageError
 from ..resilience.signals import Order, RankPhase
+from . import modules
 from .attach import Attachment, attach
 from .rewind import Tape
 from .sentinel import Sentinel
@@ -68,6 +66,7 @@ class Session:
         self._figures = Figures()
         self._replays: dict[int, int] = {}
         self._first = True
+        self._counting = False
         self._postponed: Judgement | None = None
         """An order to leave that could not be carried out where it was judged."""
         if self._at is None:
@@ -85,6 +84,11 @@ class Session:
 
         The last step is judged before the iterator ends, so the loop never ends on a state that was not.
         """
+        if self._counting:
+            raise UsageError(
+                "a Session counts the steps of one loop: call steps() once, and give it the whole number of them"
+            )
+        self._counting = True
         restored = self.restore()
         step = self.begin(restored if restored is not None else 0)
         while step < total:
@@ -111,7 +115,6 @@ class Session:
         if self._at is None or self._handoff.resume_step < 0:
             return None
         self._tape.go_back(self._handoff.resume_step)
-        self._page.resumed_from = self._handoff.resume_step
         return self._handoff.resume_step
 
     def begin(self, step: int) -> int:
@@ -227,24 +230,10 @@ class Session:
 
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False
-        self._page.stepped_ns = now_ns
         assert self._at is not None
         if self._at.local_rank == 0:
-            note_modules(Path(self._handoff.modules))
-
-
-def note_modules(file: Path) -> None:
-    """What the script has imported by now, in order and from where: the warm process imports the same before it forks the next ranks.
-    Where it cannot be written, the next start is cold."""
-    found = [
-        [name, str(getattr(module.__spec__, "origin", None))]
-        for name, module in list(sys.modules.items())
-        if getattr(module, "__spec__", None) is not None and name != "__main__"
-    ]
-    fresh = file.with_suffix(".new")
-    with suppress(OSError):
-        fresh.write_text(json.dumps({"path": sys.path[0], "modules": found}))
-        fresh.replace(file)
+            modules.note(Path(self._handoff.modules))
+        self._page.stepped_ns = now_ns  # from here on the agent may start the warm process
 
 
 def _number(value: Any) -> float | None:

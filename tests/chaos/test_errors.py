@@ -142,7 +142,7 @@ def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path)
 
 
 def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk: Path) -> None:
-    """What cannot be written at the end is tried for half a minute; then the run says that it is not finished, and can be given again."""
+    """What cannot be written at the end is tried for 15 s; then the run says that it is not finished, and can be given again."""
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40"]
     job = Job(tmp_path, command, "--durable-every", "10", "--snapshots", str(small_disk))
     job.until_said("is on disk")
@@ -150,10 +150,41 @@ def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk:
     ballast = small_disk / "ballast"
     subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], capture_output=True, check=False)
     assert job.finish(120) == 3, job.said()
-    assert "its last state is not on disk (step 40:" in job.said().splitlines()[-1]
+    assert "their last state is not on disk (step 40:" in job.said().splitlines()[-1]
     ballast.unlink()
     job.start()
     assert job.finish() == 0, job.said()
     assert "step 40 is on disk" in job.said()
     job.start()
     assert job.finish() == 2
+
+
+@pytest.fixture
+def freezer(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that `fsfreeze` can stop: whoever writes then hangs in the kernel."""
+    image, place = tmp_path / "image", tmp_path / "freezer"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=False)
+    if subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["fsfreeze", "-u", place], capture_output=True, check=False)
+    subprocess.run(["umount", place], check=True)
+
+
+def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, freezer: Path) -> None:
+    expected, _ = undisturbed(MINIMAL, "--steps", "80")
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "80", "--step-delay", "0.02"]
+    job = Job(tmp_path, command, "--durable-every", "5", "--snapshots", str(freezer))
+    job.until_said("is on disk")
+    subprocess.run(["fsfreeze", "-f", freezer], check=True)
+    job.until_step(25)
+    job.kill_rank(0)
+    job.until_said("recovered (rung 2")
+    assert "from memory" in job.said()
+    subprocess.run(["fsfreeze", "-u", freezer], check=True)
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == expected
+    assert "step 80 is on disk" in job.said()

@@ -124,6 +124,7 @@ class Node:
             memory_steps=sorted(step for step, kept in self.arena.items() if kept.sealed),
             durable_steps=sorted(self.disk),
             rejected_steps=sorted(self.rejected),
+            storage=True,
             told=self.told,
         )
         self.job.store.put(KEYS.status(NODE), dumps(status))

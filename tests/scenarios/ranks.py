@@ -126,7 +126,7 @@ class Ranks:
             self.state = kept.state if kept else self.node.disk[step]
         self._live(RankPhase.TRAINING)
         for page in self.node.pages:
-            page.restored_ns, page.resumed_from = _ns(now_s), step
+            page.restored_ns = _ns(now_s)
         self.node.say(f"the ranks are in their loop at step {self.step}")
         self._contribute(finite=True, staged=self.node.stage(self.state, durable=False))
 

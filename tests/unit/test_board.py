@@ -40,9 +40,7 @@ def test_the_last_rewinds_are_told_each_by_itself() -> None:
         for kept in range(max(1, ordinal - REWINDS_KEPT + 1), ordinal + 1):
             assert written.rewind(kept) == (kept, 100 + kept, kept - 1, 10 * kept, 10 * kept + 1)
     assert written.farewell() == {"error": "said before"}
-    untouched = [
-        name for name in INTS if name not in ("generation", "rank", "step", "resumed_from", "rewinds", "beat_ns")
-    ]
+    untouched = [name for name in INTS if name not in ("generation", "rank", "step", "rewinds", "beat_ns")]
     assert {getattr(written, name) for name in untouched} == {0}
 
 
@@ -87,8 +85,8 @@ def test_clearing_leaves_nothing_of_the_last_generation() -> None:
     used.order, used.pid = 2, 4711
     used.say_farewell(error="it failed")
     used.clear(generation=4, rank=1)
-    assert (used.generation, used.rank, used.step, used.resumed_from) == (4, 1, -1, -1)
-    zero = [name for name in INTS if name not in ("generation", "rank", "step", "resumed_from")]
+    assert (used.generation, used.rank, used.step) == (4, 1, -1)
+    zero = [name for name in INTS if name not in ("generation", "rank", "step")]
     assert {getattr(used, name) for name in zero} == {0}
     assert (used.loss, used.farewell()) == (0.0, {})
 

@@ -47,10 +47,10 @@ TABLE: list[tuple[set[str], dict[str, object], Action]] = [
     ({"ending", "ending with a snapshot"}, {"acked": {(NUMBER, AckKind.ENDED)}}, Action.WAIT),
     ({"ending"}, {}, Action.END_GANG),
     ({"ending with a snapshot"}, {"gang": {0}}, Action.END_GANG),
-    ({"ending with a snapshot"}, {"training": {False}}, Action.END_GANG),
     ({"ending with a snapshot"}, {"gang_over": {True}}, Action.END_GANG),
     ({"ending with a snapshot"}, {"grace_over": {True}}, Action.END_GANG),
     ({"ending with a snapshot"}, {"leave_ordered": {True}}, Action.WAIT),
+    ({"ending with a snapshot"}, {"training": {False}}, Action.END_GANG),
     ({"ending with a snapshot"}, {}, Action.ORDER_LEAVE),
 ]
 """Where the record stands, what must hold of this node, and the answer; the first row that fits counts."""

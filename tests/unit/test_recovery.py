@@ -1,14 +1,15 @@
 """Verdict → plan: when the gang restarts, and when the job stops."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mt_resilient.resilience.detectors import Cause, Suspicion
-from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SnapshotError, UsageError
+from mt_resilient.resilience.errors import BudgetSpent, MachineError, ScriptError, SnapshotError, UsageError
 from mt_resilient.resilience.machine import Event
 from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan
+from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan, unreadable
 from mt_resilient.resilience.signals import NodeId, Step
 from mt_resilient.resilience.stability import ResumePoint
 from mt_resilient.resilience.verdict import Verdict
@@ -108,15 +109,29 @@ def test_the_budget_is_what_the_policy_says(budget: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "rejected", "goes_on"), [(-1, (), True), (5, (), True), (5, (9,), True), (-1, (9,), False)]
+    ("step", "said", "unread", "code"),
+    [
+        (-1, {}, False, None),
+        (5, {}, False, None),
+        (5, {"rejected_steps": (9,), "storage": False}, True, None),
+        (-1, {"rejected_steps": (9,)}, False, SnapshotError.exit_code),
+        (-1, {"storage": False}, False, MachineError.exit_code),
+        (-1, {"rejected_steps": (9,)}, True, MachineError.exit_code),
+    ],
 )
-def test_the_training_does_not_begin_anew_when_all_snapshots_are_damaged(
-    step: int, rejected: tuple[int, ...], goes_on: bool
+def test_the_training_does_not_begin_anew_where_snapshots_were_kept(
+    step: int, said: dict[str, Any], unread: bool, code: int | None
 ) -> None:
-    answer = may_resume(ResumePoint(step=Step(step), reason=""), [status(), status(rejected_steps=rejected)])
-    assert (answer is None) is goes_on
-    if answer:
-        assert (answer.event, answer.exit_code) == (Event.GIVE_UP, SnapshotError.exit_code)
+    answer = may_resume(ResumePoint(step=Step(step), reason=""), [status(), status(**said)], unread)
+    assert (answer and (answer.event, answer.exit_code)) == (code and (Event.GIVE_UP, code))
+
+
+@pytest.mark.parametrize(
+    ("steps", "avoided"), [((), set()), ((9,), set()), ((9, 9), {9}), ((9, 5, 9, 5), {9, 5}), ((9, 5), set())]
+)
+def test_what_storage_has_refused_twice_is_not_asked_for_again(steps: tuple[int, ...], avoided: set[int]) -> None:
+    past = [incident(n, at=step, cause=Cause.SNAPSHOT_UNREADABLE) for n, step in enumerate(steps, 1)]
+    assert unreadable([*past, incident(7, at=4), incident(8, at=4)]) == avoided
 
 
 def test_rewinds_in_place_are_no_restarts() -> None:
@@ -144,6 +159,11 @@ def test_the_same_failure_before_the_first_step_is_the_script_s_own(
     if not goes_on:
         assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, ScriptError.exit_code)
         assert "failed 2 times in the same way" in answer.reason
+
+
+def test_the_same_failure_after_a_long_life_is_another_one() -> None:
+    past = [incident(1, at=-1, started=False, signature=IMPORT, at_s=1.0 - POLICY.unwatched_progress_s)]
+    assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), -1, -1, past, POLICY).event is Event.FAULT
 
 
 def test_a_failure_after_training_has_begun_once_is_not_the_script_s_own() -> None:

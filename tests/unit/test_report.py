@@ -181,6 +181,7 @@ def said(watched: Gang | None, board: list[Page]) -> NodeStatus:
         memory_steps=[9, 10],
         durable_steps=[5],
         rejected_steps=[3],
+        storage=True,
         told=(),
     )
 

@@ -75,22 +75,29 @@ def test_snapshots_belong_to_one_job_for_good(tmp_path: Path) -> None:
     first.own(shared)
 
 
-def test_a_job_keeps_several_places_of_its_own(tmp_path: Path) -> None:
-    run = owned(tmp_path / "run", tmp_path / "run" / "snapshots")
-    elsewhere = tmp_path / "elsewhere" / "snapshots"
-    owned(run.root, elsewhere)
-    owned(run.root, run.root / "snapshots")
+def test_snapshots_that_are_not_where_they_were_are_missed(tmp_path: Path) -> None:
+    place = tmp_path / "mounted" / "snapshots"
+    run = owned(tmp_path / "run", place)
+    moved = place.rename(tmp_path / "elsewhere")
+    for there in (place, tmp_path / "run" / "snapshots"):
+        with pytest.raises(
+            MachineError, match=r"does not hold the snapshots of this job; nothing was started\. Mount it"
+        ):
+            run.own(there)
+        assert not there.exists()
+    run.own(moved)
 
 
 def test_a_run_directory_that_lost_its_name_takes_it_from_its_own_snapshots_only(tmp_path: Path) -> None:
-    inside, outside = tmp_path / "run" / "snapshots", tmp_path / "outside" / "snapshots"
-    run = owned(tmp_path / "run", inside)
-    owned(tmp_path / "run", outside)
-    (run.root / "job").unlink()
-    with pytest.raises(UsageError, match="another job's"):
-        owned(tmp_path / "run", outside)
-    (run.root / "job").unlink()
-    owned(tmp_path / "run", inside)
+    for snapshots, adopted in ((tmp_path / "run" / "snapshots", True), (tmp_path / "outside" / "snapshots", False)):
+        run = owned(tmp_path / "run", snapshots)
+        (run.root / "job").unlink()
+        if adopted:
+            run.own(snapshots)
+            (run.root / "job").unlink()
+        else:
+            with pytest.raises(UsageError, match="another job's"):
+                run.own(snapshots)
 
 
 @pytest.fixture

@@ -1,0 +1,67 @@
+"""The durable snapshots as the agent knows them, looked at by a thread of their own: storage that hangs holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checkpoint import catalog
+from ..checkpoint.layout import Attempt
+from ..resilience.signals import Step
+from .run_directory import MARK
+
+LOOK_S = 1.0
+"""Between looks; each lists one directory and asks for a file in every snapshot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """At one moment. Steps ascend."""
+
+    there: bool = False
+    """The directory is there, and this job's."""
+    durable: tuple[tuple[Step, Path], ...] = ()
+    rejected: tuple[Step, ...] = ()
+
+
+class Shelf:
+    def __init__(self, root: Path) -> None:
+        """root: directory that holds `snapshots/`."""
+        self._root = root
+        self._turn = threading.Condition()
+        self._asked, self._answered = 0, 0
+        self.seen = Seen()
+        threading.Thread(target=self._watch, name="shelf", daemon=True).start()
+
+    def fresh(self, deadline_s: float) -> Seen:
+        """What there is now; what was there last where storage takes longer than `deadline_s` to say."""
+        with self._turn:
+            self._asked += 1
+            mine = self._asked
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._answered >= mine, timeout=deadline_s)
+        return self.seen
+
+    def _watch(self) -> None:
+        while True:
+            with self._turn:
+                asked = self._asked
+            seen = _look(self._root)
+            with self._turn:
+                self.seen, self._answered = seen, asked
+                self._turn.notify_all()
+                if self._asked == asked:
+                    self._turn.wait(LOOK_S)
+
+
+def _look(root: Path) -> Seen:
+    try:
+        if not (root / "snapshots" / MARK).exists():
+            return Seen()
+        attempts = [Attempt.parse(path.name) for path in catalog.committed(root)]
+        durable = sorted((Step(attempt.stamp.step), attempt.under(root)) for attempt in attempts if attempt)
+        rejected = sorted({Step(attempt.stamp.step) for attempt in catalog.rejected(root)})
+        return Seen(there=True, durable=tuple(durable), rejected=tuple(rejected))
+    except OSError:
+        return Seen()
