@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -24,6 +22,7 @@ from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, StoreUnavailable
 from ..resilience.etcd import EtcdStore
 from .etcd_binary import ServerBinary, clean_environment
+from .ports import free_port, is_free
 
 _HEALTHY_WITHIN_S = 15.0
 _STOPPED_WITHIN_S = 5.0
@@ -156,11 +155,10 @@ class EmbeddedEtcd:
         """The last start's ports first, so that clients which outlived the server find it again; then free ones."""
         with suppress(OSError, ValueError, TypeError):  # none yet, or torn
             client_port, peer_port = json.loads(self._ports_path.read_text())
-            if _is_free(client_port) and _is_free(peer_port):
+            if is_free(client_port, _LOOPBACK) and is_free(peer_port, _LOOPBACK):
                 yield client_port, peer_port
         for _ in range(5):
-            free = filter(_is_free, random.sample(_port_range(), 100))
-            yield next(free), next(free)
+            yield free_port(_LOOPBACK), free_port(_LOOPBACK)
 
     def _last_words(self, log_from: int) -> str:
         lines = self._log_path.read_bytes()[log_from:].decode(errors="replace").splitlines()
@@ -183,19 +181,3 @@ def _listens(pid: int, port: int) -> bool:
     except psutil.Error:
         return False
     return any(each.status == psutil.CONN_LISTEN and each.laddr[1] == port for each in sockets)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probed:
-        probed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as etcd: connections that linger don't matter
-        try:
-            probed.bind((_LOOPBACK, port))
-        except OSError:
-            return False
-    return True
-
-
-def _port_range() -> range:
-    """Below the ephemeral ports, of which the kernel may give any to somebody's outgoing connection at any time."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    return range(first - 10_000, first) if first > 12_000 else range(20_000, 30_000)

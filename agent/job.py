@@ -251,11 +251,9 @@ def _say_the_end(code: int, record: GenerationRecord | None, lost: str, run: Run
         )
     elif code == 0 and record and record.complete:
         run.finished.touch()
-        telling.say("the training is over", "good")
-    elif code == 0:
-        telling.say(
-            "the script has left in order, before the end of the training; the same command goes on from there", "good"
-        )
+        telling.say(record.reason, "good")
+    elif code == 0 and record:
+        telling.say(f"{record.reason}; the same command goes on from there", "good")
     elif code > 128:
         telling.say(f"ended as asked; the same command goes on from the newest snapshot in {run.root}", "warn")
     else:

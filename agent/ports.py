@@ -11,21 +11,22 @@ from ..resilience.errors import MachineError
 _TRIES = 200
 
 
-def free_port() -> int:
-    """A TCP port on which nothing listens on this node. Raises MachineError when none is found."""
+def free_port(host: str = "") -> int:
+    """A TCP port of `host` (an address of this node, or all) on which nothing listens. Raises MachineError when none is found."""
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    low, high = (first_ephemeral - 10_000, first_ephemeral) if first_ephemeral > 12_000 else (20_000, 30_000)
     for _ in range(_TRIES):
-        port = random.randrange(min(10_000, first_ephemeral - 1_000), first_ephemeral)
-        if is_free(port):
+        port = random.randrange(low, high)
+        if is_free(port, host):
             return port
-    raise MachineError(f"no free port below {first_ephemeral} on this node; see what listens there with: ss -lt")
+    raise MachineError(f"no free port from {low} to {high} on this node; see what listens there with: ss -lt")
 
 
-def is_free(port: int) -> bool:
+def is_free(port: int, host: str = "") -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do not matter
         try:
-            probe.bind(("", port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoint import catalog
+from ..checkpoint import catalog, commit
 from ..checkpoint.layout import Attempt
 from ..resilience.signals import Step
 from .run_directory import MARK
@@ -57,7 +57,7 @@ class Shelf:
 
 def _look(root: Path) -> Seen:
     try:
-        if not (root / "snapshots" / MARK).exists():
+        if not commit.there(root / "snapshots" / MARK):
             return Seen()
         attempts = [Attempt.parse(path.name) for path in catalog.committed(root)]
         durable = sorted((Step(attempt.stamp.step), attempt.under(root)) for attempt in attempts if attempt)

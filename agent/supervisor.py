@@ -106,9 +106,11 @@ class Supervisor:
         return ready
 
     def _unfinished(self) -> bool:
-        """Whether the present generation still has something to tell about its start."""
+        """Whether the present generation still has something to tell about its start: for a minute, since a script may have nothing."""
         told = self._published
-        waits = self.record is not None and self.record.replay_until > self.record.resume_step
+        if self.record is None or wall_s() - self.record.launched_s > 60.0:
+            return False
+        waits = self.record.replay_until > self.record.resume_step
         return told is None or not told.stepped_s or (waits and not told.replayed_s)
 
     def round(self, ready: list[int]) -> int | None:

@@ -22,7 +22,7 @@ def committed(root: Path) -> list[Path]:
 
 def rejected(root: Path) -> list[Attempt]:
     """The snapshots under `root` that were set aside."""
-    return [attempt for attempt in _attempts(root) if (attempt.under(root) / layout.REJECTED).exists()]
+    return [attempt for attempt in _attempts(root) if commit.there(attempt.under(root) / layout.REJECTED)]
 
 
 def next_generation(root: Path) -> int:
@@ -75,7 +75,7 @@ def retire(root: Path, keep: int) -> list[Attempt]:
 def sweep(root: Path, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
     """Delete the remains of attempts that will never be committed (`retention.dead`). For the node that commits."""
     kept = (layout.COMMIT, layout.REJECTED)
-    remains = [each for each in _attempts(root) if not any((each.under(root) / name).exists() for name in kept)]
+    remains = [each for each in _attempts(root) if not any(commit.there(each.under(root) / name) for name in kept)]
     return _delete(root, retention.dead(remains, current, held))
 
 

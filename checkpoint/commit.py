@@ -48,7 +48,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def missing_ranks(directory: Path, world: int) -> list[int]:
     """The global ranks whose manifests are not there yet."""
-    return [rank for rank in range(world) if not (directory / layout.manifest_name(rank)).exists()]
+    return [rank for rank in range(world) if not there(directory / layout.manifest_name(rank))]
 
 
 def commit(directory: Path, world: int) -> None:
@@ -61,14 +61,23 @@ def commit(directory: Path, world: int) -> None:
     write_whole(directory / layout.COMMIT, Commit(attempt=directory.name, ranks=tuple(entries)).to_json())
 
 
+def there(path: Path) -> bool:
+    """Whether there is such a file. Raises OSError where storage does not say: `Path.exists` of newer Pythons says no then."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def committed(directory: Path) -> bool:
-    return (directory / layout.COMMIT).exists()
+    return there(directory / layout.COMMIT)
 
 
 def read_commit(directory: Path) -> Commit:
     """What COMMIT says. Raises SnapshotError when there is none, or one that does not belong here."""
     if not committed(directory):
-        rejected = (directory / layout.REJECTED).exists()
+        rejected = there(directory / layout.REJECTED)
         why = (
             f"it was rejected: {read(directory / layout.REASON).decode(errors='replace')}"
             if rejected

@@ -53,7 +53,7 @@ def drain(
     directory = attempt.under(root)
     started = clock.monotonic_s()
     try:
-        if (directory / layout.REJECTED).exists():
+        if commit.there(directory / layout.REJECTED):
             raise SnapshotError(f"{directory} was rejected before; it is not written again")
         with _reading(slots_by_rank, attempt.stamp) as held:
             if held is None:
@@ -109,7 +109,7 @@ def _write_part(view: View, directory: Path) -> None:
         raise SnapshotError(
             f"rank {rank}'s slot holds {len(view.payload)} bytes, and its table says {table.payload_bytes}"
         )
-    if (directory / layout.manifest_name(rank)).exists():
+    if commit.there(directory / layout.manifest_name(rank)):
         return
     slab = directory / layout.slab_name(rank)
     shutil.rmtree(slab, ignore_errors=True)  # torn by the death of a drain process before this one

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from ..resilience.errors import SnapshotError
+from ..resilience.errors import LayoutError, SnapshotError
 from . import commit, layout, slabs
 from .tensors import Table
 
 
-def open_rank(snapshot: Path, rank: int, world: int | None = None) -> tuple[Table, memoryview]:
+def open_rank(snapshot: Path, rank: int, world: int = 0) -> tuple[Table, memoryview]:
     """Table and payload (fresh, writable memory) of global `rank`; with `world`, only if so many ranks wrote it.
 
-    Raises SnapshotError, in one sentence, when anything is missing, damaged, or from another attempt or world; MachineError or
-    OSError when storage does not give it, which says nothing about the snapshot.
+    Raises LayoutError when they were others; SnapshotError, in one sentence, when anything is missing, damaged, or from another
+    attempt; MachineError or OSError when storage does not give it, which says nothing about the snapshot.
     """
     promised = commit.read_commit(snapshot)
-    if world is not None and world != promised.world:
-        raise SnapshotError(f"{snapshot} was written by {promised.world} ranks, and this job has {world}")
+    if world and world != promised.world:
+        raise LayoutError(f"{snapshot} was written by {promised.world} ranks, and this job has {world}")
     if not 0 <= rank < promised.world:
         raise SnapshotError(f"{snapshot} was written by {promised.world} ranks; there is no rank {rank} in it")
     manifest = commit.read_manifest(snapshot, rank, promised.ranks[rank])

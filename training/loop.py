@@ -122,12 +122,11 @@ class HookedLoop:
     def boundary(self, step: int, original: Callable[[], bool], *, saves: bool, last: bool) -> bool:
         """Ours, then the loop's `original`: whether to leave the loop. Raises RewindAsked. saves: the script writes its own checkpoint
         at this step, which has to be judged before."""
-        leaves = self._pass(step, judged_now=last or saves, last=last)
-        if not leaves:
-            leaves = original()
-            if leaves and not last:  # for reasons of its own: the time is up, somebody has sent a signal
-                self._pass(step, judged_now=True, last=True)
-        return leaves
+        ordered = self._pass(step, judged_now=last or saves, last=last)
+        leaves = original() if saves or not ordered else True
+        if leaves and not ordered and not last:  # for reasons of its own: the time is up, somebody has sent a signal
+            self._pass(step, judged_now=True, last=True)
+        return leaves or ordered
 
     def _pass(self, step: int, *, judged_now: bool, last: bool) -> bool:
         assert self.session is not None

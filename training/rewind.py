@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import catalog, commit
+from ..checkpoint import catalog
 from ..checkpoint.arena import RankArena, State
 from ..checkpoint.layout import Attempt
 from ..checkpoint.restore import open_rank
@@ -125,10 +125,7 @@ class Tape:
         try:
             snapshot = _durable(Path(self._at.handoff.snapshots), step)
             path = str(snapshot)
-            written_by = commit.read_commit(snapshot).world
-            if written_by != self._at.world:
-                raise LayoutError(f"{snapshot} was written by {written_by} ranks, and this job has {self._at.world}")
-            return open_rank(snapshot, self._at.rank)
+            return open_rank(snapshot, self._at.rank, self._at.world)
         except SnapshotError as error:
             raise Unrestorable(step, path, str(error)) from error
 

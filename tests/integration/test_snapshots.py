@@ -23,7 +23,7 @@ from mt_resilient.checkpoint.drain import drain
 from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header, Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.tensors import plan
-from mt_resilient.resilience.errors import SnapshotError
+from mt_resilient.resilience.errors import LayoutError, SnapshotError
 
 RUN = "5eed5eed"
 PATIENCE_S = 60.0
@@ -319,7 +319,7 @@ def test_metadata_that_would_read_just_as_well_is_not_taken_for_ours(snapshot):
 
 
 def test_another_world_or_rank_is_a_sentence(snapshot):
-    with pytest.raises(SnapshotError, match="written by 2 ranks, and this job has 4"):
+    with pytest.raises(LayoutError, match="written by 2 ranks, and this job has 4"):
         restore.open_rank(snapshot, 0, world=4)
     with pytest.raises(SnapshotError, match="no rank 2"):
         restore.open_rank(snapshot, 2)
