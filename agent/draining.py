@@ -15,6 +15,8 @@ from ..resilience import leash
 
 LAST_TRIES = 3
 """How often it may die over its last work."""
+STOP_S = 5.0
+"""How long a killed one may take to end."""
 RESTART_S = (1.0, 60.0)
 """Wait before a dead drain process is started again, doubled after each death in a row."""
 
@@ -97,5 +99,6 @@ class Draining:
         """End it at once. An unfinished attempt has no COMMIT and is swept later."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # storage hangs, and it within: it ends when that does
+                self._process.wait(STOP_S)
             self._process = None

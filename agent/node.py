@@ -132,7 +132,11 @@ class Node:
         if self.gang is not None:
             self.gang.kill(self._helpers())
             self.gang = None
-        self.shelf.fresh(_FRESH_S)  # somebody is about to choose from it
+
+    def clear(self) -> None:
+        """`stop_gang`, and a look at what the next one may go on from."""
+        self.stop_gang()
+        self.shelf.fresh(_FRESH_S)
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid}

@@ -46,7 +46,7 @@ class Performer:
             case Action.WAIT | Action.LEAVE:
                 return False
             case Action.CLEAR:
-                self._node.stop_gang()
+                self._node.clear()
                 publish()
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:
@@ -96,11 +96,8 @@ class Performer:
         if not self._drain_asked_s:
             self._drain_asked_s = monotonic_s()
             drain.finish()
-        if (
-            not drain.finished
-            and (self.hurry or record.exit_code != 0)
-            and monotonic_s() - self._drain_asked_s > grace_s
-        ):
+        asked = self.hurry or record.exit_code != 0
+        if asked and not drain.finished and monotonic_s() - self._drain_asked_s > grace_s:
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")
             drain.stop()
             drain.finished = True
