@@ -237,7 +237,7 @@ class Session:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else float(value.detach() if torch.is_tensor(value) else value)
 
 
 def _or_nan(value: float | None) -> float:

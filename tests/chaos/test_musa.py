@@ -1,0 +1,32 @@
+"""A MUSA device, as far as a stand-in for torch_musa goes: poisoned and killed, forked, the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from ..harness import GATED, ROOT, Job, digest_of, environment, step_lines
+
+MUSA = ROOT / "tests" / "musa"
+STEPS = 60
+
+
+def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [str(MUSA / "standin"), os.environ.get("PYTHONPATH")]))
+    script = [str(MUSA / "train.py"), str(STEPS), str(tmp_path / "marker")]
+    plain = subprocess.run(
+        ["torchrun", "--standalone", "--nproc-per-node", "2", *script],
+        env=environment(PYTHONPATH=path),
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), *script], PYTHONPATH=path, POISON="once")
+    job.until_said("the warm process is ready")
+    job.kill_rank(1)
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == digest_of(plain.stdout), plain.stderr[-3000:]
+    assert step_lines(job.printed()) == step_lines(plain.stdout)
+    rewind, restart = job.incidents()
+    assert (rewind.rung, restart.rung, restart.launch) == (1, 2, "warm")
