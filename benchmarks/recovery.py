@@ -10,10 +10,10 @@ then start from step 0: nobody restores anything for them, which is to torchrun'
 Predicted, from spikes with a bare all-reduce (forked 51-266 ms, torchrun 2587-3664 ms) and one trial by hand: warm 0.5 s, torchrun 4 to
 5 s, cold the same.
 
-Measured on two cores of an AMD EPYC that other people's tests shared (load 2 to 5), medians of three: warm 0.46 s, cold 5.1 s, torchrun
-4.6 s; warm is 0.10 of torchrun. At load 7 to 8, one each: 0.42, 8.1, 6.0 s. The phases of the warm one, in ms: detect 3, stop 89,
-start 76, build 150 (process groups and model, the script's own), restore 10, step 113 (50 of them its sleep). A cold start loses
-to torchrun because our launcher is new as well and imports torch first: 1.3 s until the first rank begins, where torchrun needs 0.3 s.
+Measured on two quiet cores of an AMD EPYC, medians of three: warm 0.29 s, cold 3.7 s, torchrun 2.8 s; warm is 0.10 of torchrun. With
+other people's tests beside it (load 2 to 5): 0.46, 5.1, 4.6 s, again 0.10. The phases of the warm one, in ms: detect 2, stop 42, start
+56, build 81 (process groups and model, the script's own), restore 4, step 77 (50 of them its sleep). A cold start loses to torchrun
+because our launcher is new as well and imports torch first: 1.1 s until the first rank begins, where torchrun needs 0.15 s.
 """
 
 from __future__ import annotations
