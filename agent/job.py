@@ -119,7 +119,8 @@ def run_job(
         lost = node.unwritten() if code == 0 else ""
         if lost:
             code = MachineError.exit_code
-        _say_the_end(code, supervisor.record, lost, run, supervisor.telling)
+        newest = max(node.durable_steps(), default=None)
+        _say_the_end(code, supervisor.record, lost, newest, run, supervisor.telling)
         return code
 
 
@@ -242,11 +243,20 @@ class Revival:
         self._node.spared = (self._server.pid or 0,)
 
 
-def _say_the_end(code: int, record: GenerationRecord | None, lost: str, run: RunDirectory, telling: Telling) -> None:
-    if lost:
+def _say_the_end(
+    code: int, record: GenerationRecord | None, lost: str, newest: int | None, run: RunDirectory, telling: Telling
+) -> None:
+    """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is."""
+    if lost and newest is None:
+        run.finished.touch()  # whoever gives the command again does not mean to train all of it again
+        telling.say(
+            f"the training is over, but no state of it is on disk ({lost}): what the script has saved is all there is",
+            "bad",
+        )
+    elif lost:
         telling.say(
             f"the ranks are through, but their last state is not on disk ({lost}). Mend that, and give the same command once more: "
-            "it goes on from the newest snapshot that is there",
+            f"it goes on from step {newest}",
             "bad",
         )
     elif code == 0 and record and record.complete:

@@ -205,10 +205,15 @@ class Node:
         self.shelf.fresh(_FRESH_S)
 
     def unwritten(self) -> str:
-        """Why the state that the ranks' loop has ended with is not on disk; empty where it is, or where there was no loop of ours."""
+        """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, and
+        where there was no memory to take it, which has been told."""
         ended = [page.step for page in self.board.pages if page.phase == RankPhase.FINISHED]
         self.shelf.fresh(_FRESH_S)
-        if not ended or max(ended) <= max(self.durable_steps(), default=-1):
+        if (
+            not ended
+            or any(page.starved for page in self.board.pages)
+            or max(ended) <= max(self.durable_steps(), default=-1)
+        ):
             return ""
         return self.drain.lost or f"step {max(ended)}: no snapshot of it was taken"
 

@@ -159,6 +159,19 @@ def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk:
     assert job.finish() == 2
 
 
+def test_a_disk_that_was_always_full_does_not_make_a_training_begin_again(tmp_path: Path, small_disk: Path) -> None:
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40"]
+    job = Job(tmp_path, command, "--durable-every", "1000", "--snapshots", str(small_disk))
+    job.until_step(29)
+    subprocess.run(["dd", "if=/dev/zero", f"of={small_disk / 'ballast'}", "bs=4k"], capture_output=True, check=False)
+    assert job.finish(120) == 3, job.said()
+    assert "the training is over, but no state of it is on disk (step 40:" in job.said().splitlines()[-1]
+    (small_disk / "ballast").unlink()
+    job.start()
+    assert job.finish() == 2
+    assert "is finished; name another directory" in job.said()
+
+
 @pytest.fixture
 def freezer(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that `fsfreeze` can stop: whoever writes then hangs in the kernel."""
