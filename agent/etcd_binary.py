@@ -53,12 +53,15 @@ def clean_environment() -> dict[str, str]:
 
 def _inspect(path: Path, origin: str) -> ServerBinary:
     try:
-        said = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=10, env=clean_environment()
-        ).stdout
+        for _ in range(2):  # once more where somebody has killed it
+            answer = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=10, env=clean_environment()
+            )
+            if answer.returncode >= 0:
+                break
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MachineError(f"the etcd that {origin} names does not start ({error}); {_INSTALL}") from error
-    digits = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said)
+    digits = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", answer.stdout)
     if digits is None:
         raise MachineError(f"{path}, which {origin} names, is no etcd server; {_INSTALL}")
     version = (int(digits[1]), int(digits[2]), int(digits[3]))
