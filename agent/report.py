@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..resilience.board import REWINDS_KEPT, Page
 from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, RankExit, RankPhase, Step
@@ -105,15 +106,16 @@ def status(
     told: tuple[InPlaceRewind, ...],
 ) -> NodeStatus:
     """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far."""
+    snapshots_alone = NodeStatus(
+        generation=Generation(generation),
+        at_s=now,
+        memory_steps=tuple(map(Step, memory_steps)),
+        durable_steps=tuple(map(Step, durable_steps)),
+        rejected_steps=tuple(map(Step, rejected_steps)),
+        storage=storage,
+    )
     if gang is None:
-        return NodeStatus(
-            generation=Generation(generation),
-            at_s=now,
-            memory_steps=tuple(map(Step, memory_steps)),
-            durable_steps=tuple(map(Step, durable_steps)),
-            rejected_steps=tuple(map(Step, rejected_steps)),
-            storage=storage,
-        )
+        return snapshots_alone
 
     def mark(name: str) -> float:
         times = [getattr(page, name) for page in pages]
@@ -124,9 +126,8 @@ def status(
     # In their loop, and yet they left with code 0: the script has broken out of it.
     early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
     stopped = any(page.phase in early for page in pages)
-    return NodeStatus(
-        generation=Generation(generation),
-        at_s=now,
+    return replace(
+        snapshots_alone,
         min_step=Step(min(steps)),
         max_step=Step(max(steps)),
         alive=sum(not p.ended_s for p in gang.ranks.values()),
@@ -140,9 +141,5 @@ def status(
         stopped=over and stopped,
         exits=exits(gang, pages),
         rewinds=told,
-        memory_steps=tuple(map(Step, memory_steps)),
-        durable_steps=tuple(map(Step, durable_steps)),
-        rejected_steps=tuple(map(Step, rejected_steps)),
-        storage=storage,
         launch=gang.how,
     )

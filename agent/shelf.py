@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import catalog, commit
-from ..checkpoint.layout import Attempt
 from ..resilience.signals import Step
 from .run_directory import MARK
 
@@ -59,8 +58,7 @@ def _look(root: Path) -> Seen:
     try:
         if not commit.there(root / "snapshots" / MARK):
             return Seen()
-        attempts = [Attempt.parse(path.name) for path in catalog.committed(root)]
-        durable = sorted((Step(attempt.stamp.step), attempt.under(root)) for attempt in attempts if attempt)
+        durable = sorted((Step(attempt.stamp.step), attempt.under(root)) for attempt in catalog.durable(root))
         rejected = sorted({Step(attempt.stamp.step) for attempt in catalog.rejected(root)})
         return Seen(there=True, durable=tuple(durable), rejected=tuple(rejected))
     except OSError:

@@ -15,9 +15,15 @@ from .header import Stamp
 from .layout import Attempt
 
 
+def durable(root: Path) -> list[Attempt]:
+    """The committed ones under `root`, the newest first: the latest lineage's, for what the job has turned back from is old."""
+    found = [attempt for attempt in _attempts(root) if commit.committed(attempt.under(root))]
+    return sorted(found, key=lambda attempt: attempt.stamp, reverse=True)
+
+
 def committed(root: Path) -> list[Path]:
-    """The snapshots under `root`, the newest first: the latest lineage's, for what the job has turned back from is old."""
-    return [attempt.under(root) for attempt in _committed(root)]
+    """Where the snapshots under `root` are, in the order of `durable`."""
+    return [attempt.under(root) for attempt in durable(root)]
 
 
 def rejected(root: Path) -> list[Attempt]:
@@ -69,7 +75,7 @@ def digest(snapshot: Path, include: Sequence[str] = ("",), exclude: Sequence[str
 
 def retire(root: Path, keep: int) -> list[Attempt]:
     """Delete all but the newest `keep` snapshots; says which ones went."""
-    return _delete(root, retention.surplus(_committed(root), keep))
+    return _delete(root, retention.surplus(durable(root), keep))
 
 
 def sweep(root: Path, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
@@ -83,11 +89,6 @@ def _attempts(root: Path) -> list[Attempt]:
     directory = layout.snapshots(root)
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return [attempt for attempt in map(Attempt.parse, names) if attempt is not None]
-
-
-def _committed(root: Path) -> list[Attempt]:
-    found = [attempt for attempt in _attempts(root) if commit.committed(attempt.under(root))]
-    return sorted(found, key=lambda attempt: attempt.stamp, reverse=True)
 
 
 def _delete(root: Path, going: list[Attempt]) -> list[Attempt]:

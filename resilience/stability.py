@@ -24,7 +24,7 @@ def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> Resu
     tiers of one step hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
-    held = [{*s.memory_steps, *s.durable_steps} - ({*avoid} - {*s.memory_steps}) for s in statuses]
+    held = [{*s.memory_steps, *({*s.durable_steps} - {*avoid})} for s in statuses]
     common = set.intersection(*held)
     if not common:
         return ResumePoint(step=Step(-1), reason="the script's own start: there is no snapshot yet")

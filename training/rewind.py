@@ -13,7 +13,6 @@ import torch
 
 from ..checkpoint import catalog
 from ..checkpoint.arena import RankArena, State
-from ..checkpoint.layout import Attempt
 from ..checkpoint.restore import open_rank
 from ..checkpoint.staging import Stager, plan, unstage
 from ..checkpoint.tensors import Table
@@ -111,7 +110,7 @@ class Tape:
                     return
         for pause_s in (*_PAUSES_S, 0.0):
             try:
-                self._restore(*self._read(step))
+                self._restore_durable(step)
                 break
             except (MachineError, OSError) as error:
                 if not pause_s:
@@ -119,15 +118,13 @@ class Tape:
                 sleep(pause_s)
         self._arena.drop_after(step)
 
-    def _read(self, step: int) -> tuple[Table, memoryview]:
-        """Out of the durable snapshot of `step`. Raises Unrestorable, LayoutError, and what storage raises."""
-        path = ""
+    def _restore_durable(self, step: int) -> None:
+        """From disk. Raises Unrestorable, LayoutError, and what storage raises."""
+        snapshot = _durable(Path(self._at.handoff.snapshots), step)
         try:
-            snapshot = _durable(Path(self._at.handoff.snapshots), step)
-            path = str(snapshot)
-            return open_rank(snapshot, self._at.rank, self._at.world)
+            self._restore(*open_rank(snapshot, self._at.rank, self._at.world))
         except SnapshotError as error:
-            raise Unrestorable(step, path, str(error)) from error
+            raise Unrestorable(step, str(snapshot), str(error)) from error
 
     def _restore(self, table: Table, payload: memoryview) -> None:
         kept = unflatten(table.skeleton, unstage(table, payload))
@@ -145,10 +142,9 @@ class Tape:
 
 
 def _durable(root: Path, step: int) -> Path:
-    for path in catalog.committed(root):
-        attempt = Attempt.parse(path.name)
-        if attempt and attempt.stamp.step == step:
-            return path
+    for attempt in catalog.durable(root):
+        if attempt.stamp.step == step:
+            return attempt.under(root)
     raise MachineError(f"no committed snapshot of step {step} is under {root} any more")
 
 
