@@ -28,7 +28,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="everything about the job (default: mt-runs/<script>)")
     run.add_argument(
-        "--snapshots", type=Path, metavar="DIR", help="where durable snapshots go (default: the run directory)"
+        "--snapshots",
+        metavar="DIR|URL",
+        help="where durable snapshots go: a directory, s3://… or gs://… (default: the run directory)",
+    )
+    run.add_argument(
+        "--start-from",
+        metavar="DIR|URL",
+        help="begin with the newest snapshot of another run, in whatever layout it was",
     )
     run.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML")
     run.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one configuration value")
@@ -50,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     snapshots.add_argument("action", choices=["ls", "verify", "digest"])
     snapshots.add_argument(
         "snapshot", nargs="?", help="a step, or a directory's name (default: all; digest: the newest)"
+    )
+    snapshots.add_argument(
+        "--global",
+        action="store_true",
+        dest="whole",
+        help="digest: of the global tensors, the same in every parallel layout",
     )
     for command in (status, explain, snapshots):
         command.add_argument(
@@ -101,7 +114,7 @@ def _dispatch(words: list[str]) -> int:
             return inspect.status(directory, options.json)
         case "explain":
             return inspect.explain(directory, options.incident)
-    return inspect.snapshots(directory, options.action, options.snapshot)
+    return inspect.snapshots(directory, options.action, options.snapshot, options.whole)
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
@@ -125,7 +138,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     }
     flags |= {key: str(value) for key, value in shorthands.items() if value is not None}
     policies = load(SECTIONS, options.config, os.environ, flags)
-    return run_job(command, options.run_dir, options.snapshots, policies, Terminal(options.quiet))
+    return run_job(command, options.run_dir, options.snapshots, options.start_from, policies, Terminal(options.quiet))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ class Board:
         for page in self.pages:
             page.clear(generation)
 
+    def ask_durable(self) -> None:
+        """One more snapshot on disk."""
+        for page in self.pages:
+            page.durable += 1
+
     def order(self, order: Order) -> None:
         """What all ranks shall do at their next boundary."""
         for page in self.pages:

@@ -1,8 +1,9 @@
-"""The process beside the ranks that makes sealed snapshots durable: arena → disk, one JSON line on stdout per event.
+"""The process beside the ranks that makes sealed snapshots durable: arena → store, one JSON line on stdout per event.
 
 `python -m mt_resilient.agent.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: a
 `DrainConfig`. Neither its load nor its death touches the ranks. It goes on until a line "finish" or the end of its
-stdin; then it drains what is pending, with a few tries, and ends.
+stdin; then it drains what is pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about
+that tier meanwhile.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
+from queue import SimpleQueue
 
-from ..checkpoint import catalog
+from ..checkpoint import catalog, stores
 from ..checkpoint.arena import Slot
 from ..checkpoint.drain import drain
 from ..checkpoint.header import Stamp, due
 from ..checkpoint.layout import Attempt
+from ..checkpoint.writers import writer
 from ..resilience import clock
 from ..resilience.errors import ResilientError, SiteError, UsageError
+from .buddy import Buddy, BuddyConfig
 
 Event = dict[str, object]
 
@@ -37,17 +40,21 @@ class DrainConfig:
     arena: list[list[str]]
     """Paths of the slots, per local rank."""
     root: str
-    """Directory that holds `snapshots/`."""
+    """Address of the place that holds `snapshots/`."""
     run: str
     """Eight hexadecimal digits that all nodes of this run share, and no other run has."""
     local_ranks: int
     """How many of the arena's ranks take part."""
     keep: int = 2
-    """Snapshots that stay on disk."""
-    poll_s: float = 0.2
+    """Durable snapshots that stay."""
+    max_write_mb_per_s: float = 0.0
+    """Limit of the stream to the store, in 10^6 bytes a second; 0 for none."""
+    poll_s: float = 0.05
     """Between looks at the headers."""
     deadline_s: float = 600.0
     """How long other nodes may take with their parts."""
+    buddy: BuddyConfig | None = None
+    """Copies in another node's memory, and of another node in this one's."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.local_ranks <= len(self.arena) or self.keep < 1 or self.poll_s <= 0:
@@ -60,6 +67,8 @@ class DrainConfig:
         found = json.loads(text)
         if unknown := found.keys() - {field.name for field in fields(cls)}:
             raise UsageError(f"drain: there is no configuration key {', '.join(sorted(unknown))}")
+        if found.get("buddy") is not None:
+            found["buddy"] = BuddyConfig.from_object(found["buddy"])
         return cls(**found)
 
 
@@ -68,8 +77,9 @@ class Drain:
 
     def __init__(self, config: DrainConfig) -> None:
         self._config = config
-        self._root = Path(config.root)
+        self._root = stores.at(config.root)
         self._slots = [[Slot(path) for path in row] for row in config.arena[: config.local_ranks]]
+        self._write = writer(self._root, config.max_write_mb_per_s * 1e6)
         self._given_up: set[Stamp] = set()
         self._failures = 0
         self._not_before_s = 0.0
@@ -82,7 +92,8 @@ class Drain:
         if stamp is None:
             return
         try:
-            report = drain(self._slots, Attempt(run=self._config.run, stamp=stamp), self._root, self._config.deadline_s)
+            attempt = Attempt(run=self._config.run, stamp=stamp)
+            report = drain(self._slots, attempt, self._root, self._config.deadline_s, self._write)
         except ResilientError as error:
             last = finishing and self._failures + 1 >= LAST_TRIES
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
@@ -100,7 +111,7 @@ class Drain:
             "seconds": round(report.write_s + report.commit_s, 3),
             "write_s": round(report.write_s, 3),
             "commit_s": round(report.commit_s, 3),
-            "directory": str(report.directory),
+            "directory": str(report.snapshot),
         }
         if report.commits:
             for attempt in catalog.retire(self._root, self._config.keep):
@@ -127,10 +138,16 @@ class Drain:
 def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
     """Events until "finish" or the end of `stdin_fd`, and what was pending then."""
     state, said = Drain(config), b""
+    told: SimpleQueue[Event] = SimpleQueue()
+    buddy = Buddy(config.buddy, config.arena[: config.local_ranks], told.put) if config.buddy else None
     while b"finish" not in said:
         yield from state.tick()
+        while not told.empty():
+            yield told.get()
         if select.select([stdin_fd], [], [], config.poll_s)[0]:
             said += os.read(stdin_fd, 4096) or b"finish"
+    if buddy:
+        buddy.stop()
     state.hurry()
     while state.due() is not None:
         yield from state.tick(finishing=True)

@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..checkpoint import catalog, commit
+from ..checkpoint.files import Files
 from ..checkpoint.layout import Attempt
+from ..checkpoint.reshard import Saved
+from ..checkpoint.stores import Place
 from ..resilience import describe
 from ..resilience.clock import wall_s
 from ..resilience.errors import SnapshotError, StoreUnavailable, UsageError
@@ -136,34 +139,32 @@ def explain(directory: RunDirectory, which: str | None) -> int:
     return 0
 
 
-def snapshots(directory: RunDirectory, action: str, which: str | None) -> int:
-    """List, verify or digest. Verify gives 6 when a snapshot is not sound."""
-    paths = catalog.committed(_root(directory))
+def snapshots(directory: RunDirectory, action: str, which: str | None, whole: bool) -> int:
+    """List, verify or digest; whole: of global tensors. Verify gives 6 when a snapshot is not sound."""
+    found = catalog.committed(directory.kept())
     if which is not None:
-        paths = [p for p in paths if which in (p.name, str(_attempt(p).stamp.step))]
-        if not paths:
+        found = [each for each in found if which in (each.name, str(_attempt(each).stamp.step))]
+        if not found:
             raise UsageError(f"no committed snapshot {which} in {directory.root}; see: mt-resilient snapshots ls")
-    if not paths:
+    if not found:
         print(f"no committed snapshot in {directory.root}")
         return 0
-    if action == "digest":
-        print(f"{catalog.digest(paths[0])}  step {_attempt(paths[0]).stamp.step}")
+    if action == "digest" and whole:
+        print(f"{Saved(found[0]).digest()}  step {_attempt(found[0]).stamp.step}, of the global tensors")
         return 0
-    return _verify(paths) if action == "verify" else _list(paths)
+    if action == "digest":
+        print(f"{catalog.digest(found[0])}  step {_attempt(found[0]).stamp.step}")
+        return 0
+    return _verify(found) if action == "verify" else _list(found)
 
 
-def _root(directory: RunDirectory) -> Path:
-    starts = [line for line in Journal(directory.journal).read() if line["kind"] == "start"]
-    return Path(starts[-1]["snapshots"]) if starts else directory.root
-
-
-def _attempt(path: Path) -> Attempt:
-    attempt = Attempt.parse(path.name)
+def _attempt(snapshot: Place) -> Attempt:
+    attempt = Attempt.parse(snapshot.name)
     assert attempt
     return attempt
 
 
-def _list(paths: list[Path]) -> int:
+def _list(found: list[Place]) -> int:
     table = Table(box=box.SIMPLE_HEAD)
     for heading, side in (
         ("step", "right"),
@@ -174,24 +175,29 @@ def _list(paths: list[Path]) -> int:
         ("directory", "left"),
     ):
         table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for path in paths:
-        stamp = _attempt(path).stamp
-        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+    for snapshot in found:
+        stamp = _attempt(snapshot).stamp
         try:
-            ranks = str(commit.read_commit(path).world)
+            ranks = str(commit.read_commit(snapshot).world)
         except SnapshotError:
             ranks = "?"
-        table.add_row(
-            str(stamp.step), str(stamp.generation), ranks, f"{size / 1e6:.1f}", _time(path.stat().st_mtime), path.name
-        )
+        table.add_row(str(stamp.step), str(stamp.generation), ranks, *_measured(snapshot), snapshot.name)
     Console(highlight=False, width=200).print(table)
     return 0
 
 
-def _verify(paths: list[Path]) -> int:
+def _measured(snapshot: Place) -> tuple[str, str]:
+    """MB and time of writing, as a file system has them; an object store tells neither in its listing."""
+    if not isinstance(snapshot, Files):
+        return "–", "–"
+    size = sum(file.stat().st_size for file in snapshot.path.rglob("*") if file.is_file())
+    return f"{size / 1e6:.1f}", _time(snapshot.path.stat().st_mtime)
+
+
+def _verify(found: list[Place]) -> int:
     bad = 0
-    for path in paths:
-        problems = catalog.verify(path)
+    for snapshot in found:
+        problems = catalog.verify(snapshot)
         bad += bool(problems)
-        print(f"{path.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
+        print(f"{snapshot.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
     return SnapshotError.exit_code if bad else 0

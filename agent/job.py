@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import catalog
+from ..checkpoint import catalog, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
+from ..checkpoint.stores import Place
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
@@ -77,20 +78,23 @@ def default_directory(launch: Launch) -> Path:
 def run_job(
     command: Sequence[str],
     directory: Path | None,
-    snapshots: Path | None,
+    snapshots: str | None,
+    origin: str | None,
     policies: Mapping[str, Any],
     terminal: Terminal,
 ) -> int:
     """Run `command` until it is over, through whatever happens; the exit code. Raises ResilientError for what keeps it from
-    starting; then nothing of it runs."""
+    starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default."""
     launch = understand(command, os.environ)
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
         run.take()
         closing.callback(run.release)
-        root = (snapshots or run.root).absolute()
+        kept: SnapshotPolicy = policies["snapshots"]
+        beginning = _begun_from(origin, kept) if origin else None
+        root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
         adopt_orphans()
-        run.own(root / "snapshots")
+        run.own(root / layout.SNAPSHOTS)
         journal = Journal(run.journal)
         control: ControlPolicy = policies["control"]
         server, endpoints = _endpoints(control, run, terminal, closing)
@@ -99,10 +103,10 @@ def run_job(
         keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
         _register(store, keys, launch, run, me, catalog.next_generation(root))
-        journal.write("start", wall_s(), command=list(command), snapshots=str(root), pid=os.getpid())
+        journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         recovery: RecoveryPolicy = policies["recovery"]
-        node = Node(launch, run, root, policies["snapshots"], recovery.max_replays, secrets.token_hex(4))
+        node = Node(launch, run, root, kept, recovery.max_replays, secrets.token_hex(4), beginning)
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)
@@ -114,6 +118,8 @@ def run_job(
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
         ranks = describe.count(launch.ranks, "rank")
+        if beginning and not node.durable_steps():
+            terminal.say(f"beginning with {catalog.committed(beginning)[0]}", wall_s())
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
         lost = node.unwritten() if code == 0 else ""
@@ -122,6 +128,16 @@ def run_job(
         newest = max(node.durable_steps(), default=None)
         _say_the_end(code, supervisor.record, lost, newest, run, supervisor.telling)
         return code
+
+
+def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
+    """The place that holds the `snapshots/` of the job that `origin` names: its run directory, or that place itself. Raises UsageError
+    when there is none to start from."""
+    address = stores.address(origin, kept.endpoint, kept.region) if "://" in origin else ""
+    root = stores.at(address) if address else RunDirectory(Path(origin)).kept()
+    if not catalog.look(root).durable:
+        raise UsageError(f"--start-from {origin}: there is no committed snapshot under {root}; nothing was started")
+    return root
 
 
 def _endpoints(

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import arena, commit
-from ..checkpoint.arena import Slot
-from ..checkpoint.cadence import SnapshotPolicy
+from ..checkpoint import arena, commit, layout
+from ..checkpoint.arena import Slot, State
+from ..checkpoint.cadence import AUTO, SnapshotPolicy
 from ..checkpoint.header import Header, restorable
+from ..checkpoint.stores import Place
 from ..resilience import leash
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
@@ -27,12 +28,15 @@ from .draining import Draining
 from .exits import open_pidfd
 from .gang import Gang, Watched, end_strays
 from .launch import Launch
+from .pacing import Pacing
 from .run_directory import RunDirectory
 from .shelf import Shelf
 from .warm import WarmProcess
 
 _FRESH_S = 2.0
 """How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
+_AT_THE_END_S = 20.0
+"""And where a stale answer would call the end of a training unwritten: two requests to an object store, each within its deadline."""
 SITE = Path(__file__).parents[1] / "training" / "site"
 
 
@@ -41,40 +45,48 @@ class Node:
         self,
         launch: Launch,
         directory: RunDirectory,
-        snapshots: Path,
+        root: Place,
         policy: SnapshotPolicy,
         max_replays: int,
         run: str,
+        origin: Place | None = None,
     ) -> None:
-        """snapshots: directory that holds `snapshots/`; run: eight hex digits that name this life of the job."""
-        self.launch, self.directory, self.snapshots, self.policy = launch, directory, snapshots, policy
-        self.max_replays = max_replays
+        """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: as `root`, of another job to
+        start from."""
+        self.launch, self.directory, self.root, self.policy = launch, directory, root, policy
+        self.max_replays, self.origin = max_replays, origin
         self.board = Board(launch.ranks)
         self.arena = arena.create(launch.ranks, policy.slots)
         self.paths = arena.paths(self.arena, os.getpid())
         self.slots = [[Slot(path) for path in row] for row in self.paths]
         self.gang: Gang | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
-        self.shelf = Shelf(snapshots)
-        self.unfit: set[Path] = set()
-        """Snapshots that are damaged."""
+        self.shelf = Shelf(root)
+        self.unfit: set[str] = set()
+        """Names of snapshots that are damaged."""
         self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
         config = {
             "arena": self.paths,
-            "root": str(snapshots),
+            "root": root.address,
             "run": run,
             "local_ranks": launch.ranks,
             "keep": policy.keep,
+            "max_write_mb_per_s": policy.max_write_mb_per_s,
         }
+        self.pacing = Pacing(launch.ranks, monotonic_s()) if policy.durable_every_steps == AUTO else None
         self.drain = Draining(config, directory.logs / "drain.log")
 
     # -- processes --------------------------------------------------------------------------------------------------------
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
+        sealed = {header.stamp for row in self.headers() for header in row if header.state is State.SEALED}
         for slot in (slot for row in self.slots for slot in row):
-            if slot.header().step > record.resume_step:
+            header = slot.header()
+            if header.step > record.resume_step or header.stamp not in sealed:  # nobody will go back to it
                 slot.free()
+        if self.pacing and self.board.pages[0].generation:
+            self.pacing.failures += 1
         self.board.clear(record.number)
         self.told = ()
         handoff = Handoff(
@@ -82,9 +94,10 @@ class Node:
             generation=record.number,
             board=self.board.path,
             arena=tuple(tuple(row) for row in self.paths),
-            snapshots=str(self.snapshots),
+            snapshots=self.root.address,
             resume_step=record.resume_step,
             replay_until=record.replay_until,
+            origin=self.origin.address if self.origin else "",
             every_steps=self.policy.every_steps,
             durable_every_steps=self.policy.durable_every_steps,
             max_replays=self.max_replays,
@@ -174,7 +187,15 @@ class Node:
 
     def drain_events(self) -> Iterator[dict[str, Any]]:
         self.drain.keep_running(monotonic_s())
-        yield from self.drain.events(monotonic_s())
+        for event in self.drain.events(monotonic_s()):
+            if self.pacing and event["event"] == "durable":
+                self.pacing.saved(event["seconds"])
+            yield event
+
+    def pace_durable(self) -> None:
+        """Ask for a snapshot on disk, if it is time for one."""
+        if self.pacing and self.gang and self.all_training() and self.pacing.due(monotonic_s()):
+            self.board.ask_durable()
 
     def status(self, generation: int) -> NodeStatus:
         return report.status(
@@ -195,11 +216,12 @@ class Node:
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""
-        return sorted({step for step, path in self.shelf.seen.durable if path not in self.unfit})
+        return sorted({step for step, name in self.shelf.seen.durable if name not in self.unfit})
 
-    def reject(self, snapshot: Path, reason: str) -> None:
-        """Take a damaged snapshot out of the world; where storage does not let us, out of our own."""
-        self.unfit.add(snapshot)
+    def reject(self, name: str, reason: str) -> None:
+        """Take a damaged snapshot out of the world; where storage does not let us (ResilientError), out of our own."""
+        self.unfit.add(name)
+        snapshot = self.root / layout.SNAPSHOTS / name
         if commit.committed(snapshot):
             commit.reject(snapshot, reason)
         self.shelf.fresh(_FRESH_S)
@@ -208,7 +230,7 @@ class Node:
         """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, and
         where there was no memory to take it, which has been told."""
         ended = [page.step for page in self.board.pages if page.phase == RankPhase.FINISHED]
-        self.shelf.fresh(_FRESH_S)
+        self.shelf.fresh(_AT_THE_END_S)
         if (
             not ended
             or any(page.starved for page in self.board.pages)

@@ -10,10 +10,14 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checkpoint import stores
+from ..checkpoint.files import Files
+from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError, UsageError
+from ..resilience.journal import Journal
 
 MARK = ".job"
-"""In a snapshot directory: whose it is, and that it is there."""
+"""Among the snapshots: whose they are, and that they are there."""
 
 
 class RunDirectory:
@@ -47,6 +51,11 @@ class RunDirectory:
         except OSError as error:
             raise MachineError(f"{self.endpoint} cannot be written ({error.strerror}); nothing was started") from error
 
+    def kept(self) -> Place:
+        """The place that holds the `snapshots/` of the job that ran here last."""
+        starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
+        return stores.at(starts[-1]["snapshots"] if starts else str(self.root))
+
     @property
     def modules(self) -> Path:
         return self.root / "modules.json"
@@ -74,24 +83,30 @@ class RunDirectory:
                 f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
             ) from error
 
-    def own(self, snapshots: Path) -> None:
-        """Make `snapshots` this job's, for good. Raises UsageError when it is another job's: either would take the other's state for
-        its own, and retire it. Raises MachineError when it is not where this job's were: it would begin anew."""
-        ours, theirs = self.root / "job", snapshots / MARK
-        if ours.exists() and not theirs.exists():
+    def own(self, snapshots: Place) -> None:
+        """Make `snapshots` this job's, for good. Raises UsageError when they are another job's: either would take the other's state for
+        its own, and retire it. Raises MachineError when they are not where this job's were: it would begin anew."""
+        ours = self.root / "job"
+        try:
+            missed = ours.exists() and not snapshots.there(MARK)
+        except MachineError as error:
+            raise MachineError(f"{error}; nothing was started") from error
+        if missed:
             raise MachineError(
-                f"{snapshots} does not hold the snapshots of this job; nothing was started. Mount it, or name the directory "
+                f"{snapshots} does not hold the snapshots of this job; nothing was started. Mount it, or name the place "
                 f"that holds them with --snapshots; to begin anew, name another directory than {self.root} with --run-dir"
             )
         writable(snapshots)
-        known = ours if ours.exists() or snapshots.parent != self.root else theirs
-        identity = known.read_text() if known.exists() else uuid.uuid4().hex
-        for mark in (theirs, ours):  # ours last: it says that theirs has to be there
-            if not mark.exists():
-                mark.write_text(identity)
-        if theirs.read_text() != ours.read_text():
+        within = isinstance(snapshots, Files) and snapshots.path.parent == self.root
+        theirs = snapshots.read(MARK).decode() if snapshots.there(MARK) else ""
+        identity = ours.read_text() if ours.exists() else (within and theirs) or uuid.uuid4().hex
+        if not theirs:
+            snapshots.write(MARK, identity.encode())
+        if not ours.exists():  # last: it says that the other has to be there
+            ours.write_text(identity)
+        if (theirs or identity) != ours.read_text():
             raise UsageError(
-                f"the snapshots in {snapshots} are another job's; nothing was started. Name another directory with --snapshots"
+                f"the snapshots in {snapshots} are another job's; nothing was started. Name another place with --snapshots"
             )
 
     @property
@@ -106,15 +121,15 @@ class RunDirectory:
             self._lock = None
 
 
-def writable(directory: Path) -> None:
-    """Make `directory` and try a file in it. Raises MachineError with one sentence."""
-    probe = directory / f".probe-{os.getpid()}"
+def writable(snapshots: Place) -> None:
+    """Try to write there, and make it where it is a directory. Raises MachineError with one sentence."""
+    probe = f".probe-{os.getpid()}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
-    except OSError as error:
+        snapshots.write(probe, b"\0" * 4096)
+        snapshots.delete(probe)
+    except MachineError as error:
+        what = "directory" if isinstance(snapshots, Files) else "store"
         raise MachineError(
-            f"the snapshot directory {directory} cannot be written ({error.strerror}); nothing was started. "
-            "Make room or give another one with --snapshots"
+            f"the snapshot {what} {snapshots} cannot be written ({error}); nothing was started. Make room or give another one with "
+            "--snapshots"
         ) from error

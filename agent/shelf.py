@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
-from ..checkpoint import catalog, commit
+from ..checkpoint import catalog, layout
+from ..checkpoint.files import Files
+from ..checkpoint.objects import Objects
+from ..checkpoint.stores import Place
+from ..resilience.errors import MachineError
 from ..resilience.signals import Step
 from .run_directory import MARK
 
-LOOK_S = 1.0
-"""Between looks; each lists one directory and asks for a file in every snapshot."""
+LOOK_S = {Files: 1.0, Objects: 5.0}
+"""Between looks; each lists one directory and asks for a file or two in every snapshot, or lists a prefix, which is billed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +22,15 @@ class Seen:
     """At one moment. Steps ascend."""
 
     there: bool = False
-    """The directory is there, and this job's."""
-    durable: tuple[tuple[Step, Path], ...] = ()
+    """The place is there, and this job's."""
+    durable: tuple[tuple[Step, str], ...] = ()
+    """And the names of their attempts."""
     rejected: tuple[Step, ...] = ()
 
 
 class Shelf:
-    def __init__(self, root: Path) -> None:
-        """root: directory that holds `snapshots/`."""
+    def __init__(self, root: Place) -> None:
+        """root: place that holds `snapshots/`."""
         self._root = root
         self._turn = threading.Condition()
         self._asked, self._answered = 0, 0
@@ -51,15 +55,16 @@ class Shelf:
                 self.seen, self._answered = seen, asked
                 self._turn.notify_all()
                 if self._asked == asked:
-                    self._turn.wait(LOOK_S)
+                    self._turn.wait(LOOK_S[type(self._root)])
 
 
-def _look(root: Path) -> Seen:
+def _look(root: Place) -> Seen:
     try:
-        if not commit.there(root / "snapshots" / MARK):
+        if not (root / layout.SNAPSHOTS).there(MARK):
             return Seen()
-        durable = sorted((Step(attempt.stamp.step), attempt.under(root)) for attempt in catalog.durable(root))
-        rejected = sorted({Step(attempt.stamp.step) for attempt in catalog.rejected(root)})
-        return Seen(there=True, durable=tuple(durable), rejected=tuple(rejected))
-    except OSError:
+        found = catalog.look(root)
+    except MachineError:
         return Seen()
+    durable = sorted((Step(attempt.stamp.step), str(attempt)) for attempt in found.durable)
+    rejected = sorted({Step(attempt.stamp.step) for attempt in found.rejected})
+    return Seen(there=True, durable=tuple(durable), rejected=tuple(rejected))

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..resilience import describe
@@ -119,6 +118,7 @@ class Supervisor:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
         changed = False
+        self.node.pace_durable()
         for act in (lambda: self.node.observe(ready), self._hear_helpers):
             try:
                 changed = act() or changed
@@ -194,15 +194,15 @@ class Supervisor:
         known = len(self.node.unfit)
         for page in self.node.board.pages:
             words = page.farewell()
-            path = Path(words.get("path") or "/")
-            if words.get("kind") != "snapshot" or path in self.node.unfit:
+            name = words.get("snapshot", "")
+            if words.get("kind") != "snapshot" or not name or name in self.node.unfit:
                 continue
             self.telling.say(
-                f"the snapshot {path} cannot be restored and is set aside: {words.get('error', '')}", "bad"
+                f"the snapshot {name} cannot be restored and is set aside: {words.get('error', '')}", "bad"
             )
             try:
-                self.node.reject(path, str(words.get("error", "")))
-            except OSError as error:
+                self.node.reject(name, str(words.get("error", "")))
+            except ResilientError as error:
                 self.telling.say(f"{error}: it keeps its name, and is not used", "bad")
         return len(self.node.unfit) > known
 

@@ -5,38 +5,53 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from ..resilience.errors import MachineError, SnapshotError
-from . import commit, layout, restore, retention, tree
+from . import commit, fingerprint, layout, restore, retention, tree
 from .header import Stamp
 from .layout import Attempt
+from .manifest import RankManifest
+from .stores import Place
 
 
-def durable(root: Path) -> list[Attempt]:
-    """The committed ones under `root`, the newest first: the latest lineage's, for what the job has turned back from is old."""
-    found = [attempt for attempt in _attempts(root) if commit.committed(attempt.under(root))]
-    return sorted(found, key=lambda attempt: attempt.stamp, reverse=True)
+@dataclass(frozen=True)
+class Catalog:
+    """All attempts under a root, as one look has found them."""
+
+    durable: tuple[Attempt, ...]
+    """The committed ones, the newest first: the latest lineage's, for what the job has turned back from is old."""
+    rejected: tuple[Attempt, ...]
+    """The snapshots that were set aside."""
+    remains: tuple[Attempt, ...]
+    """Neither: under way, or left over."""
 
 
-def committed(root: Path) -> list[Path]:
-    """Where the snapshots under `root` are, in the order of `durable`."""
-    return [attempt.under(root) for attempt in durable(root)]
+def look(root: Place) -> Catalog:
+    """Raises MachineError."""
+    found = _attempts(root)
+    rejected = [attempt for attempt, marks in found.items() if layout.REJECTED in marks]
+    durable = [attempt for attempt, marks in found.items() if marks == {layout.COMMIT}]
+    return Catalog(
+        durable=tuple(sorted(durable, key=lambda attempt: attempt.stamp, reverse=True)),
+        rejected=tuple(rejected),
+        remains=tuple(attempt for attempt, marks in found.items() if not marks),
+    )
 
 
-def rejected(root: Path) -> list[Attempt]:
-    """The snapshots under `root` that were set aside."""
-    return [attempt for attempt in _attempts(root) if commit.there(attempt.under(root) / layout.REJECTED)]
+def committed(root: Place) -> list[Place]:
+    """Where the snapshots under `root` are, the newest first."""
+    return [attempt.under(root) for attempt in look(root).durable]
 
 
-def next_generation(root: Path) -> int:
+def next_generation(root: Place) -> int:
     """A generation later than any that left something under `root`: what a run without a memory of its own starts at."""
     return 1 + max((attempt.stamp.generation for attempt in _attempts(root)), default=0)
 
 
-def verify(snapshot: Path) -> list[str]:
+def verify(snapshot: Place) -> list[str]:
     """What is wrong with `snapshot`, one sentence a rank at most, after reading every byte; empty when it is sound."""
     problems = []
     try:
@@ -45,14 +60,15 @@ def verify(snapshot: Path) -> list[str]:
         return [str(error)]
     for rank in range(world):
         try:
-            table, _ = restore.open_rank(snapshot, rank)
-            tree.unflatten(table.skeleton, {piece.name: 0 for piece in table.pieces})
+            manifest = restore.open_rank(snapshot, rank)
+            _whole(snapshot, manifest)
+            tree.unflatten(manifest.table.skeleton, {piece.name: 0 for piece in manifest.table.pieces})
         except (SnapshotError, MachineError) as error:
             problems.append(str(error))
     return problems
 
 
-def digest(snapshot: Path, include: Sequence[str] = ("",), exclude: Sequence[str] = ()) -> str:
+def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[str] = ()) -> str:
     """SHA-256, in hex, of the state alone: equal for two runs that ended in the same bits.
 
     Over each rank's tensors (name, dtype, shape, bytes) and other values (name, value) whose name starts with one of
@@ -60,7 +76,8 @@ def digest(snapshot: Path, include: Sequence[str] = ("",), exclude: Sequence[str
     """
     total = sha256()
     for rank in range(commit.read_commit(snapshot).world):
-        table, payload = restore.open_rank(snapshot, rank)
+        manifest = restore.open_rank(snapshot, rank)
+        table, payload = manifest.table, _whole(snapshot, manifest)
         plain: list[tuple[str, Any, Any]] = [(name, value, b"") for name, value in tree.values(table.skeleton)]
         tensors: list[tuple[str, Any, Any]] = [
             (piece.name, [piece.dtype, piece.shape], payload[piece.offset : piece.offset + piece.nbytes])
@@ -73,28 +90,42 @@ def digest(snapshot: Path, include: Sequence[str] = ("",), exclude: Sequence[str
     return total.hexdigest()
 
 
-def retire(root: Path, keep: int) -> list[Attempt]:
+def _whole(snapshot: Place, manifest: RankManifest) -> memoryview:
+    """The payload, every checksum and fingerprint on the way checked."""
+    table = manifest.table
+    payload, size = memoryview(bytearray(table.payload_bytes)), table.image.chunk_bytes
+    for index, chunk in restore.chunks(snapshot, manifest):
+        payload[index * size : (index + 1) * size] = chunk
+    for piece, expected in zip(table.pieces, manifest.fingerprints, strict=True):
+        found = f"{fingerprint.of_bytes(payload[piece.offset : piece.offset + piece.nbytes]):016x}"
+        if found != expected:
+            raise SnapshotError(
+                f"{snapshot}: tensor {piece.name!r} of rank {manifest.rank} has the fingerprint {found}, and left with {expected}"
+            )
+    return payload
+
+
+def retire(root: Place, keep: int) -> list[Attempt]:
     """Delete all but the newest `keep` snapshots; says which ones went."""
-    return _delete(root, retention.surplus(durable(root), keep))
+    return _delete(root, retention.surplus(look(root).durable, keep))
 
 
-def sweep(root: Path, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
+def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
     """Delete the remains of attempts that will never be committed (`retention.dead`). For the node that commits."""
-    kept = (layout.COMMIT, layout.REJECTED)
-    remains = [each for each in _attempts(root) if not any(commit.there(each.under(root) / name) for name in kept)]
-    return _delete(root, retention.dead(remains, current, held))
+    return _delete(root, retention.dead(look(root).remains, current, held))
 
 
-def _attempts(root: Path) -> list[Attempt]:
-    directory = layout.snapshots(root)
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    return [attempt for attempt in map(Attempt.parse, names) if attempt is not None]
+def _attempts(root: Place) -> dict[Attempt, set[str]]:
+    """Each, and which of its marks are there."""
+    found = (root / layout.SNAPSHOTS).holding((layout.COMMIT, layout.REJECTED))
+    parsed = {Attempt.parse(name): marks for name, marks in found.items()}
+    return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
 
 
-def _delete(root: Path, going: list[Attempt]) -> list[Attempt]:
+def _delete(root: Place, going: list[Attempt]) -> list[Attempt]:
     gone = []
     for attempt in going:
-        with suppress(OSError):  # found again next time
+        with suppress(MachineError):  # found again next time
             commit.delete(attempt.under(root))
             gone.append(attempt)
     return gone

@@ -6,32 +6,32 @@ commits when the parts of all nodes are there.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-
-from crc32c import crc32c
 
 from ..resilience import clock
 from ..resilience.errors import MachineError, SiteError, SnapshotError
 from . import catalog, commit, layout, slabs
 from .arena import Slot, View
+from .files import Files
 from .header import Stamp
 from .layout import Attempt
 from .manifest import RankManifest
+from .objects import Objects
+from .stores import Place
 from .tensors import Table
+from .writers import Writer
 
-POLL_S = 0.05
-"""Between looks for other nodes' manifests: one `stat` a rank, on a file system that may be shared."""
+POLL_S = {Files: 0.05, Objects: 1.0}
+"""Between looks for other nodes' manifests: one `stat` a rank, on a file system that may be shared; or, a second apart, one request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrainReport:
     stamp: Stamp
-    directory: Path
+    snapshot: Place
     payload_bytes: int
     """Of this node's ranks."""
     commits: bool
@@ -43,43 +43,42 @@ class DrainReport:
 
 
 def drain(
-    slots_by_rank: Sequence[Sequence[Slot]], attempt: Attempt, root: Path, deadline_s: float
+    slots_by_rank: Sequence[Sequence[Slot]], attempt: Attempt, root: Place, deadline_s: float, write: Writer
 ) -> DrainReport | None:
-    """Make `attempt`'s snapshot durable and mark its slots drained; None when the arena does not hold it (any more).
+    """Make `attempt`'s snapshot durable with `write` and mark its slots drained; None when the arena does not hold it (any more).
 
     The node that commits waits at most `deadline_s` for the others. Raises SiteError (no space, no permission, a node that does not
     deliver: try again) or SnapshotError (this snapshot can't be written, ever); what is left over is not a snapshot.
     """
-    directory = attempt.under(root)
+    snapshot = attempt.under(root)
     started = clock.monotonic_s()
     try:
-        if commit.there(directory / layout.REJECTED):
-            raise SnapshotError(f"{directory} was rejected before; it is not written again")
-        with _reading(slots_by_rank, attempt.stamp) as held:
+        if snapshot.there(layout.REJECTED):
+            raise SnapshotError(f"{snapshot} was rejected before; it is not written again")
+        with holding(slots_by_rank, attempt.stamp) as held:
             if held is None:
                 return None
             ranks, world = [view.header.rank for _, view in held], held[0][1].header.world
             if 0 in ranks:
                 there = {slot.header().stamp for slots in slots_by_rank for slot in slots}
                 catalog.sweep(root, attempt, there)
-            if not commit.committed(directory):
-                commit.make_directory(directory)
+            if not commit.committed(snapshot):
                 for _, view in held:
-                    _write_part(view, directory)
+                    _write_part(view, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
                 return None  # given up by its rank meanwhile: the job went back to before it
-            payload_bytes = sum(len(view.payload) for _, view in held)
+            payload_bytes = sum(view.header.payload_bytes for _, view in held)
         written = clock.monotonic_s()
         if 0 in ranks:
-            _finish(directory, world, until_s=written + deadline_s)
+            _finish(snapshot, world, until_s=written + deadline_s)
     except OSError as error:
         raise MachineError(f"{error.filename or root}: {error.strerror}") from error
-    with _reading(slots_by_rank, attempt.stamp) as held:
+    with holding(slots_by_rank, attempt.stamp) as held:
         for slot, _ in held or ():
             slot.mark_drained()
     return DrainReport(
         stamp=attempt.stamp,
-        directory=directory,
+        snapshot=snapshot,
         payload_bytes=payload_bytes,
         commits=0 in ranks,
         write_s=written - started,
@@ -88,7 +87,7 @@ def drain(
 
 
 @contextmanager
-def _reading(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[list[tuple[Slot, View]] | None]:
+def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[list[tuple[Slot, View]] | None]:
     """Every local rank's slot with `stamp`, all held still; None unless all have it."""
     with ExitStack() as stack:
         held: list[tuple[Slot, View]] = []
@@ -102,44 +101,37 @@ def _reading(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[
         yield held
 
 
-def _write_part(view: View, directory: Path) -> None:
+def _write_part(view: View, snapshot: Place, write: Writer) -> None:
     """One rank's slab, and then its manifest; nothing if it is there, for the same attempt has the same bytes."""
     rank, table = view.header.rank, Table.from_json(view.table)
-    if table.payload_bytes != len(view.payload):
-        raise SnapshotError(
-            f"rank {rank}'s slot holds {len(view.payload)} bytes, and its table says {table.payload_bytes}"
-        )
-    if commit.there(directory / layout.manifest_name(rank)):
+    described, held = (table.payload_bytes, len(table.pieces)), (view.header.payload_bytes, view.header.pieces)
+    if described != held:
+        raise SnapshotError(f"rank {rank}'s slot holds {held} bytes and tensors, and its table says {described}")
+    if snapshot.there(layout.manifest_name(rank)):
         return
-    slab = directory / layout.slab_name(rank)
-    shutil.rmtree(slab, ignore_errors=True)  # torn by the death of a drain process before this one
-    try:
-        slabs.write(slab.absolute().as_uri(), view.payload, table.chunk_bytes)
-        for path in ((slab / slabs.SHARD).parent, slab, directory):
-            commit.sync_directory(path)
-        size = table.chunk_bytes
+    slab = snapshot / layout.slab_name(rank)
+    with slab.renewed():
+        crcs = write(slab, view)
+        slab.sync()
         manifest = RankManifest(
-            attempt=directory.name,
+            attempt=snapshot.name,
             rank=rank,
             world=view.header.world,
             table=table,
-            metadata_sha256=sha256(commit.read(slab / slabs.METADATA)).hexdigest(),
-            shard_bytes=(slab / slabs.SHARD).stat().st_size,
-            chunk_crc32c=tuple(crc32c(view.payload[at : at + size]) for at in range(0, len(view.payload), size)),
+            metadata_sha256=sha256(slab.read(slabs.METADATA)).hexdigest(),
+            fingerprints=tuple(f"{each:016x}" for each in view.fingerprints.tolist()),
+            chunk_crc32c=tuple(crcs),
         )
-        commit.write_whole(directory / layout.manifest_name(rank), manifest.to_json())
-    except (SiteError, OSError):
-        shutil.rmtree(slab, ignore_errors=True)  # the space may be what is lacking
-        raise
+        snapshot.write(layout.manifest_name(rank), manifest.to_json())
 
 
-def _finish(directory: Path, world: int, until_s: float) -> None:
+def _finish(snapshot: Place, world: int, until_s: float) -> None:
     """Commit once all parts are there."""
-    while not commit.committed(directory):
-        missing = commit.missing_ranks(directory, world)
+    while not commit.committed(snapshot):
+        missing = commit.missing_ranks(snapshot, world)
         if not missing:
-            commit.commit(directory, world)
+            commit.commit(snapshot, world)
         elif clock.monotonic_s() > until_s:
-            raise SiteError(f"{directory} lacks the parts of ranks {missing}: their nodes do not deliver")
+            raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes do not deliver")
         else:
-            clock.sleep(POLL_S)
+            clock.sleep(POLL_S[type(snapshot)])

@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import NamedTuple
 
-PAGE_BYTES = 4096
+from .image import Image
+
 STATE_OFFSET = 8
 DRAINED_OFFSET = 16
 DURABLE_OFFSET = 24
-_MAGIC = b"MTSLOT01"
+_MAGIC = b"MTSLOT02"
 
 
 class State(IntEnum):
@@ -50,8 +51,15 @@ class Header:
     """Global rank."""
     world: int = 0
     table_bytes: int = 0
-    payload_offset: int = 0
+    pieces: int = 0
+    """Tensors in the table: each has a fingerprint."""
+    image_offset: int = 0
+    """From the slot's start: whole pages."""
     payload_bytes: int = 0
+
+    @property
+    def image(self) -> Image:
+        return Image(self.payload_bytes)
 
     @property
     def whole(self) -> bool:
@@ -108,15 +116,19 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
 
 
 def overwrite_order(headers: Sequence[Header]) -> list[int]:
-    """Indexes of the slots that a new snapshot may overwrite, best first.
+    """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest.
 
-    Free and torn ones; then the oldest, those first that nobody still waits for on disk; the newest sealed one never.
+    Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that is still to be written to disk:
+    rather one step is left out.
     """
-    sealed = [index for index, header in enumerate(headers) if header.state is State.SEALED]
-    newest = max(sealed, key=lambda index: headers[index].stamp, default=None)
+    newest = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
+    waiting = max(
+        (header.stamp for header in headers if header.whole and header.durable and not header.drained), default=None
+    )
 
-    def cost(index: int) -> tuple[bool, bool, Stamp]:
-        header = headers[index]
-        return header.whole, header.whole and header.durable and not header.drained, header.stamp
+    def may_go(header: Header) -> bool:
+        older = newest is not None and header.stamp < newest
+        return not header.whole or (older and header.stamp != waiting)
 
-    return sorted((index for index in range(len(headers)) if index != newest), key=cost)
+    going = [index for index, header in enumerate(headers) if may_go(header)]
+    return sorted(going, key=lambda index: (headers[index].whole, headers[index].stamp))

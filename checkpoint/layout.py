@@ -1,7 +1,7 @@
 """Names on durable storage. Pure.
 
     <root>/snapshots/0000000100-g3-5f0c91aa0000/      one attempt to write step 100 of generation 3
-        rank-00000/zarr.json, rank-00000/c/0          a rank's slab
+        rank-00000/zarr.json, rank-00000/c/0/0        a rank's slab
         rank-00000.json                               its manifest, written after the slab
         COMMIT                                        written after all manifests: only now there is a snapshot
 
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from .header import Stamp
+from .stores import Place
+
+SNAPSHOTS = "snapshots"
 
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"
-"""What COMMIT becomes when the snapshot failed to restore."""
+"""What COMMIT becomes when the snapshot failed to restore. It outweighs COMMIT where both are there."""
 REASON = "REASON"
 _NAME = re.compile(r"(\d{10,})-g(\d+)-([0-9a-f]{8})([0-9a-f]{4,})")
 
@@ -44,12 +46,8 @@ class Attempt:
         attempt = cls(run=run, stamp=Stamp(int(generation), int(rewinds, 16), int(step)))
         return attempt if str(attempt) == name else None
 
-    def under(self, root: Path) -> Path:
-        return snapshots(root) / str(self)
-
-
-def snapshots(root: Path) -> Path:
-    return root / "snapshots"
+    def under(self, root: Place) -> Place:
+        return root / SNAPSHOTS / str(self)
 
 
 def slab_name(rank: int) -> str:

@@ -10,10 +10,13 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..resilience.errors import SnapshotError
 from .tensors import Table, parse, strict
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +29,14 @@ class RankManifest:
     table: Table
     metadata_sha256: str
     """Of the slab's zarr.json."""
-    shard_bytes: int
-    """Size of the slab's one shard file."""
+    fingerprints: tuple[str, ...]
+    """Of each of the table's pieces, in hex, as it left its device (`fingerprint.py`)."""
     chunk_crc32c: tuple[int, ...]
     """Of each chunk of the payload as it lay in the arena; a shard's own can't tell one attempt from another."""
+
+    def words(self) -> NDArray[np.uint64]:
+        """The fingerprints as numbers."""
+        return np.array([int(each, 16) for each in self.fingerprints], np.uint64)
 
     def to_json(self) -> bytes:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -49,16 +56,18 @@ class RankManifest:
                 world=int,
                 table=object,
                 metadata_sha256=str,
-                shard_bytes=int,
+                fingerprints=list,
                 chunk_crc32c=list,
             )
         )
         del found["format"]
         table = Table.from_object(found.pop("table"))
-        crcs = found.pop("chunk_crc32c")
-        if len(crcs) != table.payload_bytes // table.chunk_bytes or any(type(crc) is not int for crc in crcs):
+        crcs, prints = found.pop("chunk_crc32c"), found.pop("fingerprints")
+        if len(crcs) != table.image.chunks or any(type(crc) is not int for crc in crcs):
             raise SnapshotError(f"{where} does not have one checksum a chunk")
-        return cls(**found, table=table, chunk_crc32c=tuple(crcs))
+        if len(prints) != len(table.pieces) or not all(re.fullmatch("[0-9a-f]{16}", str(each)) for each in prints):
+            raise SnapshotError(f"{where} does not have one fingerprint a tensor")
+        return cls(**found, table=table, fingerprints=tuple(prints), chunk_crc32c=tuple(crcs))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,37 @@
-"""A rank's payload ⇄ a slab: a one-dimensional zarr v3 array of bytes, in one shard file, checksummed chunk by chunk.
+"""A rank's payload ⇄ a slab: a zarr v3 array of bytes, a chunk a row, in shards, checksummed chunk by chunk.
 
-The only module that imports tensorstore. Slabs are named by URL, so that an object store is one more scheme. Each
-setting below was measured, or its default loses data silently.
+tensorstore defines the format; `direct.py` writes the same file. In a directory a slab is one shard, in an object store several, for S3
+takes at most 5 GiB at once. Each setting below was measured, or its default loses data silently.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from ..resilience.errors import MachineError, ResilientError, SnapshotError
-from .tensors import CHUNK_BYTES
+from ..resilience.errors import SnapshotError
+from . import objects
+from .files import Files
+from .image import Image
+from .objects import Objects
+from .stores import Place
 
 METADATA = "zarr.json"
-SHARD = "c/0"
-READ_BYTES = 4 * CHUNK_BYTES
-"""One request's worth: the library bounds no bytes in flight, and one huge read is the slowest way."""
+SHARD = "c/0/0"
+"""The only one, in a directory."""
+OBJECT_CHUNKS = 32
+"""In a shard of an object store: 128 MiB."""
+_PUTS = 3
+"""Under way at a time."""
+_READ_CHUNKS = 4
+"""In one request: the library bounds no bytes in flight, and one huge read is the slowest way."""
 
-_CONTEXT = ts.Context(
+_FILES = ts.Context(
     {
         "file_io_concurrency": {"limit": 2},  # the other cores train
         "data_copy_concurrency": {"limit": 2},
@@ -35,94 +44,104 @@ _CRC = {"name": "crc32c"}
 _LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-def shard_bytes(payload_bytes: int, chunk_bytes: int) -> int:
-    """Size of the shard file: chunks with a checksum each, an index of (offset, size) pairs, its checksum."""
-    return payload_bytes // chunk_bytes * (chunk_bytes + 4 + 16) + 4
-
-
-def write(url: str, payload: memoryview, chunk_bytes: int) -> None:
-    """Write `payload`, a whole number of chunks, as a new slab at `url`; durable but for the directories above it.
-
-    Raises MachineError when the place is full or can't be written, SnapshotError when there is a slab already.
-    """
-    if len(payload) % chunk_bytes:
-        raise SnapshotError(f"a payload of {len(payload)} bytes is not a whole number of chunks of {chunk_bytes}")
+def create(slab: Place, image: Image) -> ts.TensorStore:
+    """The metadata of a new slab. Raises MachineError when the place is full or can't be written, SnapshotError when there is a slab
+    already; in an object store it is gone on with, for the same attempt has the same bytes."""
     sharding = {
-        "chunk_shape": [chunk_bytes],
+        "chunk_shape": [1, image.chunk_bytes],
         "codecs": [{"name": "bytes"}, _CRC],
         "index_codecs": [_LITTLE, _CRC],
         "index_location": "end",
     }
-    spec = {
-        "driver": "zarr3",
-        "kvstore": _directory(url),
-        "metadata": {
-            "shape": [len(payload)],
-            "data_type": "uint8",
-            "fill_value": 0,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [len(payload)]}},
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    metadata = {
+        "shape": [image.chunks, image.chunk_bytes],
+        "data_type": "uint8",
+        "fill_value": 0,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [_shard_chunks(slab, image), image.chunk_bytes]},
         },
-        "store_data_equal_to_fill_value": True,  # or a chunk of zeros is left out, and reads as missing
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
-    try:
-        slab = ts.open(spec, context=_CONTEXT, create=True).result()
-        # The caller holds the slot still; copying it first would take 1.7 times as long.
-        slab.write(np.frombuffer(payload, np.uint8), can_reference_source_data_indefinitely=True).result()
-    except ValueError as error:
-        raise _sentence(error, url, writing=True) from error
+    # Without the last one, a chunk of zeros is left out, and reads as missing.
+    spec = {**_driver(slab), "metadata": metadata, "store_data_equal_to_fill_value": True}
+    future = ts.open(spec, context=_context(slab), create=True, open=not isinstance(slab, Files))
+    return _done(future, slab, writing=True)
 
 
-def read_into(url: str, destination: memoryview, start: int = 0) -> None:
-    """Fill `destination` with the slab's bytes from `start` on; every chunk that is touched is checked.
+def write(slab: Files, memory: memoryview, image: Image) -> list[int]:
+    """Write `memory`, laid out as `image`, as a new slab in a directory; durable but for the directories above it. Gives the checksum of
+    each chunk, which are put into `memory` as well. Raises as `create` does."""
+    crcs = image.seal(memory, range(image.chunks))
+    array = create(slab, image)
+    # The caller holds the slot still; copying it first would take 1.7 times as long.
+    _done(array.write(_rows(memory, image), can_reference_source_data_indefinitely=True), slab, writing=True)
+    return crcs
 
-    Raises SnapshotError for a missing, torn or altered slab, and for one shorter than asked for; MachineError when storage fails.
+
+def put(slab: Objects, memory: memoryview, image: Image, pace: Callable[[int], None]) -> list[int]:
+    """The same in an object store, a shard at a time: each is copied out of `memory` and put whole, whatever was there. tensorstore's
+    own writing reads a last shard that is not full back first, and puts it under a condition, which Swift refuses.
+
+    pace: called with the bytes of each shard before it.
     """
-    target = np.frombuffer(destination, np.uint8)
+    create(slab, image)
+    room, crcs = _shard_chunks(slab, image), []
+    coming: deque[ts.Future] = deque()
+    for number, start in enumerate(range(0, image.chunks, room)):
+        chunks = range(start, min(start + room, image.chunks))
+        crcs += image.seal(memory, chunks)
+        content = memory[chunks.start * image.stride_bytes : chunks.stop * image.stride_bytes]
+        pace(len(content))
+        coming.append(slab.kv.write(f"c/{number}/0", b"".join((content, image.index_of(len(chunks), room)))))
+        if len(coming) == _PUTS:
+            _done(coming.popleft(), slab, _PUTS * len(content), writing=True)
+    for future in coming:
+        _done(future, slab, _PUTS * room * image.stride_bytes, writing=True)
+    return crcs
+
+
+def read(slab: Place, image: Image, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    """The chunks `wanted`, each checked against the slab's own checksum. What is given is overwritten by the next: use it at once.
+
+    Raises SnapshotError for a missing, torn or altered slab, and for one of another size; MachineError when storage fails.
+    """
     # Without the last one, a missing shard reads as zeros.
-    spec = {"driver": "zarr3", "kvstore": _directory(url), "fill_missing_data_reads": False}
-    try:
-        slab = ts.open(spec, context=_CONTEXT, read=True).result()
-        if slab.dtype != ts.uint8 or slab.rank != 1 or slab.shape[0] < start + target.size:
-            raise SnapshotError(
-                f"{url} is an array of {slab.dtype.name} {slab.shape}, not the slab that was written there"
-            )
-        for offset in range(0, target.size, READ_BYTES):
-            part = target[offset : offset + READ_BYTES]
-            source = slab[start + offset : start + offset + part.size].translate_to[0]
-            ts.array(part).write(source).result()
-    except ValueError as error:
-        raise _sentence(error, url, writing=False) from error
-
-
-def read(url: str, start: int, stop: int) -> NDArray[np.uint8]:
-    """The slab's bytes from `start` to `stop`. Raises as `read_into` does."""
-    out = np.empty(stop - start, np.uint8)
-    read_into(url, out.data, start)
-    return out
-
-
-def _directory(url: str) -> str:
-    return url if url.endswith("/") else url + "/"
-
-
-def _sentence(error: ValueError, url: str, *, writing: bool) -> ResilientError:
-    """tensorstore tells its errors apart in their text only: "STATUS: … [os_error_code='28']"."""
-    text = str(error).split(" [tensorstore_spec")[0]
-    status = text.split(":")[0]
-    code = int(found[1]) if (found := re.search(r"os_error_code='(\d+)'", text)) else 0
-    if code in (errno.ENOSPC, errno.EDQUOT) or status == "RESOURCE_EXHAUSTED":
-        return MachineError(f"{url}: no space left. Free some.")
-    if status == "PERMISSION_DENIED":
-        return MachineError(
-            f"{url}: {os.strerror(code or errno.EACCES)}. This user has to be able to use that directory."
+    spec = {**_driver(slab), "fill_missing_data_reads": False}
+    buffer = np.empty((_READ_CHUNKS, image.chunk_bytes), np.uint8)
+    array = _done(ts.open(spec, context=_context(slab), read=True), slab)
+    if array.dtype != ts.uint8 or array.shape != (image.chunks, image.chunk_bytes):
+        raise SnapshotError(
+            f"{slab} is an array of {array.dtype.name} {array.shape}, not the slab that was written there"
         )
-    if status == "ALREADY_EXISTS":
-        return SnapshotError(f"{url} holds a slab already; nothing was overwritten")
-    if writing:
-        return MachineError(f"{url} can't be written: {text}")
-    if code not in (0, errno.ENOENT, errno.ENOTDIR) or status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED"):
-        return MachineError(f"{url} cannot be read: {text}")
-    if status == "NOT_FOUND":
-        return SnapshotError(f"{url} is missing or incomplete ({text})")
-    return SnapshotError(f"{url} is damaged ({text})")
+    for at in range(0, len(wanted), _READ_CHUNKS):
+        some = wanted[at : at + _READ_CHUNKS]
+        _done(ts.array(buffer[: len(some)]).write(array[list(some)]), slab, buffer.nbytes)
+        for row, index in enumerate(some):
+            yield index, buffer[row].data
+
+
+def _shard_chunks(slab: Place, image: Image) -> int:
+    return image.chunks if isinstance(slab, Files) else min(OBJECT_CHUNKS, image.chunks)
+
+
+def _driver(slab: Place) -> dict[str, Any]:
+    url_or_spec = f"{slab.path.absolute().as_uri()}/" if isinstance(slab, Files) else slab.kv.spec().to_json()
+    return {"driver": "zarr3", "kvstore": url_or_spec}
+
+
+def _context(slab: Place) -> ts.Context:
+    return _FILES if isinstance(slab, Files) else objects.context()
+
+
+def _done(future: ts.Future | ts.WriteFutures, slab: Place, nbytes: int = 0, *, writing: bool = False) -> Any:
+    """In a directory a write that is given up would go on over the next try: there nothing is given up."""
+    return objects.done(future, str(slab), nbytes, writing=writing, bounded=not isinstance(slab, Files))
+
+
+def _rows(memory: memoryview, image: Image) -> NDArray[np.uint8]:
+    """The chunks as rows, where they lie."""
+    whole = np.frombuffer(memory, np.uint8)
+    return np.lib.stride_tricks.as_strided(
+        whole, (image.chunks, image.chunk_bytes), (image.stride_bytes, 1), writeable=False
+    )

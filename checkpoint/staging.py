@@ -1,76 +1,196 @@
-"""Tensors ⇄ a slot's payload: the training state is copied down by `Stager.stage`, and looked at again by `unstage`.
+"""Tensors ⇄ a slot's image: the training state is copied down by `Stager.stage`, and up into live tensors by `fill`.
 
-The only module of checkpoint/ that handles tensors; torch is imported when one arrives.
+The only module of checkpoint/, with `fingerprint.py`, that handles tensors; torch is imported when one arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..resilience.errors import SnapshotError
-from . import tensors
+from . import fingerprint, tensors
+from .arena import View
+from .geometry import Part
+from .image import Image
 from .tensors import Piece, Table
 from .tree import Json
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from torch import Tensor
 
     Leaf: TypeAlias = Tensor | np.ndarray[Any, Any]
 
+Bytes: TypeAlias = NDArray[np.uint8]
+_LARGE_BYTES = 32 << 20
+"""From here on it is worth it to copy with several threads."""
 
-def plan(skeleton: Json, leaves: Sequence[tuple[str, Leaf]]) -> Table:
-    """Where each leaf will lie. Raises SnapshotError for one that has no plain bytes (sparse, quantized)."""
+
+class Stager:
+    """Copies states into slots; remembers how the last state was laid out, and where each slot's pieces lie, until the layout changes."""
+
+    def __init__(self) -> None:
+        self._described: list[tuple[Any, ...]] | None = None
+        self._table = tensors.plan(None, [])
+        self._pieces_json = ""
+        self._runs: dict[int, tuple[memoryview, list[list[Bytes]]]] = {}
+
+    def plan(
+        self,
+        skeleton: Json,
+        leaves: Sequence[tuple[str, Leaf]],
+        parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
+    ) -> tuple[Table, bytes]:
+        """Where each leaf will lie, and that in JSON; `parts` is asked for their places in global tensors when the layout has changed.
+        Raises SnapshotError for a leaf that has no plain bytes (sparse, quantized)."""
+        described = [(name, leaf.dtype, leaf.shape, getattr(leaf, "layout", None)) for name, leaf in leaves]
+        if described != self._described:
+            self._table, self._runs = plan(skeleton, leaves, parts()), {}
+            self._described, self._pieces_json = described, tensors.pieces_json(self._table.pieces)
+        table = replace(self._table, skeleton=skeleton)
+        return table, table.to_json(self._pieces_json)
+
+    def stage(
+        self, leaves: Sequence[tuple[str, Leaf]], table: Table, view: View, only: Sequence[int] | None = None
+    ) -> None:
+        """Copy the leaves (`only` these, by index), for which `plan` gave `table`, into the slot, and note their fingerprints: any strides,
+        any device. Complete on return."""
+        import torch
+
+        indexes = range(len(leaves)) if only is None else only
+        chosen = [leaves[index][1] for index in indexes]
+        sources = [
+            flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf))).numpy(force=True)
+            for leaf in chosen
+        ]
+        runs = self.runs(table, view.memory)
+        copies = []
+        for index, source in zip(indexes, sources, strict=True):
+            at = 0
+            for run in runs[index]:
+                copies.append((run, source[at : at + len(run)]))
+                at += len(run)
+        _copy(copies, torch.get_num_threads())
+        view.fingerprints[list(indexes)] = [fingerprint.of_bytes(source.data) for source in sources]
+
+    def runs(self, table: Table, memory: memoryview) -> list[list[Bytes]]:
+        """For each piece the runs of `memory` that hold it."""
+        known = self._runs.get(id(memory))  # the view is kept along with its id, so the id can't come to mean another
+        if known is None:
+            zero_gaps(table, memory)
+            known = self._runs[id(memory)] = memory, [_runs(table.image, piece, memory) for piece in table.pieces]
+        return known[1]
+
+
+def plan(
+    skeleton: Json, leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})
+) -> Table:
+    """As `Stager.plan`, anew."""
     for name, leaf in leaves:
         if not isinstance(leaf, np.ndarray) and str(leaf.layout) != "torch.strided":
             raise SnapshotError(f"tensor {name!r} is not dense ({leaf.layout}); it can't be saved")
     described = ((name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)) for name, leaf in leaves)
-    return tensors.plan(skeleton, described)
+    return tensors.plan(skeleton, described, parts)
 
 
-class Stager:
-    """Copies states into payloads; remembers each payload's destination views, until the layout changes."""
-
-    def __init__(self) -> None:
-        self._pieces: tuple[Piece, ...] = ()
-        self._views: dict[int, tuple[memoryview, list[Tensor]]] = {}
-
-    def stage(self, leaves: Sequence[tuple[str, Leaf]], table: Table, payload: memoryview) -> None:
-        """Copy the leaves, which `table` was planned for, into `payload`: any strides, any device."""
-        import torch
-
-        if table.pieces != self._pieces:
-            self._pieces, self._views = table.pieces, {}
-        known = self._views.get(id(payload))  # the view is kept along with its id, so the id can't come to mean another
-        if known is None:
-            _zero_gaps(table, payload)
-            known = self._views[id(payload)] = payload, list(unstage(table, payload).values())
-        with torch.no_grad():
-            for (_, leaf), view in zip(leaves, known[1], strict=True):
-                view.copy_(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf)))
+def _copy(copies: Sequence[tuple[Bytes, Bytes]], threads: int) -> None:
+    """Not by torch: the threads of its copies spin while they wait for each other, and cores are scarce beside a training (facts)."""
+    if threads == 1 or sum(len(run) for run, _ in copies) < _LARGE_BYTES:
+        for run, content in copies:
+            np.copyto(run, content)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda copy: np.copyto(*copy), copies, chunksize=max(1, len(copies) // (8 * threads))))
 
 
-def unstage(table: Table, payload: memoryview) -> Mapping[str, Tensor]:
-    """Tensors by name that are views of `payload`, in the table's order: copy before the payload changes."""
+def flat(tensor: Tensor) -> Tensor:
+    """The bytes of `tensor`, row-major, in one dimension: its own memory where it lies so, a copy otherwise."""
     import torch
 
-    def view(piece: Piece) -> Tensor:
-        dtype = getattr(torch, piece.dtype)
-        if piece.nbytes == 0:
-            return torch.empty(piece.shape, dtype=dtype)
-        raw = torch.frombuffer(payload, dtype=torch.uint8, count=piece.nbytes, offset=piece.offset)
-        return raw.view(dtype).view(piece.shape)
-
-    return {piece.name: view(piece) for piece in table.pieces}
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _zero_gaps(table: Table, payload: memoryview) -> None:
+def destinations(table: Table, live: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A tensor for each piece to be filled: the one that `live` has by that name, if it fits, so that nothing has to be copied again; a
+    new one on the CPU otherwise."""
+    import torch
+
+    def fits(found: Any, piece: Piece) -> bool:
+        return (
+            isinstance(found, torch.Tensor)
+            and str(found.dtype) == f"torch.{piece.dtype}"
+            and tuple(found.shape) == piece.shape
+            and found.is_contiguous()
+            and not found.is_conj()
+            and not found.is_neg()
+        )
+
+    return {
+        piece.name: live[piece.name].detach()
+        if fits(live.get(piece.name), piece)
+        else torch.empty(piece.shape, dtype=getattr(torch, piece.dtype))
+        for piece in table.pieces
+    }
+
+
+def fill(
+    table: Table,
+    into: Mapping[str, Tensor],
+    chunks: Iterable[tuple[int, memoryview]],
+    fingerprints: NDArray[np.uint64],
+    *,
+    at_once: bool = True,
+) -> None:
+    """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, and compare what has arrived with
+    `fingerprints`. With `at_once`, a chunk's memory is not used after the next one is asked for; without, copies to a device may run on.
+
+    Raises SnapshotError, naming the first tensor that has not arrived as it left.
+    """
+    import torch
+
+    flats = [flat(into[piece.name]) for piece in table.pieces]
+    by_chunk = table.by_chunk()
+    missing = Counter(number for held in by_chunk.values() for number, *_ in held)
+    found = np.zeros(len(flats), np.uint64)
+    away = {number: each for number, each in enumerate(flats) if each.device.type != "cpu"}
+    for index, memory in chunks:
+        source = np.frombuffer(memory, np.uint8)
+        for number, done, at, run in by_chunk.get(index, ()):
+            target, content = flats[number][done : done + run], source[at : at + run]
+            missing[number] -= 1
+            if number in away:
+                target.copy_(torch.from_numpy(content), non_blocking=not at_once)
+            else:
+                np.copyto(target.numpy(), content)
+                if missing[number] == 0:  # while the storage works on
+                    found[number] = fingerprint.of_bytes(flats[number].numpy().data)
+    if away:  # their copies are under way still, and these come behind them
+        found[list(away)] = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
+    for number in np.flatnonzero(found != fingerprints)[:1]:
+        raise SnapshotError(
+            f"tensor {table.pieces[number].name!r} arrived with the fingerprint {found[number]:016x}, "
+            f"and left with {fingerprints[number]:016x}"
+        )
+
+
+def _runs(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:
+    whole = np.frombuffer(memory, np.uint8)
+    places = ((chunk * image.stride_bytes + at, run) for chunk, at, run in image.segments(piece.offset, piece.nbytes))
+    return [whole[at : at + run] for at, run in places]
+
+
+def zero_gaps(table: Table, memory: memoryview) -> None:
     """Make the payload's bytes depend on nothing but the state, whatever the slot held before."""
-    end = 0
+    image, end = table.image, 0
     for offset, nbytes in [*((piece.offset, piece.nbytes) for piece in table.pieces), (table.payload_bytes, 0)]:
-        payload[end:offset] = bytes(offset - end)
+        for chunk, at, run in image.segments(end, offset - end):
+            place = chunk * image.stride_bytes + at
+            memory[place : place + run] = bytes(run)
         end = offset + nbytes

@@ -1,24 +1,29 @@
 """What tensors a slot or slab holds, and where: a table of pieces. Pure.
 
 plan (names, dtypes, shapes) → `Table` → JSON beside the payload → `Table` again, believed only if every number fits.
+Offsets are those of the payload; where a byte of it lies in memory and on disk is `image.py`'s.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from ..resilience.errors import SnapshotError
-from .tree import Json
+from .geometry import Part
+from .image import CHUNK_BYTES, Image, padded
+from .tree import Json, unflatten
 
 ALIGN_BYTES = 64
 """A cache line, and more than any dtype's alignment."""
 
-CHUNK_BYTES = 4 << 20
-"""Unit of checksums and of reading (facts: larger ones do not get faster)."""
+_WHOLE = Image(CHUNK_BYTES)
+"""Any payload of whole chunks aligns alike; one that is smaller, like the first chunk."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -33,13 +38,15 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One tensor: `nbytes` contiguous bytes at `offset` of the payload, row-major, little-endian."""
+    """One tensor: `nbytes` bytes from `offset` of the payload on, row-major, little-endian."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    parts: tuple[Part, ...] = ()
+    """Where it lies in global tensors; empty where nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +57,26 @@ class Table:
     pieces: tuple[Piece, ...]
     payload_bytes: int
 
-    @property
-    def chunk_bytes(self) -> int:
-        return min(CHUNK_BYTES, self.payload_bytes)
+    @cached_property
+    def image(self) -> Image:
+        return Image(self.payload_bytes)
+
+    def by_chunk(self) -> dict[int, list[tuple[int, int, int, int]]]:
+        """What each chunk holds: (number of the piece, from which of its bytes on, place in the chunk, bytes), piece by piece."""
+        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        for number, piece in enumerate(self.pieces):
+            done = 0
+            for chunk, at, run in self.image.segments(piece.offset, piece.nbytes):
+                found.setdefault(chunk, []).append((number, done, at, run))
+                done += run
+        return found
+
+    def described(self) -> Any:
+        """The state, with a piece in the place of each tensor and array."""
+        return unflatten(self.skeleton, {piece.name: piece for piece in self.pieces}, array=lambda piece: piece)
 
     def as_object(self) -> Json:
-        pieces = [[piece.name, piece.dtype, list(piece.shape), piece.offset] for piece in self.pieces]
-        return {"skeleton": self.skeleton, "pieces": pieces, "payload_bytes": self.payload_bytes}
+        return {"skeleton": self.skeleton, "pieces": _rows(self.pieces), "payload_bytes": self.payload_bytes}
 
     @classmethod
     def from_object(cls, found: Json) -> Table:
@@ -68,7 +88,8 @@ class Table:
         pieces = tuple(_piece(row) for row in table["pieces"])
         end, names = 0, set()
         for piece in pieces:
-            if piece.offset < end or piece.offset % ALIGN_BYTES or piece.offset + piece.nbytes > total:
+            aligned = Image(total).aligned(piece.offset, ALIGN_BYTES) == piece.offset
+            if piece.offset < end or not aligned or piece.offset + piece.nbytes > total:
                 raise SnapshotError(
                     f"tensor {piece.name!r} lies outside the payload, over another tensor, or unaligned"
                 )
@@ -78,8 +99,11 @@ class Table:
             end = piece.offset + piece.nbytes
         return cls(skeleton=table["skeleton"], pieces=pieces, payload_bytes=total)
 
-    def to_json(self) -> bytes:
-        return json.dumps(self.as_object(), separators=(",", ":")).encode()
+    def to_json(self, pieces: str | None = None) -> bytes:
+        """pieces: what `pieces_json` gave for these, where it is known."""
+        skeleton = json.dumps(self.skeleton, separators=(",", ":"))
+        pieces = pieces or pieces_json(self.pieces)
+        return f'{{"skeleton":{skeleton},"pieces":{pieces},"payload_bytes":{self.payload_bytes}}}'.encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Table:
@@ -87,24 +111,57 @@ class Table:
         return cls.from_object(parse(data, "the tensor table"))
 
 
-def plan(skeleton: Json, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Table:
-    """Lay out tensors given as (name, dtype, shape), in that order. Raises SnapshotError for an unknown dtype."""
+def plan(
+    skeleton: Json,
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+) -> Table:
+    """Lay out tensors given as (name, dtype, shape), in that order; `parts` by name, where they are known. Raises SnapshotError for an
+    unknown dtype."""
     pieces: list[Piece] = []
     end = 0
     for name, dtype, shape in tensors:
         if dtype not in ITEM_BYTES:
             raise SnapshotError(f"tensor {name!r} has the dtype {dtype}, which can't be saved")
-        offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+        offset = _WHOLE.aligned(end, ALIGN_BYTES)
         nbytes = math.prod(shape) * ITEM_BYTES[dtype]
-        pieces.append(Piece(name=name, dtype=dtype, shape=shape, offset=offset, nbytes=nbytes))
+        pieces.append(
+            Piece(name=name, dtype=dtype, shape=shape, offset=offset, nbytes=nbytes, parts=tuple(parts.get(name, ())))
+        )
         end = offset + nbytes
     return Table(skeleton=skeleton, pieces=tuple(pieces), payload_bytes=padded(max(end, 1)))
 
 
-def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to whole chunks; less than one chunk, to whole pages."""
-    unit = CHUNK_BYTES if nbytes > CHUNK_BYTES else 4096
-    return -(-nbytes // unit) * unit
+def pieces_json(pieces: Sequence[Piece]) -> str:
+    return json.dumps(_rows(pieces), separators=(",", ":"))
+
+
+def _rows(pieces: Sequence[Piece]) -> list[Json]:
+    return [
+        [
+            each.name,
+            each.dtype,
+            list(each.shape),
+            each.offset,
+            *([[part_row(part) for part in each.parts]] if each.parts else []),
+        ]
+        for each in pieces
+    ]
+
+
+def part_row(part: Part) -> Json:
+    return [
+        part.name,
+        list(part.shape),
+        list(part.offset),
+        list(part.box),
+        None if part.flat is None else list(part.flat),
+        list(part.replica),
+        part.start,
+        None if part.strides is None else list(part.strides),
+        part.stacked,
+        part.padded,
+    ]
 
 
 def parse(data: bytes, where: str) -> Json:
@@ -128,12 +185,57 @@ def strict(found: Json, where: str, **kinds: type) -> Mapping[str, Any]:
 
 def _piece(row: Json) -> Piece:
     match row:
-        case [str(name), str(dtype), list(shape), int(offset)] if (
+        case [str(name), str(dtype), list(shape), int(offset), *more] if (
             dtype in ITEM_BYTES
-            and len(shape) <= 64
-            and all(type(size) is int and size >= 0 for size in (*shape, offset))
+            and _sizes([*shape, offset])
             and math.prod(max(size, 1) for size in shape) < 1 << 59
+            and (not more or (len(more) == 1 and isinstance(more[0], list)))
         ):
             nbytes = math.prod(shape) * ITEM_BYTES[dtype]
-            return Piece(name=name, dtype=dtype, shape=tuple(shape), offset=offset, nbytes=nbytes)
+            parts = tuple(_part(part, math.prod(shape)) for part in (more[0] if more else ()))
+            return Piece(name=name, dtype=dtype, shape=tuple(shape), offset=offset, nbytes=nbytes, parts=parts)
     raise SnapshotError(f"the tensor table has a malformed row {str(row)[:200]}")
+
+
+def _part(row: Json, elements: int) -> Part:
+    """A part of a tensor of so many elements. Raises SnapshotError unless all of it lies within."""
+    match row:
+        case [
+            str(name),
+            list(shape),
+            list(offset),
+            list(box),
+            flat,
+            list(replica),
+            int(start),
+            strides,
+            int(stacked),
+            bool(padded),
+        ] if (
+            _sizes([*shape, *offset, *box, *replica, start, stacked])
+            and len(shape) == len(offset) == len(box) >= stacked
+            and all(at + size <= whole for at, size, whole in zip(offset, box, shape, strict=True))
+            and math.prod(max(size, 1) for size in shape) < 1 << 59
+            and (flat is None or (isinstance(flat, list) and len(flat) == 2 and _sizes(flat) and strides is None))
+            and (strides is None or (isinstance(strides, list) and len(strides) == len(box) and _sizes(strides)))
+        ):
+            part = Part(
+                name=name,
+                shape=tuple(shape),
+                offset=tuple(offset),
+                box=tuple(box),
+                flat=None if flat is None else (flat[0], flat[1]),
+                replica=tuple(replica),
+                start=start,
+                strides=None if strides is None else tuple(strides),
+                stacked=stacked,
+                padded=padded,
+            )
+            inside = flat is None or flat[0] <= flat[1] <= math.prod(box)
+            if inside and (not part.elements or part.last < elements):
+                return part
+    raise SnapshotError(f"the tensor table has a malformed part {str(row)[:200]}")
+
+
+def _sizes(found: Sequence[Json]) -> bool:
+    return len(found) <= 256 and all(type(size) is int and 0 <= size < 1 << 60 for size in found)

@@ -78,13 +78,15 @@ def flatten(state: Any, is_leaf: Callable[[Any], bool]) -> tuple[Json, list[tupl
         ) from None
 
 
-def unflatten(skeleton: Json, leaves: Mapping[str, Any]) -> Any:
-    """The state again, with `leaves` in their places; arrays are copied out of whatever numpy can read.
+def unflatten(
+    skeleton: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: np.asarray(leaf).copy()
+) -> Any:
+    """The state again, with `leaves` in their places; `array` makes a leaf that was an array into one again.
 
     Raises SnapshotError for a skeleton that `flatten` can't have made, and for a leaf that is missing.
     """
     try:
-        return _up(skeleton, leaves)
+        return _up(skeleton, leaves, array)
     except RecursionError:
         raise SnapshotError("the snapshot's skeleton is nested too deep; it is damaged") from None
 
@@ -113,23 +115,23 @@ def _plain(value: Any) -> Json:
     return value
 
 
-def _up(node: Json, leaves: Mapping[str, Any]) -> Any:
+def _up(node: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     if isinstance(node, list):
-        return [_up(item, leaves) for item in node]
+        return [_up(item, leaves, array) for item in node]
     if not isinstance(node, dict):
         return node
     tag, inner = _tagged(node)
     try:
         match tag:
             case "dict" | "ordered":
-                pairs = [(key, _up(item, leaves)) for key, item in _pairs(inner)]
+                pairs = [(key, _up(item, leaves, array)) for key, item in _pairs(inner)]
                 return dict(pairs) if tag == "dict" else OrderedDict(pairs)
             case "tuple":
-                return tuple(_up(item, leaves) for item in _list(inner))
+                return tuple(_up(item, leaves, array) for item in _list(inner))
             case "leaf":
                 return leaves[inner]
             case "array":
-                return np.asarray(leaves[inner]).copy()
+                return array(leaves[inner])
             case "int":
                 return int(inner, 16)
             case "float":

@@ -47,7 +47,7 @@ def undisturbed() -> str:
 
 
 def start(run: Path, output: Path) -> subprocess.Popen[bytes]:
-    options = ["--run-dir", str(run), "--metrics-port", "0", "--durable-every", "10"]
+    options = ["--run-dir", str(run), "--metrics-port", "0", "--snapshot-every", "1", "--durable-every", "10"]
     slow = ["--step-delay", "0.25", "--poison-gradient", POISONED, "--poison-marker", str(run.parent)]
     with output.open("ab") as file:
         return subprocess.Popen(

@@ -16,7 +16,7 @@ from .boundary import ROW
 PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
-_ROW_AT = 896
+_ROW_AT = 832
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _FAREWELL_AT = 1024
 
@@ -69,6 +69,9 @@ class Page:
     """How often the ranks have gone back in place in this generation; `rewind(ordinal)` tells of the last ones."""
     order = _Int(21)
     """Order; the agent writes it."""
+
+    durable = _Int(22)
+    """How many snapshots on disk have been asked for in this generation; the agent writes it."""
 
     def __init__(self, buffer: memoryview) -> None:
         self.raw = buffer

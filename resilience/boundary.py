@@ -1,19 +1,29 @@
 """The judgement that all ranks make at a step boundary, from identical numbers, so that they agree without another word.
 
 Each rank contributes one row per step; an all-reduce by MAX makes the tally. The rule is pure: equal tallies, equal directives.
-A snapshot staged at a step is *sealed* by the tally of that very step: all ranks staged it, and the figures of the step are finite.
+
+A snapshot is *sealed* by a tally that says that every rank holds it whole. Copies may take longer than to the next boundary, so a row
+tells of the two latest snapshots that were begun: always the same two on all ranks, for a rank that could not take one has missed it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 from .signals import Order, Step
 
-ROW = 5
-"""Numbers in a contribution: step, -step, non-finite, not staged, order."""
+ROW = 8
+"""Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order."""
+
+
+class Held(IntEnum):
+    """How far a rank is with a snapshot. The worst of all ranks' answers is the job's."""
+
+    WHOLE = 0
+    UNDER_WAY = 1
+    MISSED = 2
 
 
 class Directive(Enum):
@@ -30,35 +40,57 @@ class Tally:
     """What all ranks together said of one step."""
 
     step: Step
-    same_step: bool
-    non_finite: bool
-    staged: bool
-    """Every rank staged its part."""
-    order: Order
+    same_step: bool = True
+    non_finite: bool = False
+    newest: Held = Held.WHOLE
+    """The latest snapshot that was begun,"""
+    earlier: Held = Held.WHOLE
+    """and the one before it."""
+    stride: int = 1
+    """Steps from one snapshot to the next that every rank can afford."""
+    durable: bool = False
+    """A snapshot on disk is asked for."""
+    order: Order = Order.NONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     directive: Directive
-    seal: bool
-    """Seal the snapshot of `step`."""
     step: Step
+    newest: Held = Held.UNDER_WAY
+    """What is certain of the two latest snapshots: WHOLE is sealed, MISSED given up, UNDER_WAY waited for."""
+    earlier: Held = Held.UNDER_WAY
+    stride: int = 1
+    durable: bool = False
     snapshot: bool = False
     """With LEAVE: take a durable snapshot first."""
 
 
-def row(step: int, finite: bool, staged: bool, order: int) -> tuple[float, ...]:
-    """One rank's contribution, all of it meant for MAX."""
-    return (float(step), float(-step), float(not finite), float(not staged), float(order))
+def row(said: Tally) -> tuple[float, ...]:
+    """One rank's contribution (its `same_step` is not asked), all of it meant for MAX."""
+    numbers = (
+        said.step,
+        -said.step,
+        said.non_finite,
+        said.newest,
+        said.earlier,
+        said.stride,
+        said.durable,
+        said.order,
+    )
+    return tuple(map(float, numbers))
 
 
 def tally(reduced: Sequence[float]) -> Tally:
-    high, low, non_finite, unstaged, order = reduced
+    high, low, non_finite, newest, earlier, stride, durable, order = reduced
     return Tally(
         step=Step(int(high)),
         same_step=high == -low,
         non_finite=bool(non_finite),
-        staged=not unstaged,
+        newest=Held(int(newest)),
+        earlier=Held(int(earlier)),
+        stride=int(stride),
+        durable=bool(durable),
         order=Order(int(order)),
     )
 
@@ -66,14 +98,16 @@ def tally(reduced: Sequence[float]) -> Tally:
 def judge(said: Tally, replays: int, max_replays: int) -> Judgement:
     """`replays`: how often the ranks have already gone back because of this very step."""
     if not said.same_step:
-        return Judgement(directive=Directive.DIVERGED, seal=False, step=said.step)
-    if said.non_finite:
+        return Judgement(directive=Directive.DIVERGED, step=said.step)
+    if said.non_finite:  # and nothing is sealed by it: the ranks do not go on from here
         directive = Directive.REWIND if replays < max_replays else Directive.GIVE_UP
-        return Judgement(directive=directive, seal=False, step=said.step)
-    leave = said.order is not Order.NONE
+        return Judgement(directive=directive, step=said.step)
     return Judgement(
-        directive=Directive.LEAVE if leave else Directive.GO_ON,
-        seal=said.staged,
+        directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
         step=said.step,
+        newest=said.newest,
+        earlier=said.earlier,
+        stride=said.stride,
+        durable=said.durable,
         snapshot=said.order is Order.SNAPSHOT_AND_STOP,
     )

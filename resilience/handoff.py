@@ -20,11 +20,13 @@ class Handoff:
     arena: tuple[tuple[str, ...], ...]
     """Paths of the slots, per local rank."""
     snapshots: str
-    """Directory of the durable snapshots."""
+    """Address of the place that holds the durable snapshots."""
     resume_step: Step
     """State to start from; -1: none."""
     replay_until: Step
     """Step that the generation before had reached; -1: none."""
+    origin: str
+    """Where the snapshots of another job lie to start from, where `resume_step` is none; empty: nowhere."""
     every_steps: int
     durable_every_steps: int
     max_replays: int

@@ -68,7 +68,16 @@ class Job:
         self.gate = place / "gate"
         extra = {"GATE": str(self.gate), "GATE_AFTER": "30", **extra}
         self.output, self.errors = place / "output", place / "errors"
-        fixed = ["--run-dir", str(self.directory), "--metrics-port", "0"]
+        fixed = [
+            "--run-dir",
+            str(self.directory),
+            "--metrics-port",
+            "0",
+            "--snapshot-every",
+            "1",
+            "--durable-every",
+            "50",
+        ]
         self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", "torchrun", *command]
         self.extra = extra
         self.start()

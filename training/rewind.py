@@ -5,25 +5,37 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..checkpoint import catalog
-from ..checkpoint.arena import RankArena, State
-from ..checkpoint.restore import open_rank
-from ..checkpoint.staging import Stager, plan, unstage
-from ..checkpoint.tensors import Table
+from ..checkpoint import catalog, stores
+from ..checkpoint.arena import RankArena, Slot, State, View
+from ..checkpoint.geometry import Part
+from ..checkpoint.header import Header
+from ..checkpoint.restore import chunks, open_rank
+from ..checkpoint.staging import Stager, destinations, fill
+from ..checkpoint.stores import Place
+from ..checkpoint.tensors import Piece, Table
 from ..checkpoint.tree import flatten, unflatten
-from ..resilience.clock import sleep
+from ..resilience.boundary import Held, Judgement
+from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from . import device
 from .attach import Attachment
-from .state import Modules, Randomness, Source
+from .elsewhere import parts_of, restore_elsewhere
+from .offload import Job, Offload
+from .pace import Pace
+from .state import Modules, Optimizers, Preparing, Randomness, Source
 
 RANDOMNESS = "randomness"
+_RETRY_S = 0.05
+"""Between looks for a slot, where a snapshot may wait for one."""
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Between tries to read a snapshot from storage that fails; then the gang starts again, as often as the budget allows."""
 
@@ -31,9 +43,10 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 class Unrestorable(SnapshotError):
     """The state that the agent chose cannot be restored by this rank: the agent rejects it and chooses another one."""
 
-    def __init__(self, step: int, path: str, why: str) -> None:
+    def __init__(self, step: int, snapshot: str, why: str) -> None:
+        """snapshot: its name; empty for one in memory."""
         super().__init__(f"cannot restore step {step}: {why}")
-        self.farewell = {"kind": "snapshot", "step": step, "path": path}
+        self.farewell = {"kind": "snapshot", "step": step, "snapshot": snapshot}
 
 
 class Unreadable(MachineError):
@@ -44,55 +57,175 @@ class Unreadable(MachineError):
         self.farewell = {"kind": "unreadable", "step": step}
 
 
+@dataclass
+class Attempt:
+    """One snapshot that all ranks have begun at the same step; this rank's part of it."""
+
+    step: int
+    durable: bool
+    job: Job | None = None
+    missed: bool = False
+    settled: bool = False
+    """All ranks know what has become of it."""
+
+    @property
+    def held(self) -> Held:
+        if self.missed:
+            return Held.MISSED
+        return Held.WHOLE if self.job is None else self.job.held
+
+
+Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
+"""Of a layout, which pieces are on the CPU, which of the others the forward pass writes, and which only the optimizer."""
+
+
 class Tape:
-    def __init__(self, attachment: Attachment, sources: Mapping[str, Source]) -> None:
-        self._at = attachment
+    def __init__(self, attachment: Attachment, sources: Mapping[str, Source], pace: Pace) -> None:
+        """pace: told what recording costs."""
+        self._at, self._pace = attachment, pace
         self._arena = RankArena(attachment.handoff.arena[attachment.local_rank], turn=attachment.handoff.arena[0][0])
         self._stager = Stager()
-        kinds = {t.device.type for s in sources.values() if isinstance(s, Modules) for t in s.tensors().values()}
+        models = [source for source in sources.values() if isinstance(source, Modules)]
+        kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
+        self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
+        self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
         self._randomness = Randomness(kinds)
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self._randomness}
         self._kept_randomness: Any = None
+        self._attempts: list[Attempt] = []
+        """The two latest."""
+        self._sides: Sides | None = None
         self.rewinds = 0
+        self.owed = False
+        """A snapshot is due on disk, and no attempt at it is under way."""
 
-    def record(self, step: int, durable: bool) -> bool:
-        """Stage the state after `step` steps, if it is not there; complete on return. False, counted on the page, when no slot or no
-        memory is free."""
+    # -- recording ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> tuple[Held, Held]:
+        """How far this rank is with the newest attempt, and with the one before."""
+        newest, earlier = [*(attempt.held for attempt in reversed(self._attempts)), Held.WHOLE, Held.WHOLE][:2]
+        return newest, earlier
+
+    @property
+    def finite(self) -> bool:
+        """No snapshot that was begun has shown NaN or Inf in the parameters."""
+        return all(attempt.job is None or attempt.job.finite for attempt in self._attempts)
+
+    def settle(self, judgement: Judgement) -> None:
+        """What all ranks know now of the latest attempts: sealed, or given up."""
+        for attempt, held in zip(reversed(self._attempts), (judgement.newest, judgement.earlier), strict=False):
+            if attempt.settled or held is Held.UNDER_WAY:
+                continue
+            attempt.settled = True
+            if held is Held.WHOLE:
+                self._arena.seal(attempt.step)
+                if attempt.job is not None:
+                    self._pace.copied(attempt.job.took_s)
+                continue
+            slot = self._arena.holding(attempt.step)
+            if slot is not None and slot.header().state is State.STAGED:
+                slot.free()
+            self.owed = self.owed or attempt.durable
+
+    def may_record(self) -> bool:
+        """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
+        return len(self._attempts) < 2 or self._attempts[-2].settled
+
+    def record(self, step: int, durable: bool, *, finite: bool = True, patience_s: float = 0.0) -> None:
+        """Begin a snapshot of the state after `step` steps, or find that it is there. On a device the copies go on behind it (`finish`
+        waits); a rank that is not `finite`, or has no slot or no memory for it within `patience_s`, has missed it, counted on its page."""
+        attempt = Attempt(step, durable)
+        self._attempts = [*self._attempts[-1:], attempt]
+        self.owed = self.owed and not durable
         held = self._arena.holding(step)
         if held is not None:  # the loop leaves at the very step that it has just recorded
             if durable:
                 held.want_durable()
-            return True
+            return
+        began_s = monotonic_s()
+        until_s = began_s + patience_s
+        attempt.missed = True
+        while finite and attempt.missed:
+            attempt.missed = not self._begin(attempt)
+            if attempt.missed and monotonic_s() > until_s:
+                self._at.page.skipped += 1
+                return
+            if attempt.missed:
+                sleep(_RETRY_S)
+        if finite:
+            self._pace.recorded(monotonic_s() - began_s)
+
+    def _begin(self, attempt: Attempt) -> bool:
         state = {name: source.collect() for name, source in self._sources.items()}
         skeleton, leaves = flatten(state, torch.is_tensor)
-        table = plan(skeleton, leaves)
+        table, encoded = self._stager.plan(skeleton, leaves, lambda: parts_of(self._sources))
+        described = Header(
+            generation=self._at.handoff.generation,
+            rewinds=self.rewinds,
+            step=attempt.step,
+            rank=self._at.rank,
+            world=self._at.world,
+            durable=attempt.durable,
+            pieces=len(table.pieces),
+            payload_bytes=table.payload_bytes,
+        )
+        ready = None if self._offload is None else self._offload.room(described, len(encoded))
         try:
-            claimed = self._arena.claim(
-                generation=self._at.handoff.generation,
-                rewinds=self.rewinds,
-                step=step,
-                rank=self._at.rank,
-                world=self._at.world,
-                durable=durable,
-                table=table.to_json(),
-                payload_bytes=table.payload_bytes,
-            )
+            claimed = self._arena.claim(described, encoded, among=ready)
         except MachineError:
             self._at.page.starved += 1
             claimed = None
+        if self._offload is not None and self._offload.starved and claimed is None:
+            self._at.page.starved += 1
+            self._offload.starved = False
         if claimed is None:
-            self._at.page.skipped += 1
             return False
-        slot, payload = claimed
-        device.synchronize(tensor for _, tensor in leaves if torch.is_tensor(tensor))
-        self._stager.stage(leaves, table, payload)
-        slot.staged()
+        slot, view = claimed
+        if self._offload is None:
+            self._stager.stage(leaves, table, view)
+            slot.staged()
+        else:
+            if self._sides is None or self._sides[0] is not table.pieces:
+                steady = {
+                    id(tensor) for name, source in self._sources.items() for tensor in _steady(source, state[name])
+                }
+                self._sides = self._divided(leaves, table, steady if self._hooked else ())
+            attempt.job = self._hand_over(self._offload, slot, view, leaves, table)
         self._at.page.snapshots += 1
         return True
 
-    def seal(self, step: int) -> None:
-        """All ranks hold `step`, and its figures are finite."""
-        self._arena.seal(step)
+    def _divided(self, leaves: Sequence[tuple[str, Any]], table: Table, steady: Collection[int]) -> Sides:
+        """steady: ids of the tensors that nothing but an optimizer's step writes, where that can be waited for."""
+        away = [index for index, (_, leaf) in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
+        late = [index for index in away if id(leaves[index][1]) in steady]
+        return table.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
+
+    def _hand_over(
+        self, offload: Offload, slot: Slot, view: View, leaves: Sequence[tuple[str, Any]], table: Table
+    ) -> Job:
+        """What is on the CPU is copied here and now, the rest as `offload` does it."""
+        assert self._sides is not None
+        _, here, early, late = self._sides
+        self._stager.stage(leaves, table, view, here)
+        runs = self._stager.runs(table, view.memory)
+        models = [source for source in self._sources.values() if isinstance(source, Modules)]
+        job = Job(
+            slot=slot,
+            view=view,
+            early=[(index, (leaves[index][1], runs[index])) for index in early],
+            late=[(index, (leaves[index][1], runs[index])) for index in late],
+            checked=[parameter for model in models for parameter in model.parameters()],
+        )
+        offload.start(job)
+        return job
+
+    def finish(self) -> None:
+        """Until every attempt is whole or missed."""
+        if self._offload is not None:
+            self._offload.finish()
+
+    # -- going back --------------------------------------------------------------------------------------------------------
 
     def newest_sealed(self) -> int | None:
         """The same on all ranks: a seal is given by all, and the newest sealed slot is never overwritten."""
@@ -100,12 +233,14 @@ class Tape:
         return max(sealed, default=None)
 
     def go_back(self, step: int) -> None:
-        """Fill the live state with that of `step`, from the arena or else from disk. Raises Unrestorable, Unreadable or LayoutError."""
+        """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
+        self.finish()
+        self._attempts, self.owed = [], False
         slot = self._arena.holding(step)
         if slot is not None:
             with slot.reading() as view:
-                if view is not None and view.header.rank == self._at.rank and view.header.world == self._at.world:
-                    self._restore(Table.from_json(view.table), view.payload)
+                if view is not None and (view.header.rank, view.header.world) == (self._at.rank, self._at.world):
+                    self._restore_slot(slot, view)
                     self._arena.drop_after(step)
                     return
         for pause_s in (*_PAUSES_S, 0.0):
@@ -118,21 +253,70 @@ class Tape:
                 sleep(pause_s)
         self._arena.drop_after(step)
 
-    def _restore_durable(self, step: int) -> None:
-        """From disk. Raises Unrestorable, LayoutError, and what storage raises."""
-        snapshot = _durable(Path(self._at.handoff.snapshots), step)
+    def start_from(self, origin: Place) -> int:
+        """Fill the live state with that of the newest snapshot under `origin`, another job's, whatever its parallel layout; its step.
+        Raises as `go_back` does."""
+        snapshot, step = _newest(origin)
         try:
-            self._restore(*open_rank(snapshot, self._at.rank, self._at.world))
+            try:
+                self._restore_file(snapshot, parts_of(self._sources))
+            except LayoutError:
+                restore_elsewhere(snapshot, self._sources, RANDOMNESS)
         except SnapshotError as error:
-            raise Unrestorable(step, str(snapshot), str(error)) from error
+            raise Unrestorable(step, "", f"{snapshot}: {error}") from error
+        except (MachineError, OSError) as error:
+            raise Unreadable(step, str(error)) from error
+        return step
 
-    def _restore(self, table: Table, payload: memoryview) -> None:
-        kept = unflatten(table.skeleton, unstage(table, payload))
-        if kept.keys() != self._sources.keys():
-            raise LayoutError(f"the snapshot holds {', '.join(kept)}; this script registers {', '.join(self._sources)}")
+    def _restore_slot(self, slot: Slot, view: View) -> None:
+        """From memory. What does not arrive as it left is freed: the next life takes this step from the next tier, or another step."""
+        try:
+            content = view.chunks() if self._offload is None else self._offload.chunks(slot, view)
+            self._restore(Table.from_json(view.table), content, view.fingerprints, at_once=False)
+        except SnapshotError as error:
+            slot.free()
+            raise Unrestorable(view.header.step, "", f"its copy in memory is damaged: {error}") from error
+
+    def _restore_durable(self, step: int) -> None:
+        """From the store. Raises Unrestorable, LayoutError, and what storage raises."""
+        snapshot = _durable(stores.at(self._at.handoff.snapshots), step)
+        try:
+            self._restore_file(snapshot)
+        except SnapshotError as error:
+            raise Unrestorable(step, snapshot.name, str(error)) from error
+
+    def _restore_file(self, snapshot: Place, parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> None:
+        """What this very rank has written. parts: where live tensors lie now; where one has lain elsewhere, LayoutError is raised."""
+        manifest = open_rank(snapshot, self._at.rank, self._at.world)
+        for piece in manifest.table.pieces:
+            if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
+                raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
+        self._restore(manifest.table, chunks(snapshot, manifest), manifest.words())
+
+    def _restore(
+        self,
+        table: Table,
+        content: Iterable[tuple[int, memoryview]],
+        fingerprints: NDArray[np.uint64],
+        *,
+        at_once: bool = True,
+    ) -> None:
+        """Fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is touched."""
+        described = table.described()
+        if described.keys() != self._sources.keys():
+            raise LayoutError(
+                f"the snapshot holds {', '.join(described)}; this script registers {', '.join(self._sources)}"
+            )
+        preparing = {name: source for name, source in self._sources.items() if isinstance(source, Preparing)}
+        for name, preparer in preparing.items():
+            preparer.prepare(described[name])
+        _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
+        leaves = destinations(table, dict(live))
+        fill(table, leaves, content, fingerprints, at_once=at_once)
+        kept = unflatten(table.skeleton, leaves)
         for name, source in self._sources.items():
             source.restore(kept[name])
-        self._kept_randomness = _copied(kept[RANDOMNESS])
+        self._kept_randomness = kept[RANDOMNESS]
 
     def restore_randomness(self) -> None:
         """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
@@ -141,14 +325,19 @@ class Tape:
             self._kept_randomness = None
 
 
-def _durable(root: Path, step: int) -> Path:
-    for attempt in catalog.durable(root):
+def _newest(origin: Place) -> tuple[Place, int]:
+    for attempt in catalog.look(origin).durable:
+        return attempt.under(origin), attempt.stamp.step
+    raise MachineError(f"there is no committed snapshot under {origin} any more")
+
+
+def _durable(root: Place, step: int) -> Place:
+    for attempt in catalog.look(root).durable:
         if attempt.stamp.step == step:
             return attempt.under(root)
     raise MachineError(f"no committed snapshot of step {step} is under {root} any more")
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    return value.clone() if torch.is_tensor(value) else value
+def _steady(source: Source, collected: Any) -> list[torch.Tensor]:
+    """What of a source's `collected` state nothing writes but an optimizer's step."""
+    return source.steady(collected) if isinstance(source, (Modules, Optimizers)) else []

@@ -17,7 +17,6 @@ from ..resilience.board import Page
 from ..resilience.boundary import ROW, Tally, row, tally
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError
-from ..resilience.signals import Order
 from .attach import Attachment
 from .board import page_of
 
@@ -40,10 +39,10 @@ class Sentinel:
             self._exchange = Group()
         self._pending = False
 
-    def contribute(self, *, step: int, finite: bool, staged: bool, order: Order) -> None:
-        """This rank's row for `step`. Returns at once."""
+    def contribute(self, said: Tally) -> None:
+        """This rank's row. Returns at once."""
         self.take()  # of a loop that was left before its last step was judged
-        self._exchange.say(row(step, finite, staged, order))
+        self._exchange.say(row(said))
         self._pending = True
 
     def take(self) -> Tally | None:

@@ -20,19 +20,21 @@ from typing import Any
 
 import torch
 
-from ..resilience.boundary import Directive, Judgement, judge
-from ..resilience.clock import monotonic_ns, sleep
+from ..checkpoint import stores
+from ..checkpoint.cadence import AUTO
+from ..resilience.boundary import Directive, Judgement, Tally, judge
+from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError, UsageError
-from ..resilience.signals import Order, RankPhase
+from ..resilience.signals import Order, RankPhase, Step
 from . import modules
 from .attach import Attachment, attach
+from .pace import Pace
 from .rewind import Tape
 from .sentinel import Sentinel
 from .state import Modules, source_of
 
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
-_RETRY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,13 @@ class Session:
         self._page, self._handoff = self._at.page, self._at.handoff
         self._page.built_ns = monotonic_ns()
         self._page.phase = RankPhase.RESTORING
-        self._tape = Tape(self._at, self._sources)
+        self._pace = Pace(self._handoff.every_steps)
+        self._stride = self._pace.stride
+        """Steps between snapshots in memory: what all ranks agreed on last."""
+        self._asked = 0
+        """Snapshots on disk that the agent has asked for, and that all ranks know of."""
+        self._left_ns = 0
+        self._tape = Tape(self._at, self._sources, self._pace)
         self._sentinel: Sentinel | None = None
 
     # -- a loop of one's own -------------------------------------------------------------------------------------------
@@ -112,7 +120,12 @@ class Session:
 
     def restore(self) -> int | None:
         """Go back to the state that the agent chose for this generation; its step, or None where there is none."""
-        if self._at is None or self._handoff.resume_step < 0:
+        if self._at is None:
+            return None
+        if self._handoff.resume_step < 0 and self._handoff.origin:
+            self._tape.owed = True  # and a snapshot of one's own on disk as soon as may be
+            return self._tape.start_from(stores.at(self._handoff.origin))
+        if self._handoff.resume_step < 0:
             return None
         self._tape.go_back(self._handoff.resume_step)
         return self._handoff.resume_step
@@ -126,8 +139,14 @@ class Session:
             self._sentinel = Sentinel(self._at)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
-        staged = self._tape.record(step, durable=False)
-        self._sentinel.contribute(step=step, finite=True, staged=staged, order=Order.NONE)
+        first = self._tape.owed  # of a job that begins with another's state
+        self._tape.record(step, durable=first)
+        if first:
+            self._page.step = step
+            self._tape.finish()
+        self._contribute(step, finite=True)
+        if first:
+            self._judged()
         return step
 
     def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
@@ -139,6 +158,8 @@ class Session:
         if self._at is None or self._sentinel is None:
             return Directive.GO_ON
         entered = monotonic_ns()
+        if self._left_ns:
+            self._pace.stepped((entered - self._left_ns) / 1e9)
         self._page.beat(step, _or_nan(figures.loss), _or_nan(figures.grad_norm), entered)
         if self._first:
             self._first_boundary(entered)
@@ -150,10 +171,18 @@ class Session:
             return Directive.REWIND
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or bool(leave and before and before.snapshot)
-        due = wanted or step % self._handoff.every_steps == 0 or step % self._handoff.durable_every_steps == 0
-        finite = figures.finite and (not due or self._parameters_finite())
-        staged = due and finite and self._record(step, wanted)
-        self._sentinel.contribute(step=step, finite=finite, staged=staged, order=Order(self._page.order))
+        durable = self._handoff.durable_every_steps
+        self._tape.owed |= durable != AUTO and step % durable == 0
+        due = wanted or self._tape.owed or step % self._stride == 0
+        finite = figures.finite
+        if due and (wanted or self._tape.may_record()):
+            finite = finite and self._parameters_finite()
+            self._tape.record(
+                step, wanted or self._tape.owed, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0
+            )
+        if judged_now or leave:
+            self._tape.finish()
+        self._contribute(step, finite=finite and self._tape.finite)
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._judged()
@@ -163,13 +192,15 @@ class Session:
                 self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
-        self._page.stall_ns += monotonic_ns() - entered
+        self._left_ns = monotonic_ns()
+        self._page.stall_ns += self._left_ns - entered
         return directive
 
     def rewind(self) -> int:
         """All ranks, after REWIND: go back in place to the newest sealed step, and give it. `resume` comes before the next step."""
         assert self._at is not None
         started = monotonic_ns()
+        self._left_ns = 0
         to = self._tape.newest_sealed()
         if to is None:
             raise InternalError("no sealed snapshot is left in memory to go back to; the gang restarts from disk")
@@ -198,8 +229,11 @@ class Session:
         if said is None:
             return None
         judgement = judge(said, self._replays.get(said.step, 0), self._handoff.max_replays)
-        if judgement.seal:
-            self._tape.seal(said.step)
+        self._tape.settle(judgement)
+        if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
+            self._stride = judgement.stride
+            if judgement.durable:
+                self._tape.owed, self._asked = True, self._page.durable
         if judgement.directive is Directive.GIVE_UP:
             raise NonFinite(said.step, self._replays.get(said.step, 0))
         if judgement.directive is Directive.DIVERGED:
@@ -209,23 +243,26 @@ class Session:
             self._replays[said.step] = self._replays.get(said.step, 0) + 1
         return judgement
 
-    def _record(self, step: int, wanted: bool) -> bool:
-        durable = wanted or step % self._handoff.durable_every_steps == 0
-        recorded = self._tape.record(step, durable)
-        patience = _LAST_SNAPSHOT_S / _RETRY_S if wanted else 0
-        while (
-            not recorded and patience > 0
-        ):  # nothing comes after it: here, and only here, waiting is better than skipping
-            patience -= 1
-            sleep(_RETRY_S)
-            recorded = self._tape.record(step, durable)
-        return recorded
+    def _contribute(self, step: int, finite: bool) -> None:
+        assert self._sentinel is not None
+        newest, earlier = self._tape.held
+        said = Tally(
+            step=Step(step),
+            non_finite=not finite,
+            newest=newest,
+            earlier=earlier,
+            stride=self._pace.stride,
+            durable=self._at is not None and self._at.local_rank == 0 and self._page.durable > self._asked,
+            order=Order(self._page.order),
+        )
+        self._sentinel.contribute(said)
 
     def _parameters_finite(self) -> bool:
         """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
-        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2)."""
-        tensors = (t for s in self._sources.values() if isinstance(s, Modules) for t in s.tensors().values())
-        sums = [t.sum(dtype=torch.float32) for t in tensors if t.is_floating_point()]
+        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
+        looked at on their way out (`offload.py`), so that nobody waits."""
+        tensors = [t for s in self._sources.values() if isinstance(s, Modules) for t in s.tensors().values()]
+        sums = [t.sum(dtype=torch.float32) for t in tensors if t.is_floating_point() and t.device.type == "cpu"]
         return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
     def _first_boundary(self, now_ns: int) -> None:

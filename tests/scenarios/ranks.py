@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
-from mt_resilient.resilience.boundary import Directive, Judgement, judge, row, tally
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import RankPhase
+from mt_resilient.resilience.signals import Order, RankPhase, Step
 
 if TYPE_CHECKING:
     from .node import Node
@@ -178,7 +178,11 @@ class Ranks:
             process.ended_s, process.code = now_s, 0
 
     def _contribute(self, finite: bool, staged: bool) -> None:
-        rows = [row(self.step, finite, staged, page.order) for page in self.node.pages]
+        held = Held.WHOLE if staged else Held.MISSED
+        rows = [
+            row(Tally(step=Step(self.step), non_finite=not finite, newest=held, order=Order(page.order)))
+            for page in self.node.pages
+        ]
         self.pending = tuple(map(max, *rows))
 
     def _judged(self, now_s: float) -> Judgement | None:
@@ -188,7 +192,7 @@ class Ranks:
         said, self.pending = tally(self.pending), None
         judgement = judge(said, self.replays.get(said.step, 0), self.node.policy.max_replays)
         assert judgement.directive is not Directive.DIVERGED
-        if judgement.seal:
+        if judgement.newest is Held.WHOLE:
             self.node.arena[said.step].sealed = True
         if judgement.directive is Directive.GIVE_UP:
             words = {"kind": "non_finite", "step": said.step}

@@ -22,7 +22,7 @@ BELOW = {
 """Package → packages that its modules may import from; the root's own modules are `cli` and the package itself."""
 
 ONLY_IN = {
-    "tensorstore": {"checkpoint/slabs.py"},
+    "tensorstore": {"checkpoint/slabs.py", "checkpoint/objects.py"},
     "grpc": {"resilience/etcd.py", "resilience/etcd_keepalive.py", "resilience/etcd_messages.py"},
     "prometheus_client": {"resilience/metrics.py"},
     "torch_musa": set(),
@@ -43,7 +43,9 @@ PURE = {
     "resilience/describe.py",
     "agent/duty.py",
     "checkpoint/cadence.py",
+    "checkpoint/frames.py",
     "checkpoint/retention.py",
+    "checkpoint/tiers.py",
 }
 IMPURE = {
     "time",

@@ -32,7 +32,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["run", "--frobnicate", *COMMAND], "unrecognized arguments: --frobnicate"),
         (["run", "--metrics-port", "many", *COMMAND], "argument --metrics-port: invalid int value: 'many'"),
         (["run", "--metrics-port", "-1", *COMMAND], "agent.metrics_port is -1"),
-        (["run", "--snapshot-every", "0", *COMMAND], "snapshots.every_steps is 0; it must be at least 1"),
+        (["run", "--snapshot-every", "-1", *COMMAND], "snapshots.every_steps is -1; it must be at least 0"),
         (["run", "--set", "nonsense", *COMMAND], "--set nonsense: write it as --set section.key=value"),
         (
             ["run", "--set", "snapshot.slots=3", *COMMAND],

@@ -14,6 +14,7 @@ HANDOFF = Handoff(
     snapshots="/data/läufe/run 1",
     resume_step=Step(10),
     replay_until=Step(-1),
+    origin="",
     every_steps=1,
     durable_every_steps=50,
     max_replays=2,

@@ -14,7 +14,7 @@ MANIFEST = RankManifest(
     world=2,
     table=plan({"leaf": "a"}, [("a", "float32", (3,))]),
     metadata_sha256="0" * 64,
-    shard_bytes=5000,
+    fingerprints=("0123456789abcdef",),
     chunk_crc32c=(7,),
 )
 COMMIT = Commit(attempt=MANIFEST.attempt, ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)))
@@ -29,10 +29,12 @@ def test_there_and_back():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "of format 2"),
+        ({"format": 1}, "of format 1"),
         ({"rank": "0"}, "of type int"),
         ({"chunk_crc32c": []}, "one checksum a chunk"),
         ({"chunk_crc32c": [1.5]}, "one checksum a chunk"),
+        ({"fingerprints": []}, "one fingerprint a tensor"),
+        ({"fingerprints": [7]}, "one fingerprint a tensor"),
         ({"table": {}}, "the tensor table"),
         ({"more": 1}, "should have"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.run_directory import RunDirectory, writable
+from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.errors import MachineError, UsageError
 
 
@@ -62,17 +63,17 @@ def owned(root: Path, snapshots: Path) -> RunDirectory:
     run = RunDirectory(root)
     for directory in (run.root, snapshots):
         directory.mkdir(parents=True, exist_ok=True)
-    run.own(snapshots)
+    run.own(Files(snapshots))
     return run
 
 
 def test_snapshots_belong_to_one_job_for_good(tmp_path: Path) -> None:
     shared = tmp_path / "shared" / "snapshots"
     first = owned(tmp_path / "first", shared)
-    first.own(shared)  # each start asks again
+    first.own(Files(shared))  # each start asks again
     with pytest.raises(UsageError, match=f"the snapshots in {shared} are another job's.*--snapshots"):
         owned(tmp_path / "second", shared)
-    first.own(shared)
+    first.own(Files(shared))
 
 
 def test_snapshots_that_are_not_where_they_were_are_missed(tmp_path: Path) -> None:
@@ -83,9 +84,9 @@ def test_snapshots_that_are_not_where_they_were_are_missed(tmp_path: Path) -> No
         with pytest.raises(
             MachineError, match=r"does not hold the snapshots of this job; nothing was started\. Mount it"
         ):
-            run.own(there)
+            run.own(Files(there))
         assert not there.exists()
-    run.own(moved)
+    run.own(Files(moved))
 
 
 def test_a_run_directory_that_lost_its_name_takes_it_from_its_own_snapshots_only(tmp_path: Path) -> None:
@@ -93,11 +94,11 @@ def test_a_run_directory_that_lost_its_name_takes_it_from_its_own_snapshots_only
         run = owned(tmp_path / "run", snapshots)
         (run.root / "job").unlink()
         if adopted:
-            run.own(snapshots)
+            run.own(Files(snapshots))
             (run.root / "job").unlink()
         else:
             with pytest.raises(UsageError, match="another job's"):
-                run.own(snapshots)
+                run.own(Files(snapshots))
 
 
 @pytest.fixture
@@ -113,9 +114,9 @@ def test_a_place_that_cannot_be_written(blocked: Path) -> None:
 
 
 def test_a_snapshot_directory_is_tried_before_anything_starts(tmp_path: Path, blocked: Path) -> None:
-    writable(tmp_path / "new" / "snapshots")
+    writable(Files(tmp_path / "new" / "snapshots"))
     assert list((tmp_path / "new" / "snapshots").iterdir()) == []
     with pytest.raises(
-        MachineError, match=r"below cannot be written \(Not a directory\); nothing was started.*--snapshots"
+        MachineError, match=r"below cannot be written \(.*file: File exists\); nothing was started.*--snapshots"
     ):
-        writable(blocked)
+        writable(Files(blocked))

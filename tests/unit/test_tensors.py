@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import staging, tensors, tree
-from mt_resilient.checkpoint.tensors import CHUNK_BYTES, ITEM_BYTES, Table, padded, plan
+from mt_resilient.checkpoint.arena import View
+from mt_resilient.checkpoint.header import Header
+from mt_resilient.checkpoint.image import CHUNK_BYTES
+from mt_resilient.checkpoint.tensors import ITEM_BYTES, Table, plan
 from mt_resilient.resilience.errors import SnapshotError
 
 shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
@@ -23,19 +26,11 @@ def test_pieces_are_aligned_apart_and_come_back(rows):
     assert Table.from_json(table.to_json()) == table
     end = 0
     for piece in table.pieces:
-        assert piece.offset % 64 == 0
+        assert table.image.aligned(piece.offset, 64) == piece.offset
         assert piece.offset >= end
         end = piece.offset + piece.nbytes
     assert end <= table.payload_bytes
-    assert table.payload_bytes % table.chunk_bytes == 0
-
-
-@settings(deadline=None)
-@given(st.integers(1, 10 * CHUNK_BYTES))
-def test_padding_is_to_whole_chunks_and_stays(nbytes):
-    total = padded(nbytes)
-    assert nbytes <= total < nbytes + CHUNK_BYTES
-    assert padded(total) == total
+    assert table.payload_bytes % table.image.chunk_bytes == 0
 
 
 GOOD = plan({"leaf": "a"}, [("a", "float32", (4, 4)), ("b", "bfloat16", (3,))]).as_object()
@@ -111,15 +106,41 @@ def bits(tensor: torch.Tensor) -> list[int]:
     return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
+class Slot:
+    """Memory as a slot gives it."""
+
+    def __init__(self, table: Table, garbage: bytes = b"\xaa") -> None:
+        self.table = table
+        self.memory = memoryview(bytearray(garbage * table.image.memory_bytes))
+        self.fingerprints = np.zeros(len(table.pieces), np.uint64)
+        header = Header(pieces=len(table.pieces), payload_bytes=table.payload_bytes)
+        self.view = View(header=header, table=b"", fingerprints=self.fingerprints, memory=self.memory)
+
+    def stage(self, leaves, stager=None):
+        (stager or staging.Stager()).stage(leaves, self.table, self.view)
+        return self
+
+    def payload(self) -> bytes:
+        return b"".join(bytes(chunk) for _, chunk in self.chunks())
+
+    def chunks(self):
+        return self.view.chunks()
+
+    def back(self, live=()):
+        leaves = staging.destinations(self.table, dict(live))
+        staging.fill(self.table, leaves, self.chunks(), self.fingerprints)
+        return leaves
+
+
 def test_every_dtype_and_stride_goes_down_and_up_bit_for_bit():
     state = every_kind() | {"rng": np.arange(7, dtype=np.uint32)[::-1], "lr": 0.1}
     skeleton, leaves = tree.flatten(state, torch.is_tensor)
-    table = Table.from_json(staging.plan(skeleton, leaves).to_json())
-    payload = memoryview(bytearray(b"\xaa" * table.payload_bytes))
     stager = staging.Stager()
-    stager.stage(leaves, table, payload)
-    first = bytes(payload)
-    back = tree.unflatten(table.skeleton, staging.unstage(table, payload))
+    planned, encoded = stager.plan(skeleton, leaves)
+    table = Table.from_json(encoded)
+    assert table == planned == Table.from_json(planned.to_json())
+    slot = Slot(table).stage(leaves, stager)
+    back = tree.unflatten(table.skeleton, slot.back())
     assert back.keys() == state.keys()
     for name, tensor in state.items():
         if isinstance(tensor, torch.Tensor):
@@ -127,20 +148,41 @@ def test_every_dtype_and_stride_goes_down_and_up_bit_for_bit():
             assert bits(back[name]) == bits(tensor), name
     assert back["rng"].dtype == np.uint32
     assert back["rng"].tolist() == state["rng"].tolist()
-    other = memoryview(bytearray(b"\x55" * table.payload_bytes))
-    stager.stage(leaves, table, other)
-    assert bytes(other) == first, "bytes depend on nothing but the state"
+    other = Slot(table, b"\x55").stage(leaves, stager)
+    assert other.payload() == slot.payload(), "bytes depend on nothing but the state"
 
 
 def test_a_stager_follows_a_change_of_layout():
     stager = staging.Stager()
-    payload = memoryview(bytearray(4096))
     for shape in ((4,), (2, 2), (100,), (100,), (4,)):
         leaves = [("x", torch.rand(shape))]
-        table = staging.plan({"leaf": "x"}, leaves)
-        stager.stage(leaves, table, payload)
-        assert torch.equal(staging.unstage(table, payload)["x"], leaves[0][1])
-        assert not any(payload[table.pieces[0].nbytes :])
+        slot = Slot(stager.plan({"leaf": "x"}, leaves)[0]).stage(leaves, stager)
+        assert torch.equal(slot.back()["x"], leaves[0][1])
+        assert not any(slot.payload()[slot.table.pieces[0].nbytes :])
+
+
+def test_tensors_that_cut_through_chunks_fill_live_ones_in_place():
+    big = {
+        "a": torch.randn(CHUNK_BYTES // 4 - 5),
+        "b": torch.randint(0, 99, (CHUNK_BYTES // 4 + 3,)),
+        "c": torch.ones(7),
+    }
+    slot = Slot(staging.plan(None, list(big.items()))).stage(list(big.items()))
+    live = {"a": torch.zeros_like(big["a"]), "b": torch.zeros(3), "c": torch.zeros(14)[::2]}
+    back = slot.back(live)
+    assert all(torch.equal(back[name], big[name]) for name in big)
+    assert back["a"].data_ptr() == live["a"].data_ptr()
+    assert not live["b"].any(), "another shape is another tensor"
+    assert not live["c"].any(), "one that is not contiguous is put in place by its owner"
+
+
+@pytest.mark.parametrize("at", [0, CHUNK_BYTES - 1, CHUNK_BYTES + 4, CHUNK_BYTES + 2000])
+def test_what_arrives_otherwise_than_it_left_is_named(at):
+    leaves = [("a", torch.randn(CHUNK_BYTES // 4)), ("b", torch.randn(600))]
+    slot = Slot(staging.plan(None, leaves)).stage(leaves)
+    slot.memory[at] ^= 4
+    with pytest.raises(SnapshotError, match=f"tensor '{'a' if at < CHUNK_BYTES else 'b'}' arrived with"):
+        slot.back()
 
 
 def test_tensors_without_plain_bytes_are_refused_by_name():

@@ -3,17 +3,23 @@
     import torch_musa        # as with the real one, `torch.musa` and the backend `mccl` are there afterwards
 
 Factories, `.to("musa")`, autograd, nn, optimizers and collectives (carried by gloo) work; each rank sees one device. An operation on a
-musa tensor unwraps it, computes on the CPU, and wraps what comes out. Everything is synchronous, random numbers come from the CPU's
+musa tensor unwraps it, computes on the CPU, and wraps what comes out. Computing is synchronous, random numbers come from the CPU's
 generator, and there is no C++ DistributedDataParallel.
+
+Copies to the host with `non_blocking` on a stream of one's own are not synchronous: they run COPY_DELAY_S later, one after the other, and
+read the source as it is then. So whoever writes into it too early, or reads the copy too early, gets the wrong bytes, as on hardware.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +36,102 @@ _ACROSS = {
     aten._index_put_impl_.default,
 }
 """What may have tensors of both kinds among its arguments; for the rest that is an error, as it is on hardware."""
+
+COPY_DELAY_S = float(os.environ.get("MUSA_STANDIN_COPY_DELAY_S", "0.0005"))
+
+
+class Event:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._reached = threading.Event()
+        self._reached.set()
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._reached = threading.Event()
+        (stream or current_stream()).put(self._reached.set)
+
+    def synchronize(self) -> None:
+        self._reached.wait()
+
+    def query(self) -> bool:
+        return self._reached.is_set()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current_stream()).wait_event(self)
+
+
+class Stream:
+    """What is put on it runs on a thread, in order."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self._work: queue.Queue[Callable[[], Any]] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            work()
+            self._work.task_done()
+
+    def put(self, work: Callable[[], Any]) -> None:
+        self._work.put(work)
+
+    def wait_event(self, event: Event) -> None:
+        self.put(event._reached.wait)
+
+    def synchronize(self) -> None:
+        self._work.join()
+
+    def __enter__(self) -> None:
+        self._before, _streams.current = current_stream(), self
+
+    def __exit__(self, *_: Any) -> None:
+        _streams.current = self._before
+
+
+class DefaultStream(Stream):
+    """Where computing goes: at once."""
+
+    def __init__(self) -> None:
+        pass
+
+    def put(self, work: Callable[[], Any]) -> None:
+        work()
+
+    def synchronize(self) -> None:
+        pass
+
+
+_streams = threading.local()
+_default_stream = DefaultStream()
+
+
+def current_stream(device: Any = None) -> Stream:
+    return getattr(_streams, "current", _default_stream)
+
+
+def _copy_later(destination: torch.Tensor, source: torch.Tensor) -> None:
+    def copy() -> None:
+        time.sleep(COPY_DELAY_S)
+        with torch.no_grad():
+            destination.copy_(source)
+
+    current_stream().put(copy)
+
+
+class Runtime:
+    """As far as `torch.musa.musart()` goes."""
+
+    registered: ClassVar[dict[int, int]] = {}
+
+    @classmethod
+    def musaHostRegister(cls, address: int, nbytes: int, flags: int) -> int:
+        cls.registered[address] = nbytes
+        return 0
+
+    @classmethod
+    def musaHostUnregister(cls, address: int) -> int:
+        return 0 if cls.registered.pop(address, 0) else 1
+
 
 _used_in = 0
 """Process in which the device was first used: as on hardware, a child of that one may not use it."""
@@ -86,6 +188,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     wanted = kwargs.get("device")
     raw_args, raw_kwargs = tree_map(unwrap, args), tree_map(unwrap, kwargs)
+    if func is aten.copy_.default and not isinstance(args[0], MusaTensor) and (raw_args[2:3] or (False,))[0]:
+        _copy_later(raw_args[0], raw_args[1])
+        return args[0]
     raw_kwargs.pop("non_blocking", None)
     if func not in _ACROSS and behind:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -161,6 +266,11 @@ def _module() -> types.ModuleType:
         current_device=lambda: 0,
         set_device=lambda device: None,
         synchronize=lambda device=None: _use(),
+        Stream=Stream,
+        Event=Event,
+        current_stream=current_stream,
+        stream=lambda stream: stream,
+        musart=lambda: Runtime,
         get_rng_state=lambda device=None: torch.get_rng_state(),
         set_rng_state=lambda state, device=None: torch.set_rng_state(state),
         manual_seed=torch.default_generator.manual_seed,

@@ -1,0 +1,117 @@
+"""What one save and one load cost a training loop: the clock of `snapshot.py`. All in seconds, of whatever peer."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from peers import AsyncPeer, Peer, drop_cached
+from states import State
+
+from mt_resilient.training import device
+
+Costs = dict[str, float]
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+class Work:
+    """A training step's arithmetic: matrix products on the device in use, waited for, as a loop does that prints its loss."""
+
+    def __init__(self, kind: str, step_s: float) -> None:
+        """step_s: about how long a step is to take."""
+        dtype = torch.float32 if kind == "cpu" else torch.bfloat16
+        self._products = 1
+        for size in (1024, 2048, 4096, 8192):
+            self._factor = torch.randn(size, size).to(kind, dtype)
+            if self._fastest() > 0.001:
+                break
+        for _ in range(2):  # the first products of a process are slow
+            self._products = max(1, round(self._products * step_s / self._fastest()))
+
+    def _fastest(self) -> float:
+        self.step()
+        return min(timed(self.step) for _ in range(3))
+
+    def step(self) -> None:
+        for _ in range(self._products):
+            torch.mm(self._factor, self._factor)
+        device.synchronize([self._factor])
+
+
+def saved(peer: Peer, state: State, directory: Path) -> Costs:
+    """stall: in the call; staged: until the state may be changed; durable: until everything is on disk."""
+    device.synchronize(state.values())
+    os.sync()
+    started = time.perf_counter()
+    if not isinstance(peer, AsyncPeer):
+        peer.save(state, directory)
+        return dict.fromkeys(("stall", "staged", "durable"), time.perf_counter() - started)
+    saving = peer.save_async(state, directory)
+    stall_s = time.perf_counter() - started
+    saving.staged()
+    staged_s = time.perf_counter() - started
+    saving.done()
+    return {"stall": stall_s, "staged": staged_s, "durable": time.perf_counter() - started}
+
+
+def restored(peer: Peer, into: State, directory: Path) -> float:
+    """restore: from files that no cache of this kernel holds into live tensors that hold something else."""
+    for tensor in into.values():
+        tensor.fill_(7)
+    drop_cached(directory)
+    device.synchronize(into.values())
+
+    def load() -> None:
+        peer.load(into, directory)
+        device.synchronize(into.values())
+
+    return timed(load)
+
+
+def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs:
+    """lost: by one save, counting the steps until it is durable, against as many without one right after; slower: a step beside it
+    over one without; train stall: in the call, between steps."""
+    work.step()
+    os.sync()
+    started = time.perf_counter()
+    saving = peer.save_async(state, directory)
+    stall_s = time.perf_counter() - started
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            saving.done()
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    beside: list[float] = []
+    while waiting.is_alive() or len(beside) < 2:
+        before = time.perf_counter()
+        work.step()
+        (saving.before_update or saving.staged)()
+        saving.boundary()
+        beside.append(time.perf_counter() - before)
+    total_s = time.perf_counter() - started
+    waiting.join()
+    if failed:
+        raise failed[0]
+    os.sync()
+    alone = [timed(work.step) for _ in beside]
+    return {
+        "train stall": stall_s,
+        "lost": total_s - sum(alone),
+        "slower": statistics.median(beside) / statistics.median(alone),
+        "step": statistics.median(alone),
+    }

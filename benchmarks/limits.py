@@ -1,0 +1,85 @@
+"""The limits of a snapshot: as many bytes as a state has, with no format, to a file and back, and over a device's link and back.
+
+The bytes lie in page-aligned host memory beforehand, pinned where there is a device. Nothing here keeps time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from states import MIB, State, as_bytes, nbytes
+
+from mt_resilient.training import device
+
+PAGE = mmap.PAGESIZE
+WRITE, READ, READERS = 16 * MIB, 4 * MIB, 4
+"""Bytes of one request, and reads under way at a time. More writers do not write faster (measured), nor more readers read."""
+
+
+class Limits:
+    def __init__(self, state: State, kind: str) -> None:
+        """kind: of the device that the state is on."""
+        self._kind, self._nbytes = kind, nbytes(state)
+        self._image = memoryview(mmap.mmap(-1, -(-self._nbytes // PAGE) * PAGE))
+        self._ring = [mmap.mmap(-1, READ) for _ in range(READERS)]
+        for buffer in self._ring:
+            buffer[:] = bytes(READ)  # the first touch of a page is no part of reading
+        self.down(state)
+        if kind != "cpu" and not device.register(kind, self._image):
+            raise RuntimeError(f"{kind} does not pin memory here")
+
+    def write(self, file: Path, flags: int) -> None:
+        """By one thread, then fsync of the file and its directory. flags: O_DIRECT, or 0 for the page cache."""
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags)
+        try:
+            offset = 0
+            while offset < len(self._image):
+                offset += os.pwrite(descriptor, self._image[offset : offset + WRITE], offset)
+            os.ftruncate(descriptor, self._nbytes)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        directory = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def read(self, file: Path, flags: int) -> None:
+        """Into a few buffers, used over and over."""
+        descriptor = os.open(file, os.O_RDONLY | flags)
+        size = os.fstat(descriptor).st_size
+
+        def read(first: int) -> int:
+            offsets = range(first * READ, size, READERS * READ)
+            return sum(os.preadv(descriptor, [self._ring[first]], offset) for offset in offsets)
+
+        try:
+            with ThreadPoolExecutor(READERS) as threads:
+                if sum(threads.map(read, range(READERS))) != size:
+                    raise OSError(f"{file}: a read came back short")
+        finally:
+            os.close(descriptor)
+
+    def down(self, state: State) -> None:
+        """Device → host, complete on return."""
+        for host, tensor in self._pairs(state):
+            host.copy_(tensor, non_blocking=True)
+        device.synchronize(state.values())
+
+    def up(self, state: State) -> None:
+        """Host → device, complete on return."""
+        for host, tensor in self._pairs(state):
+            tensor.copy_(host, non_blocking=True)
+        device.synchronize(state.values())
+
+    def _pairs(self, state: State) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        image, offset, pairs = torch.frombuffer(self._image, dtype=torch.uint8), 0, []
+        for tensor in state.values():
+            pairs.append((image[offset : offset + tensor.nbytes], as_bytes(tensor)))
+            offset += tensor.nbytes
+        return pairs

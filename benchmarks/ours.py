@@ -1,0 +1,209 @@
+"""Our snapshots as one more peer: a rank's `Tape` on an arena that this process owns, as the agent does, and the real drain process.
+
+The state is given to the tape as Megatron's mixed precision has it: bf16 parameters in a module; fp32 copies and both moments in an
+optimizer. Sealing takes no tally here, since there is one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from peers import AsyncPeer, Saving
+from states import State
+from torch import nn
+
+from mt_resilient.agent.draining import Draining
+from mt_resilient.checkpoint import arena, catalog
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.signals import Generation, Step
+from mt_resilient.training.attach import Attachment
+from mt_resilient.training.pace import Pace
+from mt_resilient.training.rewind import Tape
+from mt_resilient.training.state import source_of
+
+RUN = "beac4000"
+PATIENCE_S = 60.0
+"""For memory to be made ready, before the first save."""
+
+
+class Ours(AsyncPeer):
+    package = "mt-resilient"
+
+    def __init__(self, root: Path, slots: int = 3) -> None:
+        """root: where snapshots go; one is kept."""
+        super().__init__("mt-resilient")
+        self.root = root
+        self.last: dict[str, Any] = {}
+        """What the drain process has said of the last snapshot."""
+        self._slots = arena.create(1, slots)
+        self._step = 0
+        self._training: tuple[State, Tape, torch.optim.Optimizer] | None = None
+        self._restarted: tuple[State, Tape] | None = None
+        self._draining = self._drain(root)
+
+    @property
+    def version(self) -> str:
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            return "from its sources"
+
+    # -- saving ------------------------------------------------------------------------------------------------------------
+
+    def warm_up(self, state: State) -> None:
+        """The first snapshot of each slot makes its memory ready, and before its first one the drain process tries out both writers."""
+        for _ in self._slots[0]:
+            self._record(state, durable=False)
+            self._staged()
+        self.save(state, self.root)
+
+    def save_async(self, state: State, directory: Path) -> Saving:
+        """directory: not used, see `root`."""
+        self._record(state, durable=True)
+        step = self._step
+        return Saving(self._staged, lambda: self._durable(step), self._before_update, self._settle)
+
+    def save(self, state: State, directory: Path) -> None:
+        saving = self.save_async(state, directory)
+        saving.staged()
+        saving.done()
+
+    def drain_to(self, root: Path, state: State) -> None:
+        """From here on snapshots go there. One is there already on return."""
+        self.close()
+        self.root, self._draining = root, self._drain(root)
+        self.save(state, root)
+        self.settle_down()
+
+    def close(self) -> None:
+        self._draining.finish()
+        for event in self._events(PATIENCE_S):
+            if event["event"] == "finished":
+                break
+
+    def _record(self, state: State, durable: bool) -> None:
+        self._step += 1
+        tape = self._tape(state)
+        tape.record(self._step, durable, patience_s=PATIENCE_S)
+        if tape.held[0] is Held.MISSED:
+            raise RuntimeError("no slot and no memory for a snapshot: use less with --mib")
+
+    def _staged(self) -> None:
+        assert self._training is not None
+        self._training[1].finish()
+        self._settle()
+
+    def _settle(self) -> None:
+        """What a boundary does once all ranks know of each other."""
+        assert self._training is not None
+        newest, earlier = self._training[1].held
+        judgement = Judgement(directive=Directive.GO_ON, step=Step(self._step), newest=newest, earlier=earlier)
+        self._training[1].settle(judgement)
+
+    def _before_update(self) -> None:
+        """The hook that torch calls before an optimizer's step; there are no gradients, and nothing is changed."""
+        assert self._training is not None
+        self._training[2].step()
+
+    def _durable(self, step: int) -> None:
+        if self.last.get("step") == step:
+            return
+        for event in self._events(600.0):
+            if event["event"] in ("failed", "died"):
+                raise RuntimeError(f"the drain process: {event['reason']}")
+            if event["event"] == "durable" and event["step"] == step:
+                self.last = event
+                return
+        raise RuntimeError("the drain process says nothing")
+
+    def settle_down(self) -> None:
+        """Until the snapshot before the last one is deleted."""
+        until_s = time.monotonic() + PATIENCE_S
+        while len(catalog.committed(Files(self.root))) > 1 and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+    def _drain(self, root: Path) -> Draining:
+        root.mkdir(parents=True, exist_ok=True)
+        paths = arena.paths(self._slots, os.getpid())
+        config = {"arena": paths, "root": str(root), "run": RUN, "local_ranks": 1, "keep": 1}
+        draining = Draining(config, root / "drain.log")
+        draining.keep_running(time.monotonic())
+        return draining
+
+    def _events(self, patience_s: float) -> Iterator[dict[str, Any]]:
+        until_s = time.monotonic() + patience_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._draining.fd is not None:
+                select.select([self._draining.fd], [], [], left_s)
+            yield from self._draining.events(time.monotonic())
+
+    # -- loading -----------------------------------------------------------------------------------------------------------
+
+    def load(self, state: State, directory: Path) -> None:
+        """As a rank that is new on this machine does, from disk."""
+        if self._restarted is None or self._restarted[0] is not state:
+            self._restarted = state, self._new_tape(state, arena.create(1, 1))[0]
+        self._restarted[1].go_back(self._step)
+
+    def rewind(self, state: State) -> None:
+        """In place, from the arena. state: the one that was saved."""
+        self._tape(state).go_back(self._step)
+
+    def rank_anew(self, state: State) -> Callable[[], None]:
+        """What brings the last snapshot into `state` as a rank does that is started after another one's death: the arena is there, and
+        its memory not mapped, nor registered."""
+        tape = self._new_tape(state, self._slots)[0]
+        return lambda: tape.go_back(self._step)
+
+    # -- the tape ----------------------------------------------------------------------------------------------------------
+
+    def _tape(self, state: State) -> Tape:
+        if self._training is None or self._training[0] is not state:
+            self._training = state, *self._new_tape(state, self._slots)
+        return self._training[1]
+
+    def _new_tape(self, state: State, slots: list[list[int]]) -> tuple[Tape, torch.optim.Optimizer]:
+        handoff = Handoff(
+            agent_pid=os.getpid(), generation=Generation(1), board="", snapshots=str(self.root), resume_step=Step(-1),
+            arena=tuple(map(tuple, arena.paths(slots, os.getpid()))), replay_until=Step(-1), every_steps=1,
+            durable_every_steps=1, max_replays=1, modules="", origin="",
+        )  # fmt: skip
+        page = Page(memoryview(bytearray(PAGE_BYTES)))
+        attachment = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
+        model, optimizer = _model(state), _optimizer(state)
+        sources = {"model": model, "optimizer": optimizer}
+        return Tape(
+            attachment, {name: source_of(name, each) for name, each in sources.items()}, Pace(1)
+        ), optimizer.optimizer
+
+
+def _model(state: State) -> nn.Module:
+    model = nn.Module()
+    for name, tensor in _named(state, "model."):
+        model.register_parameter(name.replace(".", "/"), nn.Parameter(tensor, requires_grad=False))
+    return model
+
+
+def _optimizer(state: State) -> Any:
+    """Wrapped as Megatron's mixed precision wraps Adam: its parameters are the fp32 copies."""
+    main = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in _named(state, "optimizer.main.")}
+    adam = torch.optim.Adam(main.values())
+    for part in ("exp_avg", "exp_avg_sq"):
+        for name, tensor in _named(state, f"optimizer.{part}."):
+            adam.state[main[name]][part] = tensor
+    return SimpleNamespace(optimizer=adam, param_groups=adam.param_groups)
+
+
+def _named(state: State, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name.removeprefix(prefix), tensor) for name, tensor in state.items() if name.startswith(prefix))

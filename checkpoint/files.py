@@ -1,0 +1,127 @@
+"""Names and bytes below a directory: what is written is there whole and durably or, after a crash, not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..resilience.errors import MachineError, SnapshotError
+
+
+@dataclass(frozen=True)
+class Files:
+    """A place in a file system (`stores.Place`)."""
+
+    path: Path
+
+    def __truediv__(self, name: str) -> Files:
+        return Files(self.path / name)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def address(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def there(self, name: str) -> bool:
+        with _told(self.path / name):
+            return _there(self.path / name)
+
+    def read(self, name: str) -> bytes:
+        path = self.path / name
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise SnapshotError(f"{path}: {error.strerror}") from error
+        except OSError as error:
+            raise MachineError(f"{path} cannot be read: {error.strerror}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with _told(path):
+            make_directory(path.parent)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_directory(path.parent)
+
+    def rename(self, name: str, new: str) -> None:
+        with _told(self.path / name):
+            (self.path / name).rename(self.path / new)
+            sync_directory(self.path)
+
+    def delete(self, name: str) -> None:
+        with _told(self.path / name):
+            (self.path / name).unlink()
+            sync_directory(self.path)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)  # another node may be at the same
+
+    def holding(self, names: Collection[str]) -> dict[str, set[str]]:
+        with _told(self.path):
+            below = os.listdir(self.path) if self.path.is_dir() else []
+            return {child: {name for name in names if _there(self.path / child / name)} for child in below}
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        with _told(self.path):
+            make_directory(self.path.parent)
+        self.clear()
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
+
+    def sync(self) -> None:
+        with _told(self.path):
+            for directory, _, _ in os.walk(self.path, topdown=False):
+                sync_directory(Path(directory))
+            sync_directory(self.path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in `path` durable. Writing a file durably does not make its name so."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """`mkdir -p`, each new name durable."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def _there(path: Path) -> bool:
+    """Raises OSError where storage does not say: `Path.exists` of newer Pythons says no then."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(f"{error.filename or path}: {error.strerror}") from error

@@ -1,0 +1,80 @@
+"""A tensor's fingerprint: the XOR of its bytes' little-endian 8-byte words, the last one filled up with zeros.
+
+Taken at the source, on the device, when a state is staged, and again where it has arrived: so a bad copy is found, which checksums
+of the copy cannot. It sees every flipped bit, and not the order of words, which the checksums of chunks see. An XOR because it needs
+no order: a device takes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms), and replicas of another layout agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WORD_BYTES = 8
+_FOLD = 1 << 20
+"""Words that an older torch, without `hash_tensor`, takes at a time."""
+
+
+def of_bytes(content: memoryview) -> int:
+    whole = len(content) // WORD_BYTES * WORD_BYTES
+    words = int(np.bitwise_xor.reduce(np.frombuffer(content[:whole], "<u8"))) if whole else 0
+    return words ^ int.from_bytes(content[whole:], "little")
+
+
+def of_part(content: memoryview, at: int) -> int:
+    """What `content`, `at` bytes from the start of its tensor, contributes: the tensor's fingerprint is the XOR of its parts'."""
+    turn = 8 * (at % WORD_BYTES)
+    word = of_bytes(content)
+    return (word << turn | word >> 64 - turn) & (1 << 64) - 1
+
+
+def gather(words: Sequence[Tensor]) -> NDArray[np.uint64]:
+    """The fingerprints that `on_device` gave, all of one device, which is waited for."""
+    import torch
+
+    return torch.stack(list(words)).cpu().numpy().view(np.uint64)
+
+
+def on_device(flat: Tensor) -> Tensor:
+    """A tensor of one int64 on the device of `flat`, bytes; nothing is waited for."""
+    import torch
+
+    whole = flat.numel() // WORD_BYTES * WORD_BYTES
+    body, tail = flat[:whole], flat[whole:]
+    if body.storage_offset() % WORD_BYTES or body.data_ptr() % WORD_BYTES:
+        body = body.clone()  # a view that starts within a word
+    words = _xor(body.view(torch.int64))
+    if tail.numel():
+        last = torch.zeros(WORD_BYTES, dtype=torch.uint8, device=flat.device)
+        last[: tail.numel()] = tail
+        words = words ^ last.view(torch.int64)[0]
+    return words
+
+
+def _xor(words: Tensor) -> Tensor:
+    import torch
+
+    if words.numel() == 0:
+        return torch.zeros((), dtype=torch.int64, device=words.device)
+    if hasattr(torch, "hash_tensor"):
+        return torch.hash_tensor(words).view(torch.int64)
+    while words.numel() > 1:
+        if words.numel() > _FOLD:
+            folded = words[:_FOLD].clone()
+            for start in range(_FOLD, words.numel(), _FOLD):
+                part = words[start : start + _FOLD]
+                folded[: part.numel()] ^= part
+            words = folded
+        else:
+            half = words.numel() // 2
+            folded = words[:half] ^ words[half : 2 * half]
+            if words.numel() % 2:
+                folded[0] ^= words[-1]
+            words = folded
+    return words[0]

@@ -1,0 +1,196 @@
+"""Where a piece of a tensor lies in the whole, and what two layouts have in common. Pure; knows neither torch nor files.
+
+A rank's live tensor is a list of `Part`s. Writing needs nothing more: the bytes go out as they lie. Reading in another layout goes
+part → `boxes` → `overlap` of each box that is wanted with each box that was saved → copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A box of the global tensor `name`, or a flat range of one, and the elements of a live tensor that hold it."""
+
+    name: str
+    shape: Shape
+    """Of the global tensor."""
+    offset: Shape
+    """Where the box begins in it."""
+    box: Shape
+    """The shape of the box, with as many axes as the global tensor."""
+    flat: tuple[int, int] | None = None
+    """Only the elements [start, stop) of the row-major box are held: the shard of a distributed optimizer cuts through it."""
+    replica: tuple[int, ...] = ()
+    """All zero for one holder of each element. Which of several this one is, along axes that are the framework's own."""
+    start: int = 0
+    """The element of the flattened, row-major live tensor that holds the first element of this part."""
+    strides: Shape | None = None
+    """Elements of the live tensor from one index of the box to the next, by axis; None where the box lies there row-major and
+    without gaps. (A gated layer's halves and stacked experts are views with strides, or transposed ones.)"""
+    stacked: int = 0
+    """So many leading axes count tensors (layers, experts) and don't belong to one: a scalar beside the tensor has them too."""
+    padded: bool = False
+    """The first axis is padded to suit the layout (a vocabulary): the global shapes of two layouts may differ there."""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.box) if self.flat is None else self.flat[1] - self.flat[0]
+
+    @property
+    def is_main(self) -> bool:
+        return not any(self.replica)
+
+    @property
+    def last(self) -> int:
+        """The element of the live tensor that holds the last one of this part, which is not empty."""
+        if self.strides is None:
+            return self.start + self.elements - 1
+        return self.start + sum((size - 1) * stride for size, stride in zip(self.box, self.strides, strict=True))
+
+
+def row_major(shape: Shape) -> Shape:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def cut(shape: Shape, start: int, stop: int) -> Iterable[tuple[Shape, Shape]]:
+    """The flat range [start, stop) of a row-major array of `shape` as boxes (offset, shape), in order; at most 2·axes - 1 of them."""
+    if start >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    inner = math.prod(shape[1:])
+    first, head = divmod(start, inner)
+    last, tail = divmod(stop, inner)
+    if first == last or (head == 0 and stop == start + inner):
+        yield from (((first, *offset), (1, *box)) for offset, box in cut(shape[1:], head, head + stop - start))
+        return
+    if head:
+        yield from (((first, *offset), (1, *box)) for offset, box in cut(shape[1:], head, inner))
+        first += 1
+    if last > first:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    if tail:
+        yield from (((last, *offset), (1, *box)) for offset, box in cut(shape[1:], 0, tail))
+
+
+def boxes(part: Part) -> list[Part]:
+    """The same elements without flat ranges, and all strides said."""
+    strides = part.strides or row_major(part.box)
+    if part.flat is None:
+        return [replace(part, strides=strides)] if part.elements else []
+    found, start = [], part.start
+    for offset, box in cut(part.box, *part.flat):
+        at = tuple(a + b for a, b in zip(part.offset, offset, strict=True))
+        found.append(replace(part, offset=at, box=box, flat=None, start=start, strides=strides))
+        start += math.prod(box)
+    return found
+
+
+def within(part: Part, begin: int, end: int) -> list[Part]:
+    """What of `part`, which has no flat range, the elements [begin, end) of its live tensor hold, as parts of those elements alone."""
+    if part.strides is None:
+        first, last = max(begin, part.start), min(end, part.start + part.elements)
+        if first >= last:
+            return []
+        flat = None if last - first == part.elements else (first - part.start, last - part.start)
+        return [replace(part, flat=flat, start=first - begin)]
+    # In the order in which its elements lie in the live tensor, the part is a row-major array with gaps.
+    strides = part.strides
+    order = sorted(range(len(part.box)), key=lambda axis: -strides[axis] if part.box[axis] > 1 else -math.inf)
+    lengths, steps = tuple(part.box[a] for a in order), tuple(strides[a] for a in order)
+    low, high = (_elements_before(lengths, steps, bound - part.start) for bound in (begin, end))
+    found = []
+    for offset, box in cut(lengths, low, high):
+        at, size = list(part.offset), list(part.box)
+        for axis, index, length in zip(order, offset, box, strict=True):
+            at[axis], size[axis] = part.offset[axis] + index, length
+        start = part.start + sum(i * s for i, s in zip(offset, steps, strict=True)) - begin
+        found.append(replace(part, offset=tuple(at), box=tuple(size), start=start))
+    return found
+
+
+def _elements_before(lengths: Shape, steps: Shape, bound: int) -> int:
+    """How many elements of an array with these strides, descending and nested, lie before the address `bound`."""
+    count, inside = 0, True
+    for axis, (length, step) in enumerate(zip(lengths, steps, strict=True)):
+        whole = math.prod(lengths[axis + 1 :])
+        if length == 1:
+            continue
+        index = min(max(bound, 0) // step, length)
+        count += index * whole
+        bound -= index * step
+        inside = index < length
+        if not inside:
+            return count
+    return count + (1 if inside and bound > 0 else 0)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One box that two live tensors hold: copy element [i, j, …] from `source` + i, j, … · `source_strides` to the other."""
+
+    box: Shape
+    source: int
+    source_strides: Shape
+    target: int
+    target_strides: Shape
+
+
+def overlap(source: Part, target: Part) -> Overlap | None:
+    """What two boxes, as `boxes` gives them, have in common. Both are of the same global tensor."""
+    low = tuple(max(a, b) for a, b in zip(source.offset, target.offset, strict=True))
+    ends = [(o + n for o, n in zip(p.offset, p.box, strict=True)) for p in (source, target)]
+    box = tuple(min(a, b) - at for a, b, at in zip(*ends, low, strict=True))
+    if any(size <= 0 for size in box):
+        return None
+    return Overlap(box, *_address(source, low), *_address(target, low))
+
+
+def _address(part: Part, at: Shape) -> tuple[int, Shape]:
+    strides = part.strides or row_major(part.box)
+    return part.start + sum((a - o) * s for a, o, s in zip(at, part.offset, strides, strict=True)), strides
+
+
+def scalars(parts: Iterable[Part]) -> list[Part]:
+    """The place of one number that belongs to the tensor that `parts` make up (a step count): a scalar, or one of each layer or
+    expert that is stacked. Whoever holds the tensor's first element is its main holder; all others hold replicas."""
+    found: dict[tuple[str, Shape], Part] = {}
+    for part in parts:
+        lead = part.stacked
+        first = not any(part.offset[lead:]) and (part.flat is None or part.flat[0] == 0)
+        one = replace(
+            part,
+            shape=part.shape[:lead],
+            offset=part.offset[:lead],
+            box=(1,) * lead,
+            flat=None,
+            replica=(*part.replica, int(not first)),
+            start=0,
+            strides=None,
+            padded=False,
+        )
+        known = found.get((one.name, one.offset))
+        if known is None or one.replica < known.replica:
+            found[one.name, one.offset] = one
+    return list(found.values())
+
+
+Place = tuple[str, Shape, Shape, tuple[int, int] | None]
+
+
+def holders(parts: Mapping[Hashable, Iterable[Part]]) -> dict[Place, list[Hashable]]:
+    """Who holds each place, in the order given: rank → parts of all of its tensors in, (name, offset, box, flat) → ranks out. With the
+    tables of all ranks in hand this is how many replicas there are, and the writing can be dealt out among them."""
+    found: dict[Place, list[Hashable]] = defaultdict(list)
+    for rank, held in parts.items():
+        for part in held:
+            found[part.name, part.offset, part.box, part.flat].append(rank)
+    return dict(found)

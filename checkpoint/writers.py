@@ -1,0 +1,122 @@
+"""Who writes a slab: tensorstore, or one stream of direct I/O. In a directory both leave the same files, and a trial tells which is faster
+there; an object store is tensorstore's."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from ..resilience import clock
+from ..resilience.errors import ResilientError
+from . import direct, layout, slabs
+from .arena import View
+from .files import Files, make_directory
+from .header import Header
+from .image import CHUNK_BYTES, PAGE_BYTES, Image
+from .objects import Objects
+from .stores import Place
+
+Writer: TypeAlias = Callable[[Place, View], list[int]]
+"""Write the view as a new slab at that place, durable but for the directories; gives the checksum of each chunk. Raises MachineError,
+SnapshotError or OSError."""
+
+TRIAL_BYTES = 4 * CHUNK_BYTES
+"""One trial's. Smaller slabs are tensorstore's: there is nothing to be gained."""
+_MARK = ".trial-"
+_BURST_S = 0.05
+"""A limited stream may run ahead of its limit for so long."""
+
+
+def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
+    """For slabs under `root`. bytes_per_s: of all slabs together; 0 for no limit."""
+    return Fastest(root, bytes_per_s) if isinstance(root, Files) else Puts(bytes_per_s)
+
+
+def by_tensorstore(slab: Place, view: View) -> list[int]:
+    """Into a directory."""
+    assert isinstance(slab, Files)
+    return slabs.write(slab, view.memory, view.header.image)
+
+
+class Pace:
+    """Waits until so many bytes may go."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._free_at_s = 0.0
+
+    def __call__(self, nbytes: int) -> None:
+        if not self._rate:
+            return
+        now = clock.monotonic_s()
+        self._free_at_s = max(self._free_at_s, now - _BURST_S) + nbytes / self._rate
+        if self._free_at_s > now:
+            clock.sleep(self._free_at_s - now)
+
+
+class Puts:
+    """Into an object store."""
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        self._pace = Pace(bytes_per_s)
+
+    def __call__(self, slab: Place, view: View) -> list[int]:
+        assert isinstance(slab, Objects)
+        return slabs.put(slab, view.memory, view.header.image, self._pace)
+
+
+class Direct:
+    """Into a directory, as one stream past the page cache."""
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        self._pace = Pace(bytes_per_s)
+
+    def __call__(self, slab: Place, view: View) -> list[int]:
+        assert isinstance(slab, Files)
+        slabs.create(slab, view.header.image)
+        shard = slab.path / slabs.SHARD
+        shard.parent.mkdir(parents=True)
+        return direct.write(shard, view.memory, view.header.image, self._pace)
+
+
+class Fastest:
+    """The faster one under `root`, found by a trial of both before the first slab that is large enough for it to matter. With a limit the
+    stream, for tensorstore knows none; where the trial fails (a full disk), tensorstore, which will say why."""
+
+    def __init__(self, root: Files, bytes_per_s: float = 0.0) -> None:
+        self._root = root
+        self._stream = Direct(bytes_per_s)
+        self._chosen: Writer | None = self._stream if bytes_per_s else None
+
+    def __call__(self, slab: Place, view: View) -> list[int]:
+        if self._chosen is None and view.header.payload_bytes >= TRIAL_BYTES:
+            self._chosen = self._trial()
+        return (self._chosen or by_tensorstore)(slab, view)
+
+    def _trial(self) -> Writer:
+        memory = memoryview(mmap.mmap(-1, Image(TRIAL_BYTES).memory_bytes))
+        memory[::PAGE_BYTES] = b"\1" * (len(memory) // PAGE_BYTES)
+        view = View(
+            header=Header(payload_bytes=TRIAL_BYTES), table=b"", fingerprints=np.zeros(0, np.uint64), memory=memory
+        )
+        home = self._root / layout.SNAPSHOTS
+        for left in home.path.glob(f"{_MARK}*"):  # by a drain process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        took: dict[Writer, float] = {}
+        for writer in (by_tensorstore, self._stream, by_tensorstore, self._stream):
+            place = home / f"{_MARK}{os.getpid()}"
+            try:
+                make_directory(place.path)
+                started = clock.monotonic_s()
+                writer(place / "slab", view)
+                took[writer] = min(took.get(writer, float("inf")), clock.monotonic_s() - started)
+            except (ResilientError, OSError):
+                return by_tensorstore
+            finally:
+                place.clear()
+        return min(took, key=lambda writer: took[writer])

@@ -1,0 +1,71 @@
+"""A job begins with another's newest snapshot in another parallel layout: bit for bit the same global tensors, and it trains on.
+
+Without dropout: its generators have no place in another layout.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.checkpoint import catalog, commit, stores
+from mt_resilient.checkpoint.reshard import Saved
+
+from ..harness import GPT, Job, step_lines
+
+STEPS = 6
+PAIRS = [
+    pytest.param(2, ["--tp", "2"], 2, [], id="TP2 to DP2"),
+    pytest.param(2, ["--pp", "2"], 1, [], id="PP2 to PP1"),
+    pytest.param(2, ["--ep", "2", "--moe"], 1, ["--moe"], id="EP2 to EP1"),
+    pytest.param(2, [], 2, ["--pp", "2"], id="DP2 to PP2"),
+]
+
+
+def train(place: Path, ranks: int, layout: list[str], steps: int, *options: str) -> Job:
+    place.mkdir()
+    command = ["--nproc-per-node", str(ranks), str(GPT), *layout, "--steps", str(steps), "--dropout", "0"]
+    job = Job(place, command, *options)
+    assert job.finish(280) == 0, job.said()[-4000:]
+    return job
+
+
+def newest(job: Job) -> Saved:
+    return Saved(catalog.committed(stores.at(str(job.directory)))[0])
+
+
+@pytest.mark.megatron
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "layout", "other_ranks", "other_layout"), PAIRS)
+def test_the_same_tensors_in_another_layout(
+    tmp_path: Path, ranks: int, layout: list[str], other_ranks: int, other_layout: list[str]
+) -> None:
+    first = train(tmp_path / "first", ranks, layout, STEPS)
+    other = train(tmp_path / "other", other_ranks, other_layout, STEPS, "--start-from", str(first.directory))
+    assert step_lines(other.printed()) == [], "all steps were done already"
+    assert newest(other).digest() == newest(first).digest()
+    assert len(newest(first).boxes) > 40
+    assert commit.read_commit(newest(other).snapshot).world == other_ranks
+    losses = [
+        [float(re.search(r"loss (\S+)", line)[1]) for line in step_lines(further.printed())]
+        for further in (
+            train(tmp_path / "here", ranks, layout, STEPS + 2, "--start-from", str(first.directory)),
+            train(tmp_path / "there", other_ranks, other_layout, STEPS + 2, "--start-from", str(first.directory)),
+        )
+    ]
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5), "a mapping that is wrong both ways would show here"
+
+
+@pytest.mark.megatron
+@pytest.mark.slow
+def test_flat_shards_of_four_ranks_go_to_two_and_to_three(tmp_path: Path) -> None:
+    """The distributed optimizer's shards cut through parameters, elsewhere for each number of ranks."""
+    samples = ["--gbs", "24", "--mbs", "1"]
+    four = train(tmp_path / "four", 4, samples, 3)
+    two = train(tmp_path / "two", 2, samples, 3, "--start-from", str(four.directory))
+    three = train(tmp_path / "three", 3, samples, 3, "--start-from", str(two.directory))
+    assert newest(four).digest() == newest(two).digest() == newest(three).digest()
+    assert {len(newest(job).manifests) for job in (four, two, three)} == {4, 2, 3}

@@ -1,0 +1,153 @@
+"""Kills a job that saves without a pause, again and again: the program behind `test_save_kills.py`.
+
+    python save_kills.py ROOT SEED KILLS BYTES MB_PER_S
+
+At a random moment one of `saving_job.py`'s processes is killed: a rank, the drain process, or the agent and, by their leashes, all of
+them. After each kill the newest snapshot on disk must verify, and hold one step whose bytes are those that (rank, step, seed) decide;
+the job says the same of what its next ranks went back to. One line of JSON at the end says what was hit. MB_PER_S: a limit so high
+that it is none makes every slab the direct stream's; 0 leaves the choice to the drain process, for which small slabs are tensorstore's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from saving_job import RANKS, Agent, Fork, held
+
+from mt_resilient.checkpoint import catalog, commit, layout
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.resilience import leash
+
+PATIENCE_S = 100.0
+WINDOW_S = 0.05
+"""After a snapshot has become durable, within which the kill comes."""
+TARGETS = ("rank", "rank", "drain", "drain", "agent")
+
+
+class Campaign:
+    def __init__(self, root: Path, seed: int, nbytes: int, mb_per_s: float) -> None:
+        self._root, self._seed, self._nbytes, self._mb_per_s = root, seed, nbytes, mb_per_s
+        self._lives = 0
+        self._agent: Fork | None = None
+        self._pids: dict[str, Any] = {}
+        self._said: deque[dict[str, Any]] = deque()
+        self._torn_ones: set[Attempt] = set()
+        self.chance = random.Random(seed)
+        self.kills: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
+
+    def kill_one(self) -> None:
+        if self._agent is None:
+            self._lives += 1
+            self._agent = Fork(self._be_agent)
+        self._agent.tell(go=True)
+        self._until("going")
+        self._until("durable")
+        time.sleep(self.chance.random() * WINDOW_S)
+        target = self.chance.choice(TARGETS)
+        self.kills[target] += 1
+        match target:
+            case "agent":
+                torn = self._kill_agent()
+            case "drain":  # nothing newer comes: its successor takes up the very snapshot that it was at
+                self._agent.tell(go=False)
+                newest = self._until("held")["step"]
+                time.sleep(self.chance.random() * WINDOW_S)
+                os.kill(self._pids["drain"], signal.SIGKILL)
+                torn = self._torn()
+                self.hits["drain, taken up again"] += newest in torn
+                self._until("drained anew")
+                self._until_drained(newest)
+            case _:
+                os.kill(self.chance.choice(self._pids["ranks"]), signal.SIGKILL)
+                torn = {-1} if self._until("born")["torn"] else set()
+                self._until("back")
+                self._agent.tell(go=False)
+                self._until_drained(self._until("held")["step"])
+        self.hits[target] += bool(torn)
+        self.check()
+
+    def _be_agent(self, heard: int, said: int) -> None:
+        """In the child, whose the arena is."""
+        Agent(self._root, self._seed, self._nbytes, self._mb_per_s, self._lives).run(heard, said)
+
+    def check(self) -> None:
+        newest, *_ = catalog.committed(Files(self._root))
+        problems = catalog.verify(newest)
+        assert not problems, problems
+        steps = {held(newest, rank, self._seed, self._nbytes) for rank in range(RANKS)}
+        assert steps == {Attempt.parse(newest.name).stamp.step}, (newest, steps)
+
+    def end(self) -> None:
+        self._kill_agent()
+        self.check()
+
+    def _until_drained(self, step: int) -> None:
+        """Until the newest sealed step is on disk: nothing that was killed can keep it from getting there."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not any(attempt.stamp.step == step for attempt in catalog.look(Files(self._root)).durable):
+            assert time.monotonic() < until_s, f"step {step} does not get to disk"
+            time.sleep(0.005)
+
+    def _kill_agent(self) -> set[int]:
+        if self._agent is None:
+            return set()
+        self._agent.kill()
+        self._agent = None
+        self._said.clear()
+        for pid in (self._pids["drain"], *self._pids["ranks"]):
+            os.waitpid(pid, 0)  # ours now, and killed by its leash
+        return self._torn()
+
+    def _torn(self) -> set[int]:
+        """The steps of writes that have begun and not ended since the last look. The drain process is dead."""
+        there = [attempt for path in (self._root / layout.SNAPSHOTS).iterdir() if (attempt := Attempt.parse(path.name))]
+        torn = {attempt for attempt in there if not commit.committed(attempt.under(Files(self._root)))}
+        known, self._torn_ones = self._torn_ones, torn
+        return {attempt.stamp.step for attempt in torn - known}
+
+    def _until(self, *events: str) -> dict[str, Any]:
+        """When all of `events` have been said, what was said with them. What was said before is over."""
+        assert self._agent is not None
+        missing, found = set(events), {}
+        until_s = time.monotonic() + PATIENCE_S
+        while missing:
+            while not self._said:
+                left_s = max(0.0, until_s - time.monotonic())
+                assert select.select([self._agent.fd], [], [], left_s)[0], f"nothing of {missing} was said"
+                heard = self._agent.hear()
+                assert heard is not None, "the agent ended"
+                self._said += heard
+            said = self._said.popleft()
+            self._pids = said["pids"]
+            assert said["event"] != "wrong", said
+            if said["event"] in missing:
+                missing.remove(said["event"])
+                found |= said
+        return found
+
+
+def main() -> None:
+    root, seed, kills, nbytes, mb_per_s = Path(sys.argv[1]), *map(int, sys.argv[2:5]), float(sys.argv[5])
+    torch.set_num_threads(1)  # no threads: this process forks
+    leash.adopt_orphans()
+    campaign = Campaign(root, seed, nbytes, mb_per_s)
+    for _ in range(kills):
+        campaign.kill_one()
+    campaign.end()
+    print(json.dumps({"kills": campaign.kills, "hits": campaign.hits}))
+
+
+if __name__ == "__main__":
+    main()

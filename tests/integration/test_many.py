@@ -1,0 +1,118 @@
+"""Many tensors and many snapshots: what grows with them, and what does not. Counted, not timed; `benchmarks/many.py` takes the times."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mt_resilient.checkpoint import arena, catalog, layout, restore
+from mt_resilient.checkpoint.arena import RankArena
+from mt_resilient.checkpoint.drain import drain
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.header import Header, Stamp
+from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.staging import Stager, destinations, fill, plan
+from mt_resilient.checkpoint.tree import flatten, unflatten
+from mt_resilient.checkpoint.writers import by_tensorstore
+
+RANKS, SNAPSHOTS, TENSORS = 2, 100, 10_000
+Saving = Callable[[int, int], Path]
+
+
+def state_of(rank: int, tensors: int) -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng(rank).standard_normal((tensors, 8), np.float32)
+    return {f"layers.{index:05}.weight": numbers[index] for index in range(tensors)}
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Iterator[Saving]:
+    """Saves a step of so many tensors a rank; gives its directory."""
+    fds = arena.create(RANKS, 2)
+    ranks = [RankArena(row) for row in arena.paths(fds, os.getpid())]
+
+    def saved(step: int, tensors: int) -> Path:
+        for rank, slots in enumerate(ranks):
+            skeleton, leaves = flatten(state_of(rank, tensors), lambda leaf: False)
+            table = plan(skeleton, leaves)
+            described = Header(
+                generation=1, step=step, rank=rank, world=RANKS, pieces=tensors, payload_bytes=table.payload_bytes
+            )
+            claimed = slots.claim(described, table.to_json())
+            assert claimed is not None
+            slot, view = claimed
+            Stager().stage(leaves, table, view)
+            slot.staged()
+            slot.seal()
+        attempt = Attempt(run="5eed5eed", stamp=Stamp(1, 0, step))
+        report = drain([slots.slots for slots in ranks], attempt, Files(tmp_path), 0, by_tensorstore)
+        assert report is not None
+        return report.snapshot.path
+
+    yield saved
+    for slots, row in zip(ranks, fds, strict=True):
+        slots.close()
+        for fd in row:
+            os.close(fd)
+
+
+def calls(work: Callable[[], object]) -> Counter[str]:
+    """How often `work` calls the operating system through `os`, by name."""
+    found: Counter[str] = Counter()
+
+    def look(frame: Any, event: str, what: Any) -> None:
+        if event == "c_call" and what.__module__ in ("posix", "_io") and what.__name__ != "fspath":
+            found[what.__name__] += 1
+
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_files_do_not_grow_with_the_tensors(save: Saving) -> None:
+    for step, tensors in enumerate((10, TENSORS), 1):
+        files = [path for path in save(step, tensors).rglob("*") if path.is_file()]
+        assert len(files) <= 4 * RANKS + 3, files
+
+
+def test_ten_thousand_tensors_come_back(save: Saving) -> None:
+    snapshot = save(1, TENSORS)
+    assert catalog.verify(Files(snapshot)) == []
+    for rank in range(RANKS):
+        manifest = restore.open_rank(Files(snapshot), rank, RANKS)
+        into = destinations(manifest.table, {})
+        fill(manifest.table, into, restore.chunks(Files(snapshot), manifest), manifest.words())
+        found, expected = unflatten(manifest.table.skeleton, into), state_of(rank, TENSORS)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_metadata_grows_with_the_tensors_and_no_faster(save: Saving) -> None:
+    each = []
+    for step, tensors in enumerate((500, TENSORS), 1):
+        snapshot = save(step, tensors)
+        files = (path for path in snapshot.rglob("*") if path.is_file() and path.name != "0")
+        each.append(sum(path.stat().st_size for path in files) / tensors / RANKS)
+    few, many = each
+    assert many <= 1.05 * few, "bytes of metadata a tensor"
+    assert many <= 200
+
+
+def test_looking_for_snapshots_asks_twice_for_each(save: Saving, tmp_path: Path) -> None:
+    for step in range(1, SNAPSHOTS + 1):
+        save(step, 1)
+    found = calls(lambda: catalog.look(Files(tmp_path)))
+    assert found["stat"] >= SNAPSHOTS, "the counting counts"
+    assert sum(found.values()) <= 2 * SNAPSHOTS + 5, found
+    assert len(catalog.look(Files(tmp_path)).durable) == SNAPSHOTS
+    names = [path.name for path in (tmp_path / layout.SNAPSHOTS).iterdir()]
+    assert len(names) == SNAPSHOTS, "nothing but snapshots is left there"

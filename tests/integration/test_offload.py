@@ -1,0 +1,208 @@
+"""Copies from a device on a stream of their own, on a stand-in whose copies come late and read what is there then.
+
+Each test runs in a process of its own: the stand-in changes torch for good.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STANDIN = Path(__file__).parents[1] / "musa" / "standin"
+PREAMBLE = """
+import os, time
+import torch, torch_musa
+from torch import nn
+from mt_resilient.checkpoint import arena
+from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.training.attach import Attachment
+from mt_resilient.training.pace import Pace
+from mt_resilient.training.rewind import Tape
+from mt_resilient.training.state import Source, source_of
+
+fds = arena.create(1, 3)
+handoff = Handoff(
+    agent_pid=os.getpid(), generation=1, board="", arena=tuple(map(tuple, arena.paths(fds, os.getpid()))), snapshots="/nowhere",
+    resume_step=-1, replay_until=-1,
+    origin="", every_steps=1, durable_every_steps=50, max_replays=2, modules="",
+)
+page = Page(memoryview(bytearray(PAGE_BYTES)))
+
+def tape(**sources):
+    at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
+    return Tape(at, {name: source_of(name, thing) for name, thing in sources.items()}, Pace(1))
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(33, 65), nn.BatchNorm1d(65), nn.Linear(65, 3)).to("musa")
+optimizer = torch.optim.Adam(model.parameters())
+
+def forward():
+    return model(torch.randn(8, 33).to("musa")).sum()
+
+def step():
+    optimizer.zero_grad()
+    forward().backward()
+    optimizer.step()
+
+def bits():
+    state = [*model.parameters(), *model.buffers(), *(v for s in optimizer.state.values() for v in s.values())]
+    return [tensor.detach().cpu().clone() for tensor in state]
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+def agreed(newest, earlier=Held.WHOLE):
+    return Judgement(directive=Directive.GO_ON, step=0, newest=newest, earlier=earlier)
+
+step()
+"""
+
+
+def run(code: str, delay_s: float = 0.002) -> None:
+    path = os.pathsep.join(filter(None, [str(STANDIN), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "MUSA_STANDIN_COPY_DELAY_S": str(delay_s), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + code], env=environment, text=True, capture_output=True, timeout=120, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_loop_goes_on_while_copies_run_and_the_copy_is_that_of_the_boundary():
+    run("""
+tape = tape(model=model, optimizer=optimizer)
+for number in range(1, 6):
+    expected = bits()
+    tape.record(number, durable=False)
+    assert tape.held[0] is Held.UNDER_WAY, "record waits for nothing"
+    step()  # forward writes the running means, the optimizer all the rest
+    assert not same(bits(), expected)
+    tape.finish()
+    assert tape.held[0] is Held.WHOLE
+    tape.settle(agreed(Held.WHOLE))
+    after = bits()
+    tape.go_back(number)
+    assert same(bits(), expected), "what was copied is the state at the boundary"
+    step()
+""")
+
+
+def test_without_the_wait_before_the_update_the_bits_would_be_wrong():
+    run("""
+from mt_resilient.training.offload import Offload
+from mt_resilient.training.rewind import Unrestorable
+Offload._before_update = lambda self, *_: None
+tape = tape(model=model, optimizer=optimizer)
+expected = bits()
+tape.record(1, durable=False)
+step()
+tape.finish()
+try:
+    tape.go_back(1)
+except Unrestorable as error:  # unless the update came before the fingerprints, too
+    assert "arrived with the fingerprint" in str(error)
+    assert tape._arena.holding(1) is None, "the next life takes another tier"
+else:
+    assert not same(bits(), expected)
+""")
+
+
+def test_without_an_optimizer_to_wait_before_the_loop_waits_for_all_copies():
+    run("""
+tape = tape(model=model)
+expected = bits()[: len([*model.parameters(), *model.buffers()])]
+tape.record(1, durable=False)
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(1)
+tape.go_back(1)
+assert same(bits()[: len(expected)], expected)
+""")
+
+
+def test_parameters_that_are_not_finite_are_found_on_their_way_out():
+    run("""
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, durable=False)
+tape.finish()
+tape.settle(agreed(Held.WHOLE))
+with torch.no_grad():
+    model[0].weight[3, 4] = float("nan")
+tape.record(2, durable=True)
+tape.finish()
+assert not tape.finite
+assert tape.held == (Held.MISSED, Held.WHOLE)
+assert tape.newest_sealed() == 1
+tape.go_back(1)
+assert tape.finite
+assert torch.isfinite(model[0].weight).all()
+""")
+
+
+def test_two_attempts_at_most_are_open_and_what_a_rank_missed_is_given_up_by_all():
+    run("""
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, durable=True)
+assert tape.may_record()
+step()
+tape.record(2, durable=False)
+assert not tape.may_record(), "until all know of the first"
+tape.settle(agreed(Held.UNDER_WAY, Held.MISSED))
+assert tape.owed, "a snapshot on disk that was missed is owed"
+assert tape.may_record()
+tape.finish()
+tape.settle(agreed(Held.WHOLE, Held.MISSED))
+assert tape.newest_sealed() == 2
+assert tape._arena.holding(1) is None
+""")
+
+
+def test_a_small_copy_that_comes_late_never_ends_in_the_wrong_slot():
+    run(
+        """
+tape = tape(model=model, optimizer=optimizer)
+kept = {}
+for number in range(1, 30):
+    if tape.may_record():
+        kept[number] = bits()
+        tape.record(number, durable=False)
+    step()
+    newest, earlier = tape.held
+    tape.settle(agreed(newest, earlier))
+tape.finish()
+tape.settle(agreed(*tape.held))
+to = tape.newest_sealed()
+tape.go_back(to)
+assert same(bits(), kept[to])
+assert page.snapshots > 5
+""",
+        delay_s=0.001,
+    )
+
+
+@pytest.mark.parametrize("state", ["model.double()", "nn.Linear(700, 3000).to('musa')"])
+def test_a_state_that_grows_finds_room(state):
+    run(f"""
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, durable=False)
+tape.finish()
+tape.settle(agreed(Held.WHOLE))
+grown = {state}
+other = Tape(tape._at, {{"model": source_of("model", grown)}}, Pace(1))
+other._arena = tape._arena
+other._arena.drop_after(0)
+from mt_resilient.training.offload import Offload
+other._offload = Offload("musa", other._arena)
+other.record(2, durable=False, patience_s=10)
+other.finish()
+assert other.held[0] is Held.WHOLE
+expected = [p.detach().cpu().clone() for p in grown.parameters()]
+with torch.no_grad():
+    [p.zero_() for p in grown.parameters()]
+other.go_back(2)
+assert all(torch.equal(a, b.detach().cpu()) for a, b in zip(expected, grown.parameters()))
+assert torch_musa.Runtime.registered
+""")

@@ -1,0 +1,436 @@
+"""The protocol of snapshots over each kind of store: files, tensorstore's memory, and a real S3 server (OpenStack Swift)."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorstore
+
+from mt_resilient.checkpoint import catalog, commit, layout, restore, slabs, stores
+from mt_resilient.checkpoint.header import Stamp
+from mt_resilient.checkpoint.image import CHUNK_BYTES
+from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.objects import Objects
+from mt_resilient.checkpoint.stores import Place
+from mt_resilient.resilience.errors import LayoutError, MachineError, SnapshotError, UsageError
+
+from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
+from ..played import Node
+from ..swift import BIN, KEYS, REGION, Swift
+
+KINDS = ["file", "memory", "s3"]
+BUCKET = "job"
+
+
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
+    if not BIN.exists():
+        pytest.skip("there is no S3 server here; scripts/swift installs one")
+    server = Swift(tmp_path_factory.mktemp("swift"))
+    try:
+        server.make_bucket(BUCKET)
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+def bucket(swift: Swift, name: str = BUCKET, region: str = REGION) -> Place:
+    """A prefix of its own."""
+    return stores.at(stores.address(f"s3://{name}/{uuid.uuid4().hex}", swift.endpoint, region))
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    match request.param:
+        case "file":
+            return stores.at(str(tmp_path))
+        case "memory":
+            return stores.at(f"memory://{uuid.uuid4().hex}")
+    return bucket(request.getfixturevalue("swift"))
+
+
+@pytest.fixture
+def node(root: Place) -> Iterator[Node]:
+    node = Node(root)
+    yield node
+    node.close()
+
+
+each = pytest.mark.parametrize("root", KINDS, indirect=True)
+s3 = pytest.mark.parametrize("root", ["s3"], indirect=True)
+
+
+# A place
+
+
+@each
+def test_a_place_keeps_what_it_is_given(root: Place) -> None:
+    here = root / "snapshots" / "a"
+    assert not here.there("x")
+    with pytest.raises(SnapshotError, match="a/x: No such file"):
+        here.read("x")
+    assert (root / "snapshots").holding(["x"]) == {}
+    for content in (b"", b"1", bytes(100_000)):
+        here.write("x", content)
+        assert (here.there("x"), here.read("x")) == (True, content)
+    (root / "snapshots" / "ab").write("c/y", b"")
+    assert (root / "snapshots").holding(["x", "z"]) == {"a": {"x"}, "ab": set()}
+    here.rename("x", "z")
+    assert (here.there("x"), here.read("z")) == (False, bytes(100_000))
+    assert (root / "snapshots").holding(["x", "z"]) == {"a": {"z"}, "ab": set()}
+    here.write("x", b"")
+    here.delete("x")
+    assert not here.there("x")
+    here.clear()
+    here.clear()
+    assert (root / "snapshots").holding(["x", "z"]) == {"ab": set()}
+
+
+@each
+def test_its_address_leads_there_again(root: Place) -> None:
+    (root / "a").write("x", b"1")
+    assert (stores.at(root.address) / "a").read("x") == b"1"
+    assert (root / "a").name == "a"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("hdfs://there", "name a directory, s3://bucket/prefix"),
+        ("memory://here", "name a directory, s3://bucket/prefix"),
+        ("s3://", "s3:// is no place for snapshots"),
+        ("s3://No_Bucket!", "Invalid S3 bucket name"),
+        ("file://host/path", "is no file:///path"),
+        ("s3://bucket/run?endpoint=x", "--set snapshots.endpoint"),
+    ],
+)
+def test_what_is_no_place_is_a_sentence(given: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        stores.address(given)
+
+
+def test_an_endpoint_is_for_s3_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="are for s3:// URLs"):
+        stores.address(str(tmp_path), endpoint="http://localhost:1")
+    assert (
+        stores.address("s3://bucket/run", "http://localhost:1") == "s3://bucket/run?endpoint=http%3A%2F%2Flocalhost%3A1"
+    )
+    assert str(stores.at("file:///tmp/a%20b")) == "/tmp/a b"
+
+
+# Snapshots
+
+
+@each
+def test_from_the_arena_and_back(node: Node) -> None:
+    node.snapshot(1)
+    first = node.drain_here(1)
+    node.snapshot(2)
+    second = node.drain_here(2)
+    assert [str(found) for found in catalog.committed(node.root)] == [str(second), str(first)]
+    assert catalog.verify(first) == catalog.verify(second) == []
+    for rank in node.ranks:
+        manifest = restore.open_rank(second, rank, world=2)
+        slot = node.arenas[rank].holding(2)
+        with slot.reading() as view:
+            expected = [(index, bytes(chunk)) for index, chunk in view.chunks()]
+        assert [(index, bytes(chunk)) for index, chunk in restore.chunks(second, manifest)] == expected
+    with pytest.raises(LayoutError, match="written by 2 ranks, and this job has 4"):
+        restore.open_rank(second, 0, world=4)
+    assert catalog.next_generation(node.root) == 2
+
+
+def test_the_same_state_has_the_same_digest_everywhere(tmp_path: Path, swift: Swift) -> None:
+    digests = set()
+    for root in (stores.at(str(tmp_path)), stores.at("memory://digests"), bucket(swift)):
+        node = Node(root)
+        node.snapshot(1)
+        digests.add(catalog.digest(node.drain_here(1)))
+        node.close()
+    assert len(digests) == 1
+
+
+@each
+def test_a_slab_of_several_shards(root: Place) -> None:
+    chunks = slabs.OBJECT_CHUNKS + 2
+    node = Node(root, range(1), world=1, nbytes=chunks * CHUNK_BYTES, slots=1)
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    assert catalog.verify(snapshot) == []
+    slab = snapshot / "rank-00000"
+    assert slab.there("c/1/0") == isinstance(slab, Objects)
+    manifest = restore.open_rank(snapshot, 0)
+    wanted = [0, slabs.OBJECT_CHUNKS - 1, slabs.OBJECT_CHUNKS, chunks - 1]
+    assert [index for index, _ in restore.chunks(snapshot, manifest, wanted)] == wanted
+    node.close()
+
+
+def test_what_is_put_is_what_tensorstore_writes() -> None:
+    root = stores.at("memory://reference")
+    assert isinstance(root, Objects)
+    chunks = slabs.OBJECT_CHUNKS + 2
+    node = Node(root, range(1), world=1, nbytes=chunks * CHUNK_BYTES, slots=1)
+    node.snapshot(1)
+    slab = node.drain_here(1) / "rank-00000"
+    node.close()
+    assert isinstance(slab, Objects)
+    ours = {key: slab.kv.read(key).result().value for key in slab.kv.list().result()}
+    copied = tensorstore.Context()
+    memory = {"driver": "memory", "path": "copy/"}
+    kv = tensorstore.KvStore.open(memory, context=copied).result()
+    for key, value in ours.items():
+        kv.write(key, value).result()
+    opened = tensorstore.open({"driver": "zarr3", "kvstore": memory}, context=copied).result()
+    content = opened.read().result()
+    for key in ours:
+        if key != slabs.METADATA.encode():
+            kv.write(key, None).result()
+    opened.write(content).result()
+    assert {key: kv.read(key).result().value for key in kv.list().result()} == ours
+
+
+@each
+def test_a_rejected_snapshot_is_none_and_stays(node: Node) -> None:
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    promised = snapshot.read(layout.COMMIT)
+    snapshot.write(layout.REJECTED, promised)  # where a kill leaves an object store between the two steps
+    assert catalog.committed(node.root) == []
+    snapshot.delete(layout.REJECTED)
+    commit.reject(snapshot, "rank 1 could not load it")
+    assert catalog.committed(node.root) == []
+    assert [attempt.stamp.step for attempt in catalog.look(node.root).rejected] == [1]
+    with pytest.raises(SnapshotError, match="rejected: rank 1 could not load it"):
+        restore.open_rank(snapshot, 0)
+    node.snapshot(2)
+    node.drain_here(2)
+    assert catalog.retire(node.root, keep=1) == []
+    assert snapshot.there("rank-00001/c/0/0")
+    assert snapshot.read(layout.REJECTED) == promised
+
+
+@each
+def test_the_old_are_retired_and_remains_are_swept(node: Node) -> None:
+    left = Attempt(run="deadbeef", stamp=Stamp(1, 0, 7))
+    left.under(node.root).write("rank-00000.json", b"")
+    for step in (1, 2, 3):
+        node.snapshot(step)
+        node.drain_here(step)
+    assert [attempt.stamp.step for attempt in catalog.retire(node.root, keep=2)] == [1]
+    found = catalog.look(node.root)
+    assert [attempt.stamp.step for attempt in found.durable] == [3, 2]
+    assert (found.rejected, found.remains) == ((), ())
+    assert len((node.root / layout.SNAPSHOTS).holding([])) == 2
+
+
+@each
+@pytest.mark.parametrize("name", ["COMMIT", "rank-00001.json", "rank-00001/zarr.json", "rank-00001/c/0/0"])
+def test_damage_is_found_and_refused(node: Node, name: str) -> None:
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    sound, chance = snapshot.read(name), random.Random(1)
+    flipped = bytearray(sound)
+    flipped[chance.randrange(len(sound))] ^= 1 << chance.randrange(8)
+    quarter = len(sound) // 4
+    zeroed = sound[:quarter] + bytes(quarter) + sound[2 * quarter :]
+    for damaged in (None, b"", sound[:-1], bytes(len(sound)), zeroed, bytes(flipped)):
+        snapshot.delete(name) if damaged is None else snapshot.write(name, damaged)
+        assert len(catalog.verify(snapshot)) == 1
+        with pytest.raises(SnapshotError):
+            list(restore.chunks(snapshot, restore.open_rank(snapshot, 1)))
+        snapshot.write(name, sound)
+    assert catalog.verify(snapshot) == []
+
+
+@each
+def test_a_sound_shard_of_another_attempt_is_found(node: Node) -> None:
+    node.snapshot(1)
+    node.snapshot(2, seed=1)
+    snapshot, other = node.drain_here(1), node.drain_here(2)
+    snapshot.write("rank-00001/c/0/0", other.read("rank-00001/c/0/0"))
+    (problem,) = catalog.verify(snapshot)
+    assert "not the one that was staged" in problem
+
+
+@pytest.mark.parametrize("root", ["file", "s3"], indirect=True)
+def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(root: Place) -> None:
+    node, chance, step, torn = Node(root, nbytes=2 << 20), random.Random(1), 0, 0
+    for _ in range(5):
+        process = node.drain(poll_s=0.001)
+        step += node.snapshot(step + 1)
+        process.events("durable")
+        until = time.monotonic() + chance.random() * 0.3
+        while time.monotonic() < until:
+            step += node.snapshot(step + 1)
+        process.kill()
+        found = catalog.look(root)
+        torn += len(found.remains)
+        assert found.durable
+        for attempt in found.durable:
+            assert catalog.verify(attempt.under(root)) == []
+    assert torn > 0, "no kill hit a write: the test tests nothing"
+    step += node.snapshot(step + 1)
+    node.drain().finish()
+    found = catalog.look(root)
+    assert found.durable[0].stamp.step == step
+    assert found.remains == ()
+    node.close()
+
+
+# A store that does not answer, or refuses
+
+
+@s3
+def test_a_server_that_is_down_costs_nothing(node: Node, swift: Swift) -> None:
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    process = node.drain()
+    with swift.down():
+        node.snapshot(2)
+        failed = process.events("failed")[-1]
+        assert "the store does not answer" in failed["reason"]
+        assert failed["retry_in_s"] == 1.0
+        (problem,) = catalog.verify(snapshot)
+        assert "the store does not answer" in problem
+    assert process.events("durable")[-1]["step"] == 2
+    process.finish()
+    assert catalog.verify(snapshot) == []
+
+
+@s3
+def test_a_server_that_hangs_is_given_up_in_time(node: Node, swift: Swift) -> None:
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    manifest = restore.open_rank(snapshot, 0)
+    process = node.drain()
+    content = restore.chunks(snapshot, manifest)
+    with swift.hanging():
+        node.snapshot(2)
+        started = time.monotonic()
+        with pytest.raises(MachineError, match="does not answer"):
+            next(content)
+        assert time.monotonic() - started < 20
+        assert "does not answer" in process.events("failed")[-1]["reason"]
+    assert process.events("durable")[-1]["step"] == 2
+    process.finish()
+    assert [catalog.verify(found) for found in catalog.committed(node.root)] == [[], []]
+
+
+def refused(place: Place, sentence: str) -> None:
+    """Whatever is asked of it, and never as if nothing were there."""
+    for ask in (
+        lambda: place.there("x"),
+        lambda: place.read("x"),
+        lambda: place.write("x", b""),
+        lambda: place.holding(["x"]),
+        lambda: catalog.look(place),
+    ):
+        with pytest.raises(MachineError, match=sentence) as told:
+            ask()
+        assert "\n" not in str(told.value)
+        assert len(str(told.value)) < 400
+
+
+def test_a_missing_bucket_is_not_an_empty_one(swift: Swift) -> None:
+    refused(bucket(swift, "nowhere"), "there is no such bucket")
+
+
+def test_another_region(swift: Swift) -> None:
+    refused(bucket(swift, region="eu-west-9"), "the store refuses access .*snapshots.region")
+
+
+@s3
+@pytest.mark.parametrize("secret", ["wrong", None])
+def test_a_wrong_key_costs_nothing(node: Node, secret: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    if secret:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    process = node.drain()
+    node.snapshot(2)
+    failed = process.events("failed")[-1]
+    assert "the store refuses access" in failed["reason"]
+    assert failed["retry_in_s"] == 1.0
+    process.kill()
+    assert catalog.verify(snapshot) == []
+
+
+# A job
+
+
+def job_at(place: Path, swift: Swift, where: str) -> Job:
+    place.mkdir(exist_ok=True)
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "90", "--step-delay", "0.02"]
+    # Slots for all that is kept until the gate: none is overwritten before it is written.
+    often = ["--snapshot-every", "5", "--durable-every", "10", "--set", "snapshots.slots=8"]
+    store = ["--set", f"snapshots.endpoint={swift.endpoint}", "--set", f"snapshots.region={REGION}"]
+    return Job(place, command, "--snapshots", where, *often, *store, **KEYS)
+
+
+def test_a_job_that_is_killed_altogether_goes_on_from_the_store(tmp_path: Path, swift: Swift) -> None:
+    """Everything dies, and the newest snapshot in the store is damaged: the one before it is used. Then the store is down for a while."""
+    expected, _ = undisturbed(MINIMAL, "--steps", "90")
+    where = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    job = job_at(tmp_path, swift, where)
+    job.until_said("step 20 is on disk")
+    job.kill_everything()
+    assert not (job.directory / "snapshots").exists()
+    newest, older = catalog.committed(stores.at(stores.address(where, swift.endpoint, REGION)))
+    shard = bytearray(newest.read("rank-00000/c/0/0"))
+    shard[100] ^= 1
+    newest.write("rank-00000/c/0/0", bytes(shard))
+    job.start()
+    job.until_said(f"the snapshot {newest.name} cannot be restored and is set aside")
+    job.until_said(f"going back to step {int(older.name[:10])} from disk")
+    assert newest.there(layout.REJECTED)
+    job.until(lambda now: now.generation >= 3 and now.stepped_s > 0)
+    with swift.down():
+        job.until_said("could not be written, training goes on")
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == expected
+    assert "step 90 is on disk" in job.said()
+    listed = cli("snapshots", "ls", "--run-dir", str(job.directory))
+    assert "    90 " in listed.stdout, listed.stderr
+    verified = cli("snapshots", "verify", "--run-dir", str(job.directory))
+    assert (verified.returncode, verified.stdout.count("sound, every byte read")) == (0, 3)
+
+    other = job_at(tmp_path / "other", swift, where)
+    assert other.agent.wait(60) == 2
+    assert "are another job's" in other.said()
+
+
+@pytest.mark.parametrize(
+    ("where", "extra", "sentence"),
+    [
+        ("s3://nowhere/run", {}, "there is no such bucket"),
+        (f"s3://{BUCKET}/run", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch"),
+    ],
+)
+def test_a_job_without_its_store_does_not_begin(
+    where: str, extra: dict[str, str], sentence: str, tmp_path: Path, swift: Swift
+) -> None:
+    words = [
+        "--snapshots",
+        where,
+        "--set",
+        f"snapshots.endpoint={swift.endpoint}",
+        "--set",
+        "snapshots.region=us-east-1",
+    ]
+    done = cli("run", "--run-dir", str(tmp_path), *words, "--", "torchrun", str(MINIMAL), **extra)
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert sentence in line
+    assert "nothing was started" in line

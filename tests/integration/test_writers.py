@@ -1,0 +1,109 @@
+"""Two writers, one format: what the stream of direct I/O leaves is what tensorstore leaves, byte for byte."""
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+
+from mt_resilient.checkpoint import direct, slabs
+from mt_resilient.checkpoint.arena import View
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.header import Header
+from mt_resilient.checkpoint.image import CHUNK_BYTES, Image, padded
+from mt_resilient.checkpoint.writers import TRIAL_BYTES, Direct, Fastest, by_tensorstore
+from mt_resilient.resilience import clock
+from mt_resilient.resilience.errors import SnapshotError
+
+BLOCK = direct.BLOCK_BYTES // (CHUNK_BYTES + 4) * CHUNK_BYTES
+SIZES = [1, 4092, 4093, 100_000, CHUNK_BYTES, CHUNK_BYTES + 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3 * CHUNK_BYTES]
+
+
+def view(nbytes: int, *, seed: int = 0) -> View:
+    image = Image(padded(nbytes))
+    memory = memoryview(mmap.mmap(-1, image.memory_bytes))
+    noise = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
+    for index in range(image.chunks):  # the last chunk's rest stays zero, as do whole chunks: the fill value
+        part = noise[index * image.chunk_bytes : (index + 1) * image.chunk_bytes] if index != 1 else b""
+        image.chunk(memory, index)[: len(part)] = part
+    header = Header(payload_bytes=image.payload_bytes)
+    return View(header=header, table=b"", fingerprints=np.zeros(0, np.uint64), memory=memory)
+
+
+def files(slab: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(slab)): path.read_bytes() for path in slab.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_both_leave_the_same_files_and_checksums(tmp_path, nbytes):
+    held = view(nbytes)
+    assert by_tensorstore(Files(tmp_path / "a"), held) == Direct()(Files(tmp_path / "b"), held)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert files(tmp_path / "a").keys() == {slabs.METADATA, slabs.SHARD}
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_whatever_wrote_it_everybody_reads_the_same(tmp_path, nbytes):
+    held = view(nbytes)
+    image, slab = held.header.image, tmp_path / "slab"
+    Direct()(Files(slab), held)
+    expected = [bytes(chunk) for _, chunk in held.chunks()]
+    every = range(image.chunks)
+    assert [bytes(chunk) for _, chunk in slabs.read(Files(slab), image, every)] == expected
+    *chunks, index = [bytes(chunk) for _, chunk in direct.read(slab / slabs.SHARD, image, every)]
+    assert [chunk[:-4] for chunk in chunks] == expected
+    assert index == image.index()
+    assert [np.asarray(row).tobytes() for row in zarr.open_array(slab, mode="r")[:]] == expected
+    opened = tensorstore.open({"driver": "auto", "kvstore": f"file://{slab}/"}).result()
+    assert opened[image.chunks - 1].read().result().tobytes() == expected[-1]
+
+
+@pytest.mark.parametrize("wanted", [[], [0], [5], [0, 2, 3, 9], list(range(2, 11))])
+def test_only_the_chunks_that_are_wanted_are_read(tmp_path, wanted):
+    held = view(11 * CHUNK_BYTES)
+    image, slab = held.header.image, tmp_path / "slab"
+    Direct()(Files(slab), held)
+    expected = [(index, bytes(image.chunk(held.memory, index))) for index in wanted]
+    found = [(index, bytes(chunk[:-4])) for index, chunk in direct.read(slab / slabs.SHARD, image, wanted)]
+    assert found[:-1] == expected
+    assert [(index, bytes(chunk)) for index, chunk in slabs.read(Files(slab), image, wanted)] == expected
+
+
+@pytest.mark.parametrize("length", [0, 1, 4096, 3 * (CHUNK_BYTES + 4), -5000, -1])
+def test_a_file_that_ends_early_is_a_sentence(tmp_path, length):
+    held = view(5 * CHUNK_BYTES)
+    image, slab = held.header.image, tmp_path / "slab"
+    Direct()(Files(slab), held)
+    os.truncate(slab / slabs.SHARD, length % image.file_bytes)
+    with pytest.raises(SnapshotError, match="ends at byte"):
+        list(direct.read(slab / slabs.SHARD, image, range(image.chunks)))
+    with pytest.raises(SnapshotError):
+        list(slabs.read(Files(slab), image, range(image.chunks)))
+
+
+def test_a_slab_that_is_there_is_not_overwritten(tmp_path):
+    for name, writer in (("a", by_tensorstore), ("b", Direct())):
+        writer(Files(tmp_path / name), view(100))
+        with pytest.raises(SnapshotError, match="holds a slab already"):
+            writer(Files(tmp_path / name), view(100))
+
+
+def test_a_limit_is_kept(tmp_path):
+    held = view(8 * CHUNK_BYTES)
+    started = clock.monotonic_s()
+    Direct(bytes_per_s=64e6)(Files(tmp_path / "slab"), held)
+    assert clock.monotonic_s() - started > 0.9 * 32 / 64, "32 MiB, less a burst, at 64 MB/s"
+
+
+def test_the_trial_leaves_nothing_and_sweeps_what_a_killed_one_left(tmp_path):
+    left = tmp_path / "snapshots/.trial-1"
+    left.mkdir(parents=True)
+    writer = Fastest(Files(tmp_path))
+    writer(Files(tmp_path / "small"), view(100))
+    assert left.exists(), "small slabs are no matter"
+    writer(Files(tmp_path / "large"), view(TRIAL_BYTES))
+    assert list((tmp_path / "snapshots").iterdir()) == []
+    assert files(tmp_path / "large").keys() == {slabs.METADATA, slabs.SHARD}

@@ -1,0 +1,124 @@
+"""An agent's arena and its ranks, played by a test, and a real drain process beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from mt_resilient.checkpoint import arena, tree
+from mt_resilient.checkpoint.arena import RankArena, Slot
+from mt_resilient.checkpoint.drain import drain
+from mt_resilient.checkpoint.header import Header, Stamp
+from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.staging import Stager
+from mt_resilient.checkpoint.stores import Place
+from mt_resilient.checkpoint.tensors import plan
+from mt_resilient.checkpoint.writers import writer
+
+RUN = "5eed5eed"
+PATIENCE_S = 60.0
+
+
+class Node:
+    """An agent's arena and its ranks, played by the test; each rank's state is noise that (rank, step, seed)
+    decides."""
+
+    def __init__(
+        self, root: Place, ranks: range = range(2), *, world: int = 2, nbytes: int = 100_000, slots: int = 2
+    ) -> None:
+        self.root, self.ranks, self.world, self.nbytes = root, ranks, world, nbytes
+        self.fds = arena.create(len(ranks), slots)
+        self.paths = arena.paths(self.fds, os.getpid())
+        self.arenas = [RankArena(row) for row in self.paths]
+
+    def snapshot(self, step: int, *, seed: int = 0, generation: int = 1, durable: bool = True) -> bool:
+        claims = []
+        for rank, slots in zip(self.ranks, self.arenas, strict=True):
+            state = {"step": step, "seed": seed, "x": np.random.default_rng([rank, step, seed]).bytes(self.nbytes)}
+            skeleton, leaves = tree.flatten({**state, "x": np.frombuffer(state["x"], np.uint8)}, lambda value: False)
+            table = plan(skeleton, [(name, leaf.dtype.name, leaf.shape) for name, leaf in leaves])
+            wanted = Header(
+                generation=generation,
+                step=step,
+                durable=durable,
+                rank=rank,
+                world=self.world,
+                pieces=len(table.pieces),
+                payload_bytes=table.payload_bytes,
+            )
+            claims.append(slots.claim(wanted, table.to_json()))
+            if claims[-1] is not None:
+                slot, view = claims[-1]
+                Stager().stage(leaves, table, view)
+                slot.staged()
+        whole = all(claims)
+        for claimed in claims:
+            if claimed is not None:
+                claimed[0].seal() if whole else claimed[0].free()
+        return whole
+
+    def drain(self, before: Sequence[str] = (), **more: object) -> DrainProcess:
+        config = {
+            "arena": self.paths,
+            "root": self.root.address,
+            "run": RUN,
+            "local_ranks": len(self.ranks),
+            "poll_s": 0.01,
+        }
+        return DrainProcess(config | more, before)
+
+    def drain_here(self, step: int, *, generation: int = 1) -> Place:
+        """The snapshot of `step`, written by this very process."""
+        slots = [[Slot(path) for path in row] for row in self.paths]
+        report = drain(slots, Attempt(run=RUN, stamp=Stamp(generation, 0, step)), self.root, 0, writer(self.root))
+        for slot in chain(*slots):
+            slot.close()
+        assert report is not None
+        return report.snapshot
+
+    def close(self) -> None:
+        for slots in self.arenas:
+            slots.close()
+        for fd in chain(*self.fds):
+            os.close(fd)
+
+
+class DrainProcess:
+    def __init__(self, config: dict[str, object], before: Sequence[str] = ()) -> None:
+        """before: what the command line begins with."""
+        command = [*before, sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(config)]
+        # Without a buffer, in which `select` would not see a second line.
+        self.process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
+
+    def events(self, until: str) -> list[dict]:
+        """The events up to the first of kind `until`."""
+        assert self.process.stdout is not None
+        found: list[dict] = []
+        while not found or found[-1]["event"] != until:
+            assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], f"no {until!r} after {found}"
+            line = self.process.stdout.readline()
+            assert line, f"it ended after {found}"
+            found.append(json.loads(line))
+        return found
+
+    def finish(self) -> list[dict]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"finish\n")
+        self.process.stdin.flush()
+        found = self.events("finished")
+        assert self.process.wait(PATIENCE_S) == 0
+        return found
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()

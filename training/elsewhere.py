@@ -1,0 +1,178 @@
+"""A state that was saved in another parallel layout, put into this one's live tensors.
+
+Tensors go by their places in global ones; the values of parameter groups by the parameters that are in them; and what is the same on all
+ranks (counters, schedulers) comes from rank 0. Generators have no place in another layout: they stay as the script has seeded them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..checkpoint import tree
+from ..checkpoint.geometry import Part
+from ..checkpoint.manifest import RankManifest
+from ..checkpoint.reshard import Saved, Wanted, word
+from ..checkpoint.stores import Place
+from ..checkpoint.tensors import Piece
+from ..resilience.errors import LayoutError
+from .optimizer_places import owned_parts, state_parts
+from .places import model_parts, places_of
+from .state import Modules, Optimizers, Source, local, parameters_of
+
+_LAYOUT_KEYS = ("is_expert_parallel",)
+"""In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+
+Parts = dict[str, list[Part]]
+
+
+def parts_of(sources: Mapping[str, Source]) -> Parts:
+    """The places of all live tensors, by their names in a snapshot; none where a model does not say."""
+    try:
+        return _parts_of(sources)
+    except Exception as error:  # other people's code, on models that it may not know
+        print(
+            f"mt-resilient: where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
+            "snapshots can be restored in the same parallel layout only",
+            file=sys.stderr,
+        )
+        return {}
+
+
+def _parts_of(sources: Mapping[str, Source]) -> Parts:
+    found: Parts = {}
+    for name, source in sources.items():
+        if isinstance(source, Modules):
+            found |= {f"{name}/{key}": _prefixed(name, parts) for key, parts in model_parts(source.chunks).items()}
+    for name, source in sources.items():
+        if isinstance(source, Optimizers):
+            owned = _owned(source, sources)
+            for index, wrapper, inner in source.parts():
+                for key, parameter in parameters_of(inner):
+                    tensors = {k: local(v) for k, v in inner.state.get(parameter, {}).items() if torch.is_tensor(v)}
+                    for state, tensor in tensors.items():
+                        alike = tensor.shape == local(parameter).shape and state != "step"
+                        if alike or tensor.numel() == 1:
+                            parts = state_parts(name, state, owned[index, key], alike=alike)
+                            found[f"{name}/{index}/state/{key}/{state}"] = parts
+                    if wrapper is not inner:
+                        found[f"{name}/{index}/main/{key}"] = state_parts(name, "main", owned[index, key], alike=True)
+    return found
+
+
+def _owned(source: Optimizers, sources: Mapping[str, Source]) -> dict[tuple[str, str], list[Part]]:
+    """Parts of the parameter that each of the optimizer's own ones belongs to."""
+    places: dict[int, list[Part]] = {}
+    for name, model in sources.items():
+        if isinstance(model, Modules):
+            for chunk in model.chunks:
+                places |= {key: _prefixed(name, parts) for key, parts in places_of(chunk).items()}
+    return owned_parts(source, places)
+
+
+def _prefixed(name: str, parts: Sequence[Part]) -> list[Part]:
+    return [replace(part, name=f"{name}/{part.name}") for part in parts]
+
+
+def restore_elsewhere(snapshot: Place, sources: Mapping[str, Source], randomness: str) -> None:
+    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. randomness: name of the source to leave alone.
+
+    Raises LayoutError, with nothing changed but tensors, when the snapshot does not hold all of it; SnapshotError, MachineError or OSError
+    as `restore.open_rank` does.
+    """
+    saved = Saved(snapshot)
+    shared = _shared(
+        saved, [name for name, source in sources.items() if not isinstance(source, (Modules, Optimizers))], randomness
+    )
+    for name, source in sources.items():
+        if isinstance(source, Optimizers):
+            _make_states(name, source, sources, saved)
+    state = {name: source.collect() for name, source in sources.items() if isinstance(source, (Modules, Optimizers))}
+    skeleton, leaves = tree.flatten(state, torch.is_tensor)
+    parts = _parts_of(sources)
+    buffers = {name: torch.empty(leaf.shape, dtype=leaf.dtype) for name, leaf in leaves if parts.get(name)}
+    wanted = []
+    for name, buffer in buffers.items():
+        dtype = str(buffer.dtype).removeprefix("torch.")
+        memory = buffer.reshape(-1).view(torch.uint8).numpy().view(word(dtype))
+        wanted.append(Wanted(name, dtype, parts[name], memory))
+    saved.fill(wanted)
+    kept = tree.unflatten(skeleton, dict(leaves) | buffers)
+    for name, source in sources.items():
+        if isinstance(source, Optimizers):
+            _group_values(name, source, sources, saved, kept[name])
+        if name in kept:
+            source.restore(kept[name])
+        elif name != randomness:
+            source.restore(shared[name])
+
+
+def _shared(saved: Saved, names: Sequence[str], randomness: str) -> dict[str, Any]:
+    """The sources `names`, which have to be the same on all ranks."""
+    found = {}
+    for name in set(names) - {randomness}:
+        kept = [_one(manifest, name) for manifest in saved.manifests]
+        if any(other != kept[0] for other in kept) or kept[0] is None:
+            why = "is not in it" if kept[0] is None else "differs from rank to rank"
+            raise LayoutError(
+                f"{saved.snapshot} cannot be taken to another parallel layout: the state of {name!r} {why}"
+            )
+        pieces = [piece for piece in saved.manifests[0].table.pieces if piece.name.startswith(f"{name}/")]
+        tensors = {
+            piece.name: torch.from_numpy(saved.content(0, piece)).view(getattr(torch, piece.dtype)).view(piece.shape)
+            for piece in pieces
+        }
+        found[name] = tree.unflatten(kept[0][0], tensors)
+    return found
+
+
+def _one(manifest: RankManifest, name: str) -> tuple[Any, list[str]] | None:
+    """One source's skeleton, and the fingerprints of its tensors."""
+    table = manifest.table
+    skeleton = next((node for key, node in table.skeleton.get("dict", ()) if key == name), None)
+    prints = [
+        each
+        for piece, each in zip(table.pieces, manifest.fingerprints, strict=True)
+        if piece.name.startswith(f"{name}/")
+    ]
+    return None if skeleton is None else (skeleton, prints)
+
+
+def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved) -> None:
+    """Make the state of each parameter that the snapshot has and a fresh optimizer does not."""
+    owned = _owned(source, sources)
+    states = {key.split("/")[1] for key in saved.boxes if key.startswith(f"{name}/")} - {"main"}
+    for index, _, inner in source.parts():
+        for key, parameter in parameters_of(inner):
+            for state in sorted(states):
+                for part in owned[index, key][:1]:
+                    box = next(iter(saved.boxes.get(f"{name}/{state}/{part.name}", ())), None)
+                    if box is None or state in inner.state[parameter]:
+                        continue
+                    piece = saved.piece(box)
+                    alike = box.part.shape == part.shape
+                    dtype = getattr(torch, piece.dtype)
+                    inner.state[parameter][state] = (
+                        torch.zeros_like(parameter.detach(), dtype=dtype) if alike else torch.zeros((), dtype=dtype)
+                    )
+
+
+def _group_values(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved, kept: Any) -> None:
+    """Into the groups of `kept`, the values of saved groups that have a parameter in common with them."""
+    values: dict[str, Mapping[str, Any]] = {}
+    for manifest in saved.manifests:
+        for part in manifest.table.described()[name].values():
+            for key, state in part["state"].items():
+                pieces = [*state.values(), part["main"].get(key)]
+                for piece in (piece for piece in pieces if isinstance(piece, Piece)):
+                    for place in piece.parts:
+                        values[place.name.split("/", 2)[2]] = part["groups"][int(key.split(".")[0])]
+    for (index, key), parts in _owned(source, sources).items():
+        group = kept[index]["groups"][int(key.split(".")[0])]
+        for part in parts[:1]:
+            found = values.get(part.name, {})
+            group.update({k: v for k, v in found.items() if k not in _LAYOUT_KEYS and not isinstance(v, Piece)})
