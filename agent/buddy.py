@@ -107,7 +107,7 @@ class Sending:
         with holding(self._slots, stamp) as held:
             for row, (slot, view) in enumerate(held or ()):
                 outcome = give(connection, row, len(self._slots), slot, view, started + self._config.hold_s)
-                moved += view.header.image.file_bytes if outcome.word is Word.KEPT else 0
+                moved += view.header.image.memory_bytes if outcome.word is Word.KEPT else 0
                 if not outcome.there:
                     break
         if not held or outcome.word is Word.VOID:

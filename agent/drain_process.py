@@ -107,7 +107,7 @@ class Drain:
             "event": "durable" if report.commits else "written",
             "step": stamp.step,
             "generation": stamp.generation,
-            "bytes": report.payload_bytes,
+            "bytes": report.written_bytes,
             "seconds": round(report.write_s + report.commit_s, 3),
             "write_s": round(report.write_s, 3),
             "commit_s": round(report.commit_s, 3),

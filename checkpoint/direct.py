@@ -12,11 +12,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..resilience.errors import SnapshotError
-from .image import PAGE_BYTES, Image
+from .image import PAGE_BYTES, Image, pages
 
 BLOCK_BYTES = 16 << 20
 """One request of the writer: with 4 MiB, 1.05 times as long (measured)."""
@@ -26,57 +26,63 @@ _AHEAD = 4
 """Chunks that have been read and not asked for."""
 
 
-def write(path: Path, memory: memoryview, image: Image, pace: Callable[[int], None]) -> list[int]:
-    """Write the slot `memory`, which starts on a page, as the shard file `path`, durable but for its name; gives the checksum of each
-    chunk, which are put into the slot on the way, by a second thread. pace: called with the bytes of each request before it.
+def write(
+    path: Path, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
+) -> list[int]:
+    """Write `chunks`, ascending, of the slot `memory`, which starts on a page, as the shard file `path`, durable but for its name; gives
+    the checksum of each, which are put into the slot on the way, by a second thread. pace: called with the bytes of each request before.
 
     Raises OSError.
     """
+    index = image.index(chunks)
+    tail = memoryview(mmap.mmap(-1, pages(len(index))))
+    tail[: len(index)] = index
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor, ThreadPoolExecutor(1) as sealer:
         most = max(1, BLOCK_BYTES // image.stride_bytes)
-        runs = [range(at, min(at + most, image.chunks)) for at in range(0, image.chunks, most)]
-        sealed = [sealer.submit(image.seal, memory, run) for run in runs]
+        blocks = [chunks[at : at + most] for at in range(0, len(chunks), most)]
+        sealed = [sealer.submit(image.seal, memory, block) for block in blocks]
         try:
-            for run, crcs in zip(runs, sealed, strict=True):
+            for number, (block, crcs) in enumerate(zip(blocks, sealed, strict=True)):
                 crcs.result()
-                start = run.start * image.stride_bytes
-                last = run.stop == image.chunks
-                stop = image.memory_bytes if last else run.stop * image.stride_bytes
-                pace(stop - start)
-                _write_all(descriptor, memory[start:stop], start)
+                data = [image.sealed(memory, chunk) for chunk in block] + [tail] * (number == len(blocks) - 1)
+                pace(sum(map(len, data)))
+                _write_all(descriptor, data, number * most * image.stride_bytes)
         finally:
             for future in sealed:
                 future.cancel()
-        os.ftruncate(descriptor, image.file_bytes)
+        os.ftruncate(descriptor, image.file_bytes(len(chunks)))
         os.fsync(descriptor)
     return [crc for crcs in sealed for crc in crcs.result()]
 
 
-def read(path: Path, image: Image, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
-    """The chunks `wanted`, in that order, each with its checksum behind it, and at the end (`image.chunks`) the index. What is given is
-    overwritten after a few more: use it at once. Nothing is checked here but that the file is long enough.
+def read(places: Sequence[tuple[Path, int]], nbytes: int) -> Iterator[memoryview]:
+    """`nbytes`, whole pages, from each place (file, offset), in that order. What is given is overwritten after a few more: use it at once.
 
-    Raises OSError, and SnapshotError for a file that is too short.
+    Raises OSError, and SnapshotError for a file that is missing or too short.
     """
-    stride, end = image.stride_bytes, image.chunks * image.stride_bytes
-    buffers = [memoryview(mmap.mmap(-1, stride)) for _ in range(min(len(wanted), _READERS + _AHEAD))]
-    with _opened(path, os.O_RDONLY) as descriptor, ThreadPoolExecutor(_READERS) as readers:
+    buffers = [memoryview(mmap.mmap(-1, nbytes)) for _ in range(min(len(places), _READERS + _AHEAD))]
+    with ExitStack() as stack, ThreadPoolExecutor(_READERS) as readers:
+        opened = {path: stack.enter_context(_opened(path, os.O_RDONLY)) for path in dict.fromkeys(p for p, _ in places)}
 
         def fetch(number: int) -> Future[memoryview]:
-            buffer = buffers[number % len(buffers)]
-            return readers.submit(_read_all, descriptor, buffer, wanted[number] * stride, path)
+            path, offset = places[number]
+            return readers.submit(_read_all, opened[path], buffers[number % len(buffers)], offset, path)
 
         coming = deque(fetch(number) for number in range(len(buffers)))
         try:
-            for number, index in enumerate(wanted):
-                yield index, coming.popleft().result()
-                if number + len(buffers) < len(wanted):
+            for number in range(len(places)):
+                yield coming.popleft().result()
+                if number + len(buffers) < len(places):
                     coming.append(fetch(number + len(buffers)))
-            tail = memoryview(mmap.mmap(-1, image.memory_bytes - end))
-            yield image.chunks, _read_all(descriptor, tail, end, path, image.file_bytes - end)
         finally:
             for future in coming:
                 future.cancel()
+
+
+def tail(path: Path, offset: int, nbytes: int) -> memoryview:
+    """The `nbytes` from `offset` on, which is a page's. Raises as `read` does."""
+    with _opened(path, os.O_RDONLY) as descriptor:
+        return _read_all(descriptor, memoryview(mmap.mmap(-1, pages(nbytes))), offset, path, nbytes)
 
 
 @contextmanager
@@ -84,6 +90,10 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     """With direct I/O where the file system has it."""
     try:
         descriptor = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError as error:
+        if flags & os.O_CREAT:
+            raise
+        raise SnapshotError(f"{path} is missing") from error
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -94,10 +104,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+def _write_all(descriptor: int, data: list[memoryview], offset: int) -> None:
     while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
+        written = os.pwritev(descriptor, data, offset)
+        offset += written
+        while data and written >= len(data[0]):
+            written -= len(data.pop(0))
+        if written:
+            data[0] = data[0][written:]
 
 
 def _read_all(descriptor: int, buffer: memoryview, offset: int, path: Path, least: int | None = None) -> memoryview:

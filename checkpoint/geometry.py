@@ -7,8 +7,7 @@ part → `boxes` → `overlap` of each box that is wanted with each box that was
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 Shape = tuple[int, ...]
@@ -53,6 +52,15 @@ class Part:
         if self.strides is None:
             return self.start + self.elements - 1
         return self.start + sum((size - 1) * stride for size, stride in zip(self.box, self.strides, strict=True))
+
+
+def cutting(parts: Sequence[Part]) -> int:
+    """How a live tensor of these parts is cut, in a form to sort by: 0, not at all; 1, into boxes; 2, flat; 3, nobody knows."""
+    if not parts:
+        return 3
+    if any(part.flat is not None for part in parts):
+        return 2
+    return int(any(part.box != part.shape for part in parts))
 
 
 def row_major(shape: Shape) -> Shape:
@@ -181,16 +189,3 @@ def scalars(parts: Iterable[Part]) -> list[Part]:
         if known is None or one.replica < known.replica:
             found[one.name, one.offset] = one
     return list(found.values())
-
-
-Place = tuple[str, Shape, Shape, tuple[int, int] | None]
-
-
-def holders(parts: Mapping[Hashable, Iterable[Part]]) -> dict[Place, list[Hashable]]:
-    """Who holds each place, in the order given: rank → parts of all of its tensors in, (name, offset, box, flat) → ranks out. With the
-    tables of all ranks in hand this is how many replicas there are, and the writing can be dealt out among them."""
-    found: dict[Place, list[Hashable]] = defaultdict(list)
-    for rank, held in parts.items():
-        for part in held:
-            found[part.name, part.offset, part.box, part.flat].append(rank)
-    return dict(found)

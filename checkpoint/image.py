@@ -1,14 +1,14 @@
 """Where each byte of a payload lies in its shard file. Pure.
 
 A shard of zarr v3 (`sharding_indexed`, packed) is `[chunk | crc32c] × n | index | crc32c of the index`. A slot is laid out as this very
-image, so that nothing is copied between staging and the disk: a chunk and its checksum together fill 4 MiB, and every chunk
-starts on a page, as direct I/O and devices like it.
+image but for the index, so that nothing is copied between staging and the disk: a chunk and its checksum together fill 4 MiB, and every
+chunk starts on a page, as direct I/O and devices like it. Chunks that another rank writes are left out of the file.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,23 +43,19 @@ class Image:
         return self.payload_bytes // self.chunk_bytes
 
     @property
-    def file_bytes(self) -> int:
-        return self.chunks * (self.stride_bytes + 16) + CRC_BYTES
-
-    @property
     def memory_bytes(self) -> int:
-        """The file's bytes in whole pages."""
-        return pages(self.file_bytes)
+        return self.chunks * self.stride_bytes
 
-    def index(self) -> bytes:
-        """What follows the chunks: an (offset, size) pair for each, and their checksum."""
-        return self.index_of(self.chunks, self.chunks)
+    def file_bytes(self, written: int) -> int:
+        """Of the shard that has so many of the chunks; without any there is none."""
+        return written * self.stride_bytes + 16 * self.chunks + CRC_BYTES if written else 0
 
-    def index_of(self, chunks: int, room: int) -> bytes:
-        """That of a shard with room for so many chunks that holds `chunks` of this image's: all ones for those that are not there."""
-        pairs = np.full((room, 2), ~np.uint64(0), "<u8")
-        pairs[:chunks, 0] = np.arange(chunks) * self.stride_bytes
-        pairs[:chunks, 1] = self.stride_bytes
+    def index(self, written: Sequence[int], room: int = 0) -> bytes:
+        """What follows the chunks `written`: an (offset, size) pair for each chunk that there is room for (without: all of the image's),
+        all ones for those that are not there; and their checksum."""
+        pairs = np.full((room or self.chunks, 2), ~np.uint64(0), "<u8")
+        pairs[written, 0] = np.arange(len(written)) * self.stride_bytes
+        pairs[written, 1] = self.stride_bytes
         body = pairs.tobytes()
         return body + _CRC.pack(crc32c(body))
 
@@ -84,14 +80,15 @@ class Image:
         at = index * self.stride_bytes
         return memory[at : at + self.chunk_bytes]
 
-    def seal(self, memory: memoryview, chunks: range) -> list[int]:
-        """Put the checksums of `chunks` behind them, and behind the last chunk of all the index; gives the checksums."""
+    def sealed(self, memory: memoryview, index: int) -> memoryview:
+        """The chunk and the checksum behind it."""
+        return memory[index * self.stride_bytes : (index + 1) * self.stride_bytes]
+
+    def seal(self, memory: memoryview, chunks: Sequence[int]) -> list[int]:
+        """Put the checksums of `chunks` behind them; gives them."""
         crcs = [crc32c(self.chunk(memory, index)) for index in chunks]
         for index, crc in zip(chunks, crcs, strict=True):
             _CRC.pack_into(memory, index * self.stride_bytes + self.chunk_bytes, crc)
-        if chunks.stop == self.chunks:
-            at, tail = self.chunks * self.stride_bytes, self.index()
-            memory[at : at + len(tail)] = tail
         return crcs
 
 

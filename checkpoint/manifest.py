@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..resilience.errors import SnapshotError
+from .sharing import Sources
 from .tensors import Table, parse, strict
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class RankManifest:
     """Of each of the table's pieces, in hex, as it left its device (`fingerprint.py`)."""
     chunk_crc32c: tuple[int, ...]
     """Of each chunk of the payload as it lay in the arena; a shard's own can't tell one attempt from another."""
+    sources: Sources
+    """Which rank has written each chunk: of what several hold, one."""
 
     def words(self) -> NDArray[np.uint64]:
         """The fingerprints as numbers."""
@@ -40,7 +43,7 @@ class RankManifest:
 
     def to_json(self) -> bytes:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return _dump({"format": FORMAT, **fields, "table": self.table.as_object()})
+        return _dump({"format": FORMAT, **fields, "table": self.table.as_object(), "sources": self.sources.runs})
 
     @classmethod
     def from_json(cls, data: bytes) -> RankManifest:
@@ -58,16 +61,21 @@ class RankManifest:
                 metadata_sha256=str,
                 fingerprints=list,
                 chunk_crc32c=list,
+                sources=list,
             )
         )
         del found["format"]
         table = Table.from_object(found.pop("table"))
-        crcs, prints = found.pop("chunk_crc32c"), found.pop("fingerprints")
+        crcs, prints, runs = (found.pop(name) for name in ("chunk_crc32c", "fingerprints", "sources"))
         if len(crcs) != table.image.chunks or any(type(crc) is not int for crc in crcs):
             raise SnapshotError(f"{where} does not have one checksum a chunk")
         if len(prints) != len(table.pieces) or not all(re.fullmatch("[0-9a-f]{16}", str(each)) for each in prints):
             raise SnapshotError(f"{where} does not have one fingerprint a tensor")
-        return cls(**found, table=table, fingerprints=tuple(prints), chunk_crc32c=tuple(crcs))
+        if any(type(run) is not list or len(run) != 3 or any(type(each) is not int for each in run) for run in runs):
+            raise SnapshotError(f"{where} does not say in whole numbers who has written its chunks")
+        sources = Sources(found["rank"], tuple((n, rank, first) for n, rank, first in runs))
+        sources.check(table.image.chunks, found["world"])
+        return cls(**found, table=table, fingerprints=tuple(prints), chunk_crc32c=tuple(crcs), sources=sources)
 
 
 @dataclass(frozen=True, kw_only=True)

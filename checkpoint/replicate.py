@@ -50,9 +50,8 @@ def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, un
     connection.write(view.fingerprints.view(np.uint8).data, until_s)
     image = view.header.image
     for index in range(image.chunks):
-        image.seal(view.memory, range(index, index + 1))
-        stop = image.file_bytes if index + 1 == image.chunks else (index + 1) * image.stride_bytes
-        connection.write(view.memory[index * image.stride_bytes : stop], until_s)
+        image.seal(view.memory, [index])
+        connection.write(image.sealed(view.memory, index), until_s)
     now = slot.header()
     if now.stamp != view.header.stamp or now.state is not State.SEALED:
         connection.say(Word.VOID, until_s=until_s)
@@ -97,16 +96,11 @@ def _arriving(connection: Connection, view: View, table: Table) -> str:
     with ThreadPoolExecutor(1) as checker:
         checked = []
         for index in range(image.chunks):
-            at = index * image.stride_bytes
-            connection.read(memory[at : at + image.stride_bytes])
+            connection.read(image.sealed(memory, index))
             checked.append(checker.submit(_sound, view, index, by_chunk.get(index, ()), words))
-        end = image.chunks * image.stride_bytes
-        connection.read(memory[end : image.file_bytes])
     damaged = [index for index, sound in enumerate(checked) if not sound.result()]
     if damaged:
         return f"chunk {damaged[0]} of {image.chunks} has not arrived as it left"
-    if memory[end : image.file_bytes] != image.index():
-        return "the index has not arrived as it left"
     for number in np.flatnonzero(words != view.fingerprints)[:1]:
         return f"tensor {table.pieces[number].name!r} has not the fingerprint that was taken at its source"
     return ""
@@ -115,10 +109,10 @@ def _arriving(connection: Connection, view: View, table: Table) -> str:
 def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]], words: NDArray[np.uint64]) -> bool:
     """Whether a chunk matches the checksum behind it; what it holds of each piece goes into `words`."""
     image = view.header.image
-    chunk, end = image.chunk(view.memory, index), (index + 1) * image.stride_bytes
+    chunk, stored = image.chunk(view.memory, index), image.sealed(view.memory, index)[-CRC_BYTES:]
     for number, done, at, run in segments:
         words[number] ^= np.uint64(fingerprint.of_part(chunk[at : at + run], done))
-    return crc32c(chunk) == int.from_bytes(view.memory[end - CRC_BYTES : end], "little")
+    return crc32c(chunk) == int.from_bytes(stored, "little")
 
 
 def serve(connection: Connection, guests: Sequence[Sequence[Slot]], hold_s: float) -> None:

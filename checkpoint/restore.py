@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 
 from crc32c import crc32c
@@ -11,7 +12,7 @@ from crc32c import crc32c
 from ..resilience.errors import LayoutError, SnapshotError
 from . import commit, direct, layout, slabs
 from .files import Files
-from .image import CRC_BYTES, Image
+from .image import CRC_BYTES
 from .manifest import RankManifest
 from .stores import Place
 
@@ -33,11 +34,13 @@ def open_rank(snapshot: Place, rank: int, world: int = 0) -> RankManifest:
     if sha256(slab.read(slabs.METADATA)).hexdigest() != manifest.metadata_sha256:
         raise SnapshotError(f"{slab}/{slabs.METADATA} is damaged, or from another attempt")
     if isinstance(slab, Files):
-        _measure(slab.path / slabs.SHARD, manifest.table.image.file_bytes)
+        _measure(slab.path / slabs.SHARD, manifest.table.image.file_bytes(len(manifest.sources.own)))
     return manifest
 
 
 def _measure(shard: Path, nbytes: int) -> None:
+    if not nbytes:  # others have written all of it
+        return
     try:
         size = shard.stat().st_size
     except FileNotFoundError as error:
@@ -49,17 +52,15 @@ def _measure(shard: Path, nbytes: int) -> None:
 def chunks(
     snapshot: Place, manifest: RankManifest, wanted: Sequence[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """The payload's chunks, all or those `wanted` (ascending): a number and bytes that are overwritten by later ones. Raises as
-    `open_rank` does."""
-    slab, image = snapshot / layout.slab_name(manifest.rank), manifest.table.image
-    every = range(image.chunks) if wanted is None else wanted
-    where = slab / slabs.SHARD if isinstance(slab, Files) else slab
+    """The payload's chunks, all or those `wanted` (ascending), from the slabs of whoever has written them: a number and bytes that are
+    overwritten by later ones. Raises as `open_rank` does."""
+    every = range(manifest.table.image.chunks) if wanted is None else wanted
     content = (
-        _from_shard(slab.path / slabs.SHARD, image, every)
-        if isinstance(slab, Files)
-        else _from_store(slab, image, every)
+        _from_shards(snapshot, manifest, every)
+        if isinstance(snapshot, Files)
+        else _from_store(snapshot, manifest, every)
     )
-    for index, chunk, stored in content:
+    for index, (where, chunk, stored) in zip(every, content, strict=True):
         found, expected = crc32c(chunk), manifest.chunk_crc32c[index]
         if found != expected or stored not in (None, expected):
             other = stored in (None, found)
@@ -71,16 +72,26 @@ def chunks(
         yield index, chunk
 
 
-def _from_shard(shard: Path, image: Image, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview, int | None]]:
-    """Number, bytes and stored checksum of each chunk; in the end the index is looked at."""
-    for index, memory in direct.read(shard, image, wanted):
-        if index < image.chunks:
-            yield index, memory[:-CRC_BYTES], int.from_bytes(memory[-CRC_BYTES:], "little")
-        elif memory != image.index():
+def _from_shards(
+    snapshot: Files, manifest: RankManifest, every: Sequence[int]
+) -> Iterator[tuple[object, memoryview, int | None]]:
+    """File, bytes and stored checksum of each chunk; in the end this rank's own index is looked at."""
+    image, sources = manifest.table.image, manifest.sources
+    shards = {rank: (snapshot / layout.slab_name(rank)).path / slabs.SHARD for rank in range(manifest.world)}
+    places = [sources.places[index] for index in every]
+    read = direct.read([(shards[rank], place * image.stride_bytes) for rank, place in places], image.stride_bytes)
+    for (rank, _), memory in zip(places, read, strict=True):
+        yield shards[rank], memory[:-CRC_BYTES], int.from_bytes(memory[-CRC_BYTES:], "little")
+    if sources.own:
+        index, shard = image.index(sources.own), shards[manifest.rank]
+        if direct.tail(shard, len(sources.own) * image.stride_bytes, len(index)) != index:
             raise SnapshotError(f"{shard}: its index is damaged")
 
 
-def _from_store(slab: Place, image: Image, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview, int | None]]:
-    """The same from an object store; the stored checksums and the index have been looked at."""
-    for index, chunk in slabs.read(slab, image, wanted):
-        yield index, chunk, None
+def _from_store(
+    snapshot: Place, manifest: RankManifest, every: Sequence[int]
+) -> Iterator[tuple[object, memoryview, int | None]]:
+    """The same from an object store; the stored checksums and the indexes have been looked at."""
+    by_rank = groupby(every, key=lambda index: manifest.sources.places[index][0])
+    for slab, run in ((snapshot / layout.slab_name(rank), list(run)) for rank, run in by_rank):
+        yield from ((slab, chunk, None) for chunk in slabs.read(slab, manifest.table.image.chunk_bytes, run))

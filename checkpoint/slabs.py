@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -69,17 +70,23 @@ def create(slab: Place, image: Image) -> ts.TensorStore:
     return _done(future, slab, writing=True)
 
 
-def write(slab: Files, memory: memoryview, image: Image) -> list[int]:
-    """Write `memory`, laid out as `image`, as a new slab in a directory; durable but for the directories above it. Gives the checksum of
-    each chunk, which are put into `memory` as well. Raises as `create` does."""
-    crcs = image.seal(memory, range(image.chunks))
-    array = create(slab, image)
-    # The caller holds the slot still; copying it first would take 1.7 times as long.
-    _done(array.write(_rows(memory, image), can_reference_source_data_indefinitely=True), slab, writing=True)
+def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) -> list[int]:
+    """Write `chunks`, ascending, of `memory`, laid out as `image`, as a new slab in a directory; durable but for the directories above it.
+    Gives the checksum of each, which are put into `memory` as well. Raises as `create` does."""
+    crcs = image.seal(memory, chunks)
+    array, rows = create(slab, image), _rows(memory, image)
+    if len(chunks) == image.chunks:
+        # The caller holds the slot still; copying it first would take 1.7 times as long.
+        _done(array.write(rows, can_reference_source_data_indefinitely=True), slab, writing=True)
+    elif chunks:
+        some = list(chunks)
+        _done(array[some].write(ts.array(rows)[some], can_reference_source_data_indefinitely=True), slab, writing=True)
     return crcs
 
 
-def put(slab: Objects, memory: memoryview, image: Image, pace: Callable[[int], None]) -> list[int]:
+def put(
+    slab: Objects, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
+) -> list[int]:
     """The same in an object store, a shard at a time: each is copied out of `memory` and put whole, whatever was there. tensorstore's
     own writing reads a last shard that is not full back first, and puts it under a condition, which Swift refuses.
 
@@ -88,12 +95,14 @@ def put(slab: Objects, memory: memoryview, image: Image, pace: Callable[[int], N
     create(slab, image)
     room, crcs = _shard_chunks(slab, image), []
     coming: deque[ts.Future] = deque()
-    for number, start in enumerate(range(0, image.chunks, room)):
-        chunks = range(start, min(start + room, image.chunks))
-        crcs += image.seal(memory, chunks)
-        content = memory[chunks.start * image.stride_bytes : chunks.stop * image.stride_bytes]
+    for number, group in groupby(chunks, key=lambda chunk: chunk // room):
+        shard = list(group)
+        crcs += image.seal(memory, shard)
+        content = b"".join(
+            [*(image.sealed(memory, chunk) for chunk in shard), image.index([c % room for c in shard], room)]
+        )
         pace(len(content))
-        coming.append(slab.kv.write(f"c/{number}/0", b"".join((content, image.index_of(len(chunks), room)))))
+        coming.append(slab.kv.write(f"c/{number}/0", content))
         if len(coming) == _PUTS:
             _done(coming.popleft(), slab, _PUTS * len(content), writing=True)
     for future in coming:
@@ -101,24 +110,24 @@ def put(slab: Objects, memory: memoryview, image: Image, pace: Callable[[int], N
     return crcs
 
 
-def read(slab: Place, image: Image, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+def read(slab: Place, chunk_bytes: int, wanted: Sequence[int]) -> Iterator[memoryview]:
     """The chunks `wanted`, each checked against the slab's own checksum. What is given is overwritten by the next: use it at once.
 
-    Raises SnapshotError for a missing, torn or altered slab, and for one of another size; MachineError when storage fails.
+    Raises SnapshotError for a missing, torn or altered slab, and for one of another form; MachineError when storage fails.
     """
     # Without the last one, a missing shard reads as zeros.
     spec = {**_driver(slab), "fill_missing_data_reads": False}
-    buffer = np.empty((_READ_CHUNKS, image.chunk_bytes), np.uint8)
+    buffer = np.empty((_READ_CHUNKS, chunk_bytes), np.uint8)
     array = _done(ts.open(spec, context=_context(slab), read=True), slab)
-    if array.dtype != ts.uint8 or array.shape != (image.chunks, image.chunk_bytes):
+    chunks, width = array.shape if array.rank == 2 else (0, 0)
+    if array.dtype != ts.uint8 or width != chunk_bytes or chunks <= max(wanted, default=-1):
         raise SnapshotError(
             f"{slab} is an array of {array.dtype.name} {array.shape}, not the slab that was written there"
         )
     for at in range(0, len(wanted), _READ_CHUNKS):
         some = wanted[at : at + _READ_CHUNKS]
         _done(ts.array(buffer[: len(some)]).write(array[list(some)]), slab, buffer.nbytes)
-        for row, index in enumerate(some):
-            yield index, buffer[row].data
+        yield from (row.data for row in buffer[: len(some)])
 
 
 def _shard_chunks(slab: Place, image: Image) -> int:

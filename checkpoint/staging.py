@@ -5,6 +5,7 @@ The only module of checkpoint/, with `fingerprint.py`, that handles tensors; tor
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..resilience.errors import SnapshotError
-from . import fingerprint, tensors
+from . import fingerprint, geometry, tensors
 from .arena import View
 from .geometry import Part
 from .image import Image
@@ -39,6 +40,7 @@ class Stager:
     def __init__(self) -> None:
         self._described: list[tuple[Any, ...]] | None = None
         self._table = tensors.plan(None, [])
+        self._order: list[int] = []
         self._pieces_json = ""
         self._runs: dict[int, tuple[memoryview, list[list[Bytes]]]] = {}
 
@@ -47,15 +49,17 @@ class Stager:
         skeleton: Json,
         leaves: Sequence[tuple[str, Leaf]],
         parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
-    ) -> tuple[Table, bytes]:
-        """Where each leaf will lie, and that in JSON; `parts` is asked for their places in global tensors when the layout has changed.
-        Raises SnapshotError for a leaf that has no plain bytes (sparse, quantized)."""
+    ) -> tuple[Table, bytes, list[tuple[str, Leaf]]]:
+        """Where each leaf will lie, and that in JSON, and the leaves in that order; `parts` is asked for their places in global tensors
+        when the layout has changed. Raises SnapshotError for a leaf that has no plain bytes (sparse, quantized)."""
         described = [(name, leaf.dtype, leaf.shape, getattr(leaf, "layout", None)) for name, leaf in leaves]
         if described != self._described:
-            self._table, self._runs = plan(skeleton, leaves, parts()), {}
+            places = parts()
+            self._order = order(leaves, places)
+            self._table, self._runs = plan(skeleton, [leaves[index] for index in self._order], places), {}
             self._described, self._pieces_json = described, tensors.pieces_json(self._table.pieces)
         table = replace(self._table, skeleton=skeleton)
-        return table, table.to_json(self._pieces_json)
+        return table, table.to_json(self._pieces_json), [leaves[index] for index in self._order]
 
     def stage(
         self, leaves: Sequence[tuple[str, Leaf]], table: Table, view: View, only: Sequence[int] | None = None
@@ -98,6 +102,18 @@ def plan(
             raise SnapshotError(f"tensor {name!r} is not dense ({leaf.layout}); it can't be saved")
     described = ((name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)) for name, leaf in leaves)
     return tensors.plan(skeleton, described, parts)
+
+
+def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]]) -> list[int]:
+    """The leaves' indexes so that replicas have as much as possible in the same place: first what is not cut at all, then what is, then
+    the flat shards of a distributed optimizer, then what no one else has; each with the large ones first."""
+
+    def rank(index: int) -> tuple[int, int, str]:
+        name, leaf = leaves[index]
+        places = parts.get(name, ())
+        return geometry.cutting(places), -math.prod(leaf.shape), places[0].name if places else name
+
+    return sorted(range(len(leaves)), key=rank)
 
 
 def _copy(copies: Sequence[tuple[Bytes, Bytes]], threads: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +21,9 @@ from .image import CHUNK_BYTES, PAGE_BYTES, Image
 from .objects import Objects
 from .stores import Place
 
-Writer: TypeAlias = Callable[[Place, View], list[int]]
-"""Write the view as a new slab at that place, durable but for the directories; gives the checksum of each chunk. Raises MachineError,
-SnapshotError or OSError."""
+Writer: TypeAlias = Callable[[Place, View, Sequence[int]], list[int]]
+"""Write some chunks of the view, ascending, as a new slab at that place, durable but for the directories; gives the checksum of each.
+Raises MachineError, SnapshotError or OSError."""
 
 TRIAL_BYTES = 4 * CHUNK_BYTES
 """One trial's. Smaller slabs are tensorstore's: there is nothing to be gained."""
@@ -37,10 +37,10 @@ def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
     return Fastest(root, bytes_per_s) if isinstance(root, Files) else Puts(bytes_per_s)
 
 
-def by_tensorstore(slab: Place, view: View) -> list[int]:
+def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
     """Into a directory."""
     assert isinstance(slab, Files)
-    return slabs.write(slab, view.memory, view.header.image)
+    return slabs.write(slab, view.memory, view.header.image, chunks)
 
 
 class Pace:
@@ -65,9 +65,9 @@ class Puts:
     def __init__(self, bytes_per_s: float = 0.0) -> None:
         self._pace = Pace(bytes_per_s)
 
-    def __call__(self, slab: Place, view: View) -> list[int]:
+    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
         assert isinstance(slab, Objects)
-        return slabs.put(slab, view.memory, view.header.image, self._pace)
+        return slabs.put(slab, view.memory, view.header.image, chunks, self._pace)
 
 
 class Direct:
@@ -76,12 +76,14 @@ class Direct:
     def __init__(self, bytes_per_s: float = 0.0) -> None:
         self._pace = Pace(bytes_per_s)
 
-    def __call__(self, slab: Place, view: View) -> list[int]:
+    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
         assert isinstance(slab, Files)
         slabs.create(slab, view.header.image)
+        if not chunks:
+            return []
         shard = slab.path / slabs.SHARD
         shard.parent.mkdir(parents=True)
-        return direct.write(shard, view.memory, view.header.image, self._pace)
+        return direct.write(shard, view.memory, view.header.image, chunks, self._pace)
 
 
 class Fastest:
@@ -93,10 +95,10 @@ class Fastest:
         self._stream = Direct(bytes_per_s)
         self._chosen: Writer | None = self._stream if bytes_per_s else None
 
-    def __call__(self, slab: Place, view: View) -> list[int]:
-        if self._chosen is None and view.header.payload_bytes >= TRIAL_BYTES:
+    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
+        if self._chosen is None and len(chunks) * view.header.image.chunk_bytes >= TRIAL_BYTES:
             self._chosen = self._trial()
-        return (self._chosen or by_tensorstore)(slab, view)
+        return (self._chosen or by_tensorstore)(slab, view, chunks)
 
     def _trial(self) -> Writer:
         memory = memoryview(mmap.mmap(-1, Image(TRIAL_BYTES).memory_bytes))
@@ -113,7 +115,7 @@ class Fastest:
             try:
                 make_directory(place.path)
                 started = clock.monotonic_s()
-                writer(place / "slab", view)
+                writer(place / "slab", view, range(view.header.image.chunks))
                 took[writer] = min(took.get(writer, float("inf")), clock.monotonic_s() - started)
             except (ResilientError, OSError):
                 return by_tensorstore

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mt_resilient.checkpoint import arena, tree
 from mt_resilient.checkpoint.arena import RankArena, Slot
@@ -28,12 +29,20 @@ PATIENCE_S = 60.0
 
 class Node:
     """An agent's arena and its ranks, played by the test; each rank's state is noise that (rank, step, seed)
-    decides."""
+    decides, behind `shared_bytes` that are the same on all of them."""
 
     def __init__(
-        self, root: Place, ranks: range = range(2), *, world: int = 2, nbytes: int = 100_000, slots: int = 2
+        self,
+        root: Place,
+        ranks: range = range(2),
+        *,
+        world: int = 2,
+        nbytes: int = 100_000,
+        slots: int = 2,
+        shared_bytes: int = 0,
     ) -> None:
         self.root, self.ranks, self.world, self.nbytes = root, ranks, world, nbytes
+        self.shared_bytes = shared_bytes
         self.fds = arena.create(len(ranks), slots)
         self.paths = arena.paths(self.fds, os.getpid())
         self.arenas = [RankArena(row) for row in self.paths]
@@ -41,8 +50,11 @@ class Node:
     def snapshot(self, step: int, *, seed: int = 0, generation: int = 1, durable: bool = True) -> bool:
         claims = []
         for rank, slots in zip(self.ranks, self.arenas, strict=True):
-            state = {"step": step, "seed": seed, "x": np.random.default_rng([rank, step, seed]).bytes(self.nbytes)}
-            skeleton, leaves = tree.flatten({**state, "x": np.frombuffer(state["x"], np.uint8)}, lambda value: False)
+            state: dict[str, object] = {"step": step, "seed": seed}
+            if self.shared_bytes:
+                state["shared"] = noise(self.shared_bytes, step, seed)
+            state["x"] = noise(self.nbytes, rank, step, seed)
+            skeleton, leaves = tree.flatten(state, lambda value: False)
             table = plan(skeleton, [(name, leaf.dtype.name, leaf.shape) for name, leaf in leaves])
             wanted = Header(
                 generation=generation,
@@ -88,6 +100,10 @@ class Node:
             slots.close()
         for fd in chain(*self.fds):
             os.close(fd)
+
+
+def noise(nbytes: int, *seeds: int) -> NDArray[np.uint8]:
+    return np.frombuffer(np.random.default_rng(seeds).bytes(nbytes), np.uint8)
 
 
 class DrainProcess:

@@ -159,7 +159,7 @@ class Tape:
     def _begin(self, attempt: Attempt) -> bool:
         state = {name: source.collect() for name, source in self._sources.items()}
         skeleton, leaves = flatten(state, torch.is_tensor)
-        table, encoded = self._stager.plan(skeleton, leaves, lambda: parts_of(self._sources))
+        table, encoded, leaves = self._stager.plan(skeleton, leaves, lambda: parts_of(self._sources))
         described = Header(
             generation=self._at.handoff.generation,
             rewinds=self.rewinds,

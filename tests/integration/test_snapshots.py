@@ -49,7 +49,7 @@ def test_from_the_arena_to_disk_and_back(node):
     node.snapshot(1)
     process = node.drain()
     (durable,) = process.events("durable")
-    assert (durable["step"], durable["bytes"]) == (1, 2 * 102_396)
+    assert (durable["step"], durable["bytes"]) == (1, 2 * 102_400)
     node.snapshot(2)
     process.events("durable")
     node.snapshot(3, durable=False)

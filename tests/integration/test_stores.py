@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import uuid
@@ -12,15 +13,17 @@ import pytest
 import tensorstore
 
 from mt_resilient.checkpoint import catalog, commit, layout, restore, slabs, stores
+from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.checkpoint.image import CHUNK_BYTES
+from mt_resilient.checkpoint.image import CHUNK_BYTES, STRIDE_BYTES
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.objects import Objects
+from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.checkpoint.stores import Place
 from mt_resilient.resilience.errors import LayoutError, MachineError, SnapshotError, UsageError
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
-from ..played import Node
+from ..played import Node, noise
 from ..swift import BIN, KEYS, REGION, Swift
 
 KINDS = ["file", "memory", "s3"]
@@ -173,6 +176,76 @@ def test_a_slab_of_several_shards(root: Place) -> None:
     manifest = restore.open_rank(snapshot, 0)
     wanted = [0, slabs.OBJECT_CHUNKS - 1, slabs.OBJECT_CHUNKS, chunks - 1]
     assert [index for index, _ in restore.chunks(snapshot, manifest, wanted)] == wanted
+    node.close()
+
+
+@each
+def test_what_replicas_hold_alike_is_written_once_and_read_by_all(root: Place) -> None:
+    shared, private, ranks = 9, 3, 3
+    node = Node(root, range(ranks), world=ranks, shared_bytes=shared * CHUNK_BYTES, nbytes=private * CHUNK_BYTES)
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    assert catalog.verify(snapshot) == []
+    manifests = [restore.open_rank(snapshot, rank) for rank in range(ranks)]
+    assert [len(manifest.sources.own) for manifest in manifests] == [shared // ranks + private] * ranks
+    if isinstance(snapshot, Files):
+        sizes = [(snapshot.path / f"rank-{rank:05}" / slabs.SHARD).stat().st_size for rank in range(ranks)]
+        assert sizes == [manifest.table.image.file_bytes(shared // ranks + private) for manifest in manifests]
+    for rank, manifest in enumerate(manifests):
+        into = destinations(manifest.table, {})
+        fill(manifest.table, into, restore.chunks(snapshot, manifest), manifest.words())
+        assert into["shared"].numpy().tobytes() == noise(shared * CHUNK_BYTES, 1, 0).tobytes()
+        assert into["x"].numpy().tobytes() == noise(private * CHUNK_BYTES, rank, 1, 0).tobytes()
+    wanted = [0, 4, 8, 10]
+    found = restore.chunks(snapshot, manifests[0], wanted)
+    assert [index for index, _ in found] == wanted
+    node.close()
+
+
+@each
+def test_a_rank_with_nothing_of_its_own_writes_nothing(root: Place) -> None:
+    node = Node(root, shared_bytes=4000, nbytes=0)
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    assert catalog.verify(snapshot) == []
+    assert [(snapshot / f"rank-{rank:05}").there(slabs.SHARD) for rank in range(2)] == [True, False]
+    node.close()
+
+
+@pytest.mark.parametrize("flipped", [0, 1])
+def test_a_replica_that_has_become_another_is_written_apart(tmp_path: Path, flipped: int) -> None:
+    """Whatever its fingerprint, which was taken before, says: the others' bytes are theirs."""
+    node = Node(Files(tmp_path), shared_bytes=6 * CHUNK_BYTES)
+    node.snapshot(1)
+    with node.arenas[flipped].slots[0].reading() as view:
+        assert view is not None
+        view.memory[2 * STRIDE_BYTES + 5] ^= 1
+    snapshot = node.drain_here(1)
+    manifests = [restore.open_rank(snapshot, rank) for rank in range(2)]
+    assert [2 in manifest.sources.own for manifest in manifests] == [True, True]
+    (problem,) = catalog.verify(snapshot)
+    assert f"'shared' of rank {flipped} has the fingerprint" in problem
+    node.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "delete", "truncate"])
+def test_damage_to_what_another_rank_wrote_is_found_by_all_who_need_it(tmp_path: Path, damage: str) -> None:
+    node = Node(Files(tmp_path), shared_bytes=6 * CHUNK_BYTES)
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    shard = snapshot.path / "rank-00000" / slabs.SHARD
+    match damage:
+        case "flip":
+            with shard.open("r+b") as file:
+                file.seek(5)
+                file.write(b"\x55\xaa")
+        case "delete":
+            shard.unlink()
+        case "truncate":
+            os.truncate(shard, 3 << 20)
+    problems = catalog.verify(snapshot)
+    assert len(problems) == 2
+    assert all(str(shard) in problem for problem in problems)
     node.close()
 
 

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -40,22 +41,38 @@ def files(slab: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_both_leave_the_same_files_and_checksums(tmp_path, nbytes):
     held = view(nbytes)
-    assert by_tensorstore(Files(tmp_path / "a"), held) == Direct()(Files(tmp_path / "b"), held)
+    every = range(held.header.image.chunks)
+    assert by_tensorstore(Files(tmp_path / "a"), held, every) == Direct()(Files(tmp_path / "b"), held, every)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert files(tmp_path / "a").keys() == {slabs.METADATA, slabs.SHARD}
+
+
+@pytest.mark.parametrize("some", [[0], [5], [0, 1, 2, 3, 4], [1, 3, 5, 7, 9], [0, 2, 3, 9, 10], [6, 7, 8, 9, 10], []])
+def test_both_leave_out_the_chunks_that_others_write(tmp_path, some):
+    held = view(11 * CHUNK_BYTES)
+    image = held.header.image
+    assert by_tensorstore(Files(tmp_path / "a"), held, some) == Direct()(Files(tmp_path / "b"), held, some)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert len(files(tmp_path / "a").get(slabs.SHARD, b"")) == image.file_bytes(len(some))
+    for slab in (tmp_path / "a", tmp_path / "b"):
+        read = [bytes(chunk) for chunk in slabs.read(Files(slab), image.chunk_bytes, some)]
+        assert read == [bytes(image.chunk(held.memory, index)) for index in some]
+        missing = next(index for index in range(11) if index not in some)
+        with pytest.raises(SnapshotError, match="missing"):
+            list(slabs.read(Files(slab), image.chunk_bytes, [missing]))
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_whatever_wrote_it_everybody_reads_the_same(tmp_path, nbytes):
     held = view(nbytes)
     image, slab = held.header.image, tmp_path / "slab"
-    Direct()(Files(slab), held)
-    expected = [bytes(chunk) for _, chunk in held.chunks()]
     every = range(image.chunks)
-    assert [bytes(chunk) for _, chunk in slabs.read(Files(slab), image, every)] == expected
-    *chunks, index = [bytes(chunk) for _, chunk in direct.read(slab / slabs.SHARD, image, every)]
-    assert [chunk[:-4] for chunk in chunks] == expected
-    assert index == image.index()
+    Direct()(Files(slab), held, every)
+    expected = [bytes(chunk) for _, chunk in held.chunks()]
+    assert [bytes(chunk) for chunk in slabs.read(Files(slab), image.chunk_bytes, every)] == expected
+    assert [bytes(chunk[:-4]) for chunk in direct.read(places(slab, image, every), image.stride_bytes)] == expected
+    index = image.index(every)
+    assert direct.tail(slab / slabs.SHARD, image.memory_bytes, len(index)) == index
     assert [np.asarray(row).tobytes() for row in zarr.open_array(slab, mode="r")[:]] == expected
     opened = tensorstore.open({"driver": "auto", "kvstore": f"file://{slab}/"}).result()
     assert opened[image.chunks - 1].read().result().tobytes() == expected[-1]
@@ -65,36 +82,46 @@ def test_whatever_wrote_it_everybody_reads_the_same(tmp_path, nbytes):
 def test_only_the_chunks_that_are_wanted_are_read(tmp_path, wanted):
     held = view(11 * CHUNK_BYTES)
     image, slab = held.header.image, tmp_path / "slab"
-    Direct()(Files(slab), held)
-    expected = [(index, bytes(image.chunk(held.memory, index))) for index in wanted]
-    found = [(index, bytes(chunk[:-4])) for index, chunk in direct.read(slab / slabs.SHARD, image, wanted)]
-    assert found[:-1] == expected
-    assert [(index, bytes(chunk)) for index, chunk in slabs.read(Files(slab), image, wanted)] == expected
+    Direct()(Files(slab), held, range(11))
+    expected = [bytes(image.chunk(held.memory, index)) for index in wanted]
+    assert [bytes(chunk[:-4]) for chunk in direct.read(places(slab, image, wanted), image.stride_bytes)] == expected
+    assert [bytes(chunk) for chunk in slabs.read(Files(slab), image.chunk_bytes, wanted)] == expected
+
+
+def places(slab: Path, image: Image, chunks: Iterable[int]) -> list[tuple[Path, int]]:
+    return [(slab / slabs.SHARD, index * image.stride_bytes) for index in chunks]
+
+
+def read_all(slab: Path, image: Image) -> None:
+    for _ in direct.read(places(slab, image, range(image.chunks)), image.stride_bytes):
+        pass
+    direct.tail(slab / slabs.SHARD, image.memory_bytes, len(image.index(range(image.chunks))))
 
 
 @pytest.mark.parametrize("length", [0, 1, 4096, 3 * (CHUNK_BYTES + 4), -5000, -1])
 def test_a_file_that_ends_early_is_a_sentence(tmp_path, length):
     held = view(5 * CHUNK_BYTES)
     image, slab = held.header.image, tmp_path / "slab"
-    Direct()(Files(slab), held)
-    os.truncate(slab / slabs.SHARD, length % image.file_bytes)
+    every = range(image.chunks)
+    Direct()(Files(slab), held, every)
+    os.truncate(slab / slabs.SHARD, length % image.file_bytes(len(every)))
     with pytest.raises(SnapshotError, match="ends at byte"):
-        list(direct.read(slab / slabs.SHARD, image, range(image.chunks)))
+        read_all(slab, image)
     with pytest.raises(SnapshotError):
-        list(slabs.read(Files(slab), image, range(image.chunks)))
+        list(slabs.read(Files(slab), image.chunk_bytes, every))
 
 
 def test_a_slab_that_is_there_is_not_overwritten(tmp_path):
     for name, writer in (("a", by_tensorstore), ("b", Direct())):
-        writer(Files(tmp_path / name), view(100))
+        writer(Files(tmp_path / name), view(100), [0])
         with pytest.raises(SnapshotError, match="holds a slab already"):
-            writer(Files(tmp_path / name), view(100))
+            writer(Files(tmp_path / name), view(100), [0])
 
 
 def test_a_limit_is_kept(tmp_path):
     held = view(8 * CHUNK_BYTES)
     started = clock.monotonic_s()
-    Direct(bytes_per_s=64e6)(Files(tmp_path / "slab"), held)
+    Direct(bytes_per_s=64e6)(Files(tmp_path / "slab"), held, range(8))
     assert clock.monotonic_s() - started > 0.9 * 32 / 64, "32 MiB, less a burst, at 64 MB/s"
 
 
@@ -102,8 +129,9 @@ def test_the_trial_leaves_nothing_and_sweeps_what_a_killed_one_left(tmp_path):
     left = tmp_path / "snapshots/.trial-1"
     left.mkdir(parents=True)
     writer = Fastest(Files(tmp_path))
-    writer(Files(tmp_path / "small"), view(100))
+    writer(Files(tmp_path / "small"), view(100), [0])
+    writer(Files(tmp_path / "shared"), view(2 * TRIAL_BYTES), [5])
     assert left.exists(), "small slabs are no matter"
-    writer(Files(tmp_path / "large"), view(TRIAL_BYTES))
+    writer(Files(tmp_path / "large"), view(TRIAL_BYTES), range(4))
     assert list((tmp_path / "snapshots").iterdir()) == []
     assert files(tmp_path / "large").keys() == {slabs.METADATA, slabs.SHARD}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from mt_resilient.checkpoint.geometry import Part, boxes, cut, holders, overlap, row_major, scalars, within
+from mt_resilient.checkpoint.geometry import Part, boxes, cut, cutting, overlap, row_major, scalars, within
 
 SHAPES = [(), (1,), (7,), (1, 1), (3, 5), (2, 3, 4), (1, 4, 3), (4, 1, 3), (2, 3, 1), (2, 2, 2, 3)]
 
@@ -90,7 +90,13 @@ def test_a_number_has_one_main_holder_and_one_place_for_each_stacked_layer():
     assert tail == [((4,), (1,), (1,), False), ((4,), (3,), (1,), False)]
 
 
-def test_holders_are_those_of_the_very_same_place():
-    whole = Part(name="w", shape=(4,), offset=(0,), box=(4,))
-    found = holders({0: [whole], 1: [replace(whole, replica=(1,))], 2: [replace(whole, flat=(0, 2))]})
-    assert sorted(found.values()) == [[0, 1], [2]]
+def test_how_a_tensor_is_cut_can_be_sorted_by():
+    whole = Part(name="w", shape=(4, 2), offset=(0, 0), box=(4, 2))
+    box = replace(whole, offset=(2, 0), box=(2, 2))
+    assert [cutting(parts) for parts in ([whole], [box], [whole, box], [replace(whole, flat=(0, 3))], [])] == [
+        0,
+        1,
+        1,
+        2,
+        3,
+    ]

@@ -1,5 +1,6 @@
 """The shard's image: every payload byte has one place, checksums and index fill the rest."""
 
+import numpy as np
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
@@ -19,7 +20,9 @@ def test_padding_is_to_whole_chunks_and_stays(nbytes):
     image = Image(total)
     assert image.chunks * image.chunk_bytes == total
     assert image.stride_bytes % PAGE_BYTES == 0, "every chunk starts on a page"
-    assert image.file_bytes <= image.memory_bytes < image.file_bytes + PAGE_BYTES
+    assert image.memory_bytes == image.chunks * image.stride_bytes
+    assert image.file_bytes(image.chunks) == image.memory_bytes + len(image.index(range(image.chunks)))
+    assert image.file_bytes(0) == 0
 
 
 def test_four_mebibytes_hold_a_chunk_and_its_checksum():
@@ -61,11 +64,17 @@ def test_aligned_is_the_next_place_that_is(nbytes, align, data):
 def test_sealing_touches_nothing_but_what_is_between_the_chunks(nbytes):
     image = Image(padded(nbytes))
     memory = memoryview(bytearray(b"\x07" * image.memory_bytes))
-    crcs = [crc for index in range(image.chunks) for crc in image.seal(memory, range(index, index + 1))]
+    crcs = [crc for index in range(image.chunks) for crc in image.seal(memory, [index])]
     for index, crc in enumerate(crcs):
         chunk = image.chunk(memory, index)
         assert bytes(chunk) == b"\x07" * image.chunk_bytes
         assert crc == crc32c(chunk)
-        end = (index + 1) * image.stride_bytes
-        assert int.from_bytes(memory[end - 4 : end], "little") == crc
-    assert bytes(memory[image.chunks * image.stride_bytes : image.file_bytes]) == image.index()
+        assert bytes(image.sealed(memory, index)) == bytes(chunk) + crc.to_bytes(4, "little")
+
+
+def test_an_index_says_which_chunks_are_there():
+    image = Image(padded(5 * CHUNK_BYTES))
+    pairs = np.frombuffer(image.index([1, 3])[:-4], "<u8").reshape(5, 2)
+    absent = [2**64 - 1] * 2
+    assert pairs.tolist() == [absent, [0, STRIDE_BYTES], absent, [STRIDE_BYTES, STRIDE_BYTES], absent]
+    assert len(image.index([0], room=2)) == 2 * 16 + 4

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mt_resilient.checkpoint.manifest import Commit, Entry, RankManifest
+from mt_resilient.checkpoint.sharing import Sources
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.errors import SnapshotError
 
@@ -16,6 +17,7 @@ MANIFEST = RankManifest(
     metadata_sha256="0" * 64,
     fingerprints=("0123456789abcdef",),
     chunk_crc32c=(7,),
+    sources=Sources.whole(0, 1),
 )
 COMMIT = Commit(attempt=MANIFEST.attempt, ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)))
 
@@ -36,6 +38,13 @@ def test_there_and_back():
         ({"fingerprints": []}, "one fingerprint a tensor"),
         ({"fingerprints": [7]}, "one fingerprint a tensor"),
         ({"table": {}}, "the tensor table"),
+        ({"sources": [[1, 0]]}, "in whole numbers"),
+        ({"sources": [[1, 0, True]]}, "in whole numbers"),
+        ({"sources": [[2, 0, 0]]}, "where each of its 1 chunks is"),
+        ({"sources": [[1, 2, 0]]}, "where each of its 1 chunks is"),
+        ({"sources": [[1, 1, -1]]}, "where each of its 1 chunks is"),
+        ({"sources": [[1 << 70, 0, 0]]}, "where each of its 1 chunks is"),
+        ({"sources": [[1, 0, 1]]}, "lie elsewhere"),
         ({"more": 1}, "should have"),
     ],
 )

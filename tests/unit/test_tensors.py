@@ -136,7 +136,7 @@ def test_every_dtype_and_stride_goes_down_and_up_bit_for_bit():
     state = every_kind() | {"rng": np.arange(7, dtype=np.uint32)[::-1], "lr": 0.1}
     skeleton, leaves = tree.flatten(state, torch.is_tensor)
     stager = staging.Stager()
-    planned, encoded = stager.plan(skeleton, leaves)
+    planned, encoded, leaves = stager.plan(skeleton, leaves)
     table = Table.from_json(encoded)
     assert table == planned == Table.from_json(planned.to_json())
     slot = Slot(table).stage(leaves, stager)
