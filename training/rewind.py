@@ -5,6 +5,7 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -95,6 +96,9 @@ class Tape:
         self._attempts: list[Attempt] = []
         """The two latest."""
         self._sides: Sides | None = None
+        self._recorded = False
+        self._complaint = ""
+        """Why the state could not be saved, as it was told last."""
         self.rewinds = 0
         self.owed = False
         """A snapshot is due on disk, and no attempt at it is under way."""
@@ -135,6 +139,7 @@ class Tape:
     def record(self, step: int, durable: bool, *, finite: bool = True, patience_s: float = 0.0) -> None:
         """Begin a snapshot of the state after `step` steps, or find that it is there. On a device the copies go on behind it (`finish`
         waits); a rank that is not `finite`, or has no slot or no memory for it within `patience_s`, has missed it, counted on its page."""
+        first, self._recorded = not self._recorded, True
         attempt = Attempt(step, durable)
         self._attempts = [*self._attempts[-1:], attempt]
         self.owed = self.owed and not durable
@@ -147,7 +152,13 @@ class Tape:
         until_s = began_s + patience_s
         attempt.missed = True
         while finite and attempt.missed:
-            attempt.missed = not self._begin(attempt)
+            try:
+                attempt.missed = not self._begin(attempt)
+            except SnapshotError as error:
+                if first:  # before the first step: nothing is lost yet, and it is the script's to mend
+                    raise
+                self._unsaved(error)
+                return
             if attempt.missed and monotonic_s() > until_s:
                 self._at.page.skipped += 1
                 return
@@ -155,6 +166,18 @@ class Tape:
                 sleep(_RETRY_S)
         if finite:
             self._pace.recorded(monotonic_s() - began_s)
+
+    def _unsaved(self, error: SnapshotError) -> None:
+        """The state has become one that can't be saved. Training goes on, and the reason is told once."""
+        self._at.page.skipped += 1
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            print(
+                f"mt-resilient: {error}. Training goes on without new snapshots, and a fault now costs all steps since the last one: "
+                "keep it out of what the Session is given",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _begin(self, attempt: Attempt) -> bool:
         state = {name: source.collect() for name, source in self._sources.items()}

@@ -100,6 +100,44 @@ def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
     assert [incident.rung for incident in job.incidents()] == [2, 2, 2, 6]
 
 
+UNSAVED = """
+import sys
+import torch
+from mt_resilient import Session
+
+class Layer:  # its state cannot be saved while it is sparse
+    def __init__(self, sparse):
+        self.steps, self.sparse = 0, sparse
+    def collect(self):
+        self.steps += 1
+        return {"x": torch.eye(3).to_sparse() if self.steps in self.sparse else torch.eye(3)}
+    def restore(self, kept):
+        pass
+
+session = Session(layer=Layer(eval(sys.argv[1])))
+for step in session.steps(6):
+    print("step", step, flush=True)
+"""
+
+
+def test_a_state_that_can_never_be_saved_is_told_before_the_first_step(tmp_path: Path) -> None:
+    script = tmp_path / "unsaved.py"
+    script.write_text(UNSAVED)
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "range(99)"])
+    assert job.finish() == 5, job.said()
+    assert "'layer/x' is not dense (torch.sparse_coo); it can't be saved" in job.said()
+    assert "step" not in job.printed()
+
+
+def test_a_state_that_can_for_a_while_not_be_saved_costs_snapshots_and_no_step(tmp_path: Path) -> None:
+    script = tmp_path / "unsaved.py"
+    script.write_text(UNSAVED)
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "range(3, 6)"])
+    assert job.finish() == 0, job.said()
+    assert [line for line in job.printed().splitlines() if "step" in line] == [f"step {step}" for step in range(6)]
+    assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
+
+
 @pytest.mark.slow
 def test_a_nan_that_replays_stops(tmp_path: Path) -> None:
     script = GPT.with_name(f"persistent-{os.getpid()}.py")
