@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 MINIMAL = ROOT / "examples" / "minimal" / "train.py"
 GPT = ROOT / "examples" / "gpt" / "pretrain.py"
+FSDP = ROOT / "tests" / "chaos" / "fsdp.py"
 GATED = ROOT / "tests" / "chaos" / "gated.py"
 _DIGEST = re.compile(r"final state sha256 (\w+)")
 

@@ -13,7 +13,7 @@ import pytest
 from mt_resilient.checkpoint import catalog, commit, stores
 from mt_resilient.checkpoint.reshard import Saved
 
-from ..harness import GPT, Job, step_lines
+from ..harness import FSDP, GPT, Job, digest_of, step_lines
 
 STEPS = 6
 PAIRS = [
@@ -25,8 +25,12 @@ PAIRS = [
 
 
 def train(place: Path, ranks: int, layout: list[str], steps: int, *options: str) -> Job:
+    return run(place, ranks, [str(GPT), *layout, "--steps", str(steps), "--dropout", "0"], *options)
+
+
+def run(place: Path, ranks: int, script: list[str], *options: str) -> Job:
     place.mkdir()
-    command = ["--nproc-per-node", str(ranks), str(GPT), *layout, "--steps", str(steps), "--dropout", "0"]
+    command = ["--nproc-per-node", str(ranks), *script]
     job = Job(place, command, *options)
     assert job.finish(280) == 0, job.said()[-4000:]
     return job
@@ -69,3 +73,13 @@ def test_flat_shards_of_four_ranks_go_to_two_and_to_three(tmp_path: Path) -> Non
     three = train(tmp_path / "three", 3, samples, 3, "--start-from", str(two.directory))
     assert newest(four).digest() == newest(two).digest() == newest(three).digest()
     assert {len(newest(job).manifests) for job in (four, two, three)} == {4, 2, 3}
+
+
+@pytest.mark.slow
+def test_dtensors_of_four_ranks_go_to_three_and_to_two_copies_on_two_each(tmp_path: Path) -> None:
+    script = [str(FSDP), "--steps", "3"]
+    four = run(tmp_path / "four", 4, script)
+    three = run(tmp_path / "three", 3, script, "--start-from", str(four.directory))
+    copies = run(tmp_path / "copies", 4, [*script, "--replicate", "2"], "--start-from", str(three.directory))
+    assert newest(four).digest() == newest(three).digest() == newest(copies).digest()
+    assert digest_of(four.printed()) == digest_of(three.printed()) == digest_of(copies.printed())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import GATED, GPT, MINIMAL, Job, digest_of, step_lines, undisturbed
+from ..harness import FSDP, GATED, GPT, MINIMAL, Job, digest_of, step_lines, undisturbed
 
 STEPS = 120
 LAYOUTS = {
@@ -99,3 +99,13 @@ def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
     assert [(i.cause, i.rung) for i in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]
     assert all(i.lost_steps <= 2 for i in job.incidents())
     assert job.incidents()[1].launch == "warm"
+
+
+@pytest.mark.parametrize(("ranks", "replicate"), [(2, 1), (4, 2)])
+def test_dtensors_sharded_by_fsdp(tmp_path: Path, ranks: int, replicate: int) -> None:
+    layout = ["--replicate", str(replicate)]
+    expected = undisturbed(FSDP, "--steps", "60", *layout, ranks=ranks)
+    job = Job(tmp_path, ["--nproc-per-node", str(ranks), str(GATED), str(FSDP), "--steps", "60", *layout])
+    job.until_step(20)
+    job.kill_rank(1)
+    same(job, expected)
