@@ -20,9 +20,11 @@ from ..checkpoint.reshard import Saved, Wanted, word
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Piece
 from ..resilience.errors import LayoutError
+from .live import local
 from .optimizer_places import owned_parts, state_parts
+from .optimizers import Optimizers, parameters_of
 from .places import model_parts, places_of
-from .state import Modules, Optimizers, Source, local, parameters_of
+from .state import Modules, Source
 
 _LAYOUT_KEYS = ("is_expert_parallel",)
 """In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..checkpoint.geometry import Part, scalars, within
-from .state import Optimizers, parameters_of
+from .optimizers import Optimizers, parameters_of
 
 
 def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:

@@ -31,8 +31,10 @@ from . import device
 from .attach import Attachment
 from .elsewhere import parts_of, restore_elsewhere
 from .offload import Job, Offload
+from .optimizers import Optimizers
 from .pace import Pace
-from .state import Modules, Optimizers, Preparing, Randomness, Source
+from .randomness import Randomness
+from .state import Modules, Preparing, Source
 
 RANDOMNESS = "randomness"
 _RETRY_S = 0.05

@@ -1,0 +1,59 @@
+"""What lies in memory, live: whether what was kept fits, and putting it there without replacing any tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from ..checkpoint.tensors import Piece
+from ..resilience.errors import LayoutError
+
+Nested = dict[str, Any]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it lies here: a DTensor's own part, anything else as it is."""
+    held = tensor.detach()
+    return held.to_local() if hasattr(held, "to_local") else held
+
+
+def fits(where: str, live: torch.Tensor, piece: Piece) -> None:
+    if tuple(live.shape) != piece.shape or str(live.dtype) != f"torch.{piece.dtype}":
+        raise LayoutError(
+            f"{where}: the snapshot holds {piece.dtype} {piece.shape}, this run has "
+            f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}; it was taken with another model or another parallel layout"
+        )
+
+
+def put(live: torch.Tensor, kept: torch.Tensor) -> None:
+    """`kept` into `live`, if it is not there already."""
+    there = (
+        live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()
+    )  # 0: a subclass that hides its memory
+    if not there:
+        with torch.no_grad():
+            live.copy_(kept)
+
+
+def update(live: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
+    """`kept` into `live`, tensors in place where there are some."""
+    for key, value in kept.items():
+        if torch.is_tensor(value) and torch.is_tensor(live.get(key)) and local(live[key]).shape == value.shape:
+            put(local(live[key]), value)
+        else:
+            live[key] = value
+
+
+def plain(values: Mapping[str, Any]) -> Nested:
+    """Without what a snapshot cannot hold (functions, modules): such things are the script's to build again."""
+    return {key: value for key, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(_is_plain(v) for v in value)
+    if type(value) is dict:
+        return all(type(k) in (str, int) and _is_plain(v) for k, v in value.items())
+    return value is None or type(value) in (bool, int, float, str, bytes) or torch.is_tensor(value)

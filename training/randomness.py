@@ -1,0 +1,72 @@
+"""The random number generators of a rank, as a source of state."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import device
+from .live import Nested
+
+
+class Randomness:
+    """Every generator of this rank: python, numpy, torch on CPU and device, and Megatron's tracker with its model-, expert- and
+    data-parallel streams. Megatron's own checkpoint keeps data-parallel rank 0's only."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        """kinds: device types of the model's tensors."""
+        self.kinds = tuple(kinds)
+
+    def collect(self) -> Nested:
+        kept: Nested = {
+            "python": _packed(random.getstate()),
+            "torch": torch.get_rng_state(),
+            "device": device.rng_states(self.kinds),
+            "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
+        }
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            kept["numpy"] = numpy.random.get_state()
+        return kept
+
+    def restore(self, kept: Nested) -> None:
+        version, words, gauss = kept["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+        torch.set_rng_state(kept["torch"])
+        device.set_rng_states(kept["device"])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and "numpy" in kept:
+            numpy.random.set_state(kept["numpy"])
+        live = _tracker_states()
+        if live:
+            states: dict[str, Any] = {}
+            for name, state in kept["tracker"].items():
+                states[name] = live[name] if isinstance(live.get(name), torch.Generator) else state
+                if isinstance(states[name], torch.Generator):
+                    states[name].set_state(state)
+            _tracker().set_states(states)
+
+
+def _packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | None]:
+    """Python's 625 words as one array: a leaf is cheaper to look through than a tuple, and this is done at each step."""
+    version, words, gauss = state
+    return version, np.array(words, np.uint32), gauss
+
+
+def _tracker() -> Any:
+    random_module = sys.modules.get("megatron.core.tensor_parallel.random")
+    return None if random_module is None else random_module.get_cuda_rng_tracker()
+
+
+def _tracker_states() -> dict[str, Any]:
+    tracker = _tracker()
+    return dict(tracker.get_states()) if tracker is not None and tracker.is_initialized() else {}
+
+
+def _state_of(stream: Any) -> torch.Tensor:
+    return stream.get_state() if isinstance(stream, torch.Generator) else stream
