@@ -79,7 +79,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         table.add_column(heading)
     for node, said in world.status.items():
         steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
-        kept = [", ".join(map(str, kept[-3:])) or "–" for kept in (said.memory_steps, said.durable_steps)]
+        kept = [", ".join(map(str, kept)) or "–" for kept in (said.memory_steps, said.durable_steps[-3:])]
         table.add_row(
             node,
             str(said.alive),

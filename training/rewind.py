@@ -83,7 +83,8 @@ class Tape:
     def __init__(self, attachment: Attachment, sources: Mapping[str, Source], pace: Pace) -> None:
         """pace: told what recording costs."""
         self._at, self._pace = attachment, pace
-        self._arena = RankArena(attachment.handoff.arena[attachment.local_rank], turn=attachment.handoff.arena[0][0])
+        handoff = attachment.handoff
+        self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
         self._stager = Stager()
         models = [source for source in sources.values() if isinstance(source, Modules)]
         kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
