@@ -15,6 +15,7 @@ from rich.table import Table
 from ..checkpoint import catalog, commit
 from ..checkpoint.files import Files
 from ..checkpoint.layout import Attempt
+from ..checkpoint.manifest import Figures
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
 from ..resilience import describe
@@ -150,7 +151,9 @@ def snapshots(directory: RunDirectory, action: str, which: str | None, whole: bo
         print(f"no committed snapshot in {directory.root}")
         return 0
     if action == "digest" and whole:
-        print(f"{Saved(found[0]).digest()}  step {_attempt(found[0]).stamp.step}, of the global tensors")
+        with commit.reading(found[0]):
+            total = Saved(found[0]).digest()
+        print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
         return 0
     if action == "digest":
         print(f"{catalog.digest(found[0])}  step {_attempt(found[0]).stamp.step}")
@@ -164,7 +167,7 @@ def _attempt(snapshot: Place) -> Attempt:
     return attempt
 
 
-def _list(found: list[Place]) -> int:
+def _list(snapshots: list[Place]) -> int:
     table = Table(box=box.SIMPLE_HEAD)
     for heading, side in (
         ("step", "right"),
@@ -175,19 +178,26 @@ def _list(found: list[Place]) -> int:
         ("directory", "left"),
     ):
         table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for snapshot in found:
+    for snapshot in snapshots:
         stamp = _attempt(snapshot).stamp
         try:
-            ranks = str(commit.read_commit(snapshot).world)
-        except SnapshotError:
-            ranks = "?"
-        table.add_row(str(stamp.step), str(stamp.generation), ranks, *_measured(snapshot), snapshot.name)
+            found = commit.read_commit(snapshot)
+        except SnapshotError:  # damaged, or retired just now
+            told = "?", "–", "–"
+        else:
+            told = str(found.world), *(_told(found.figures) if found.figures else _measured(snapshot))
+        table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
     Console(highlight=False, width=200).print(table)
     return 0
 
 
+def _told(figures: Figures) -> tuple[str, str]:
+    """MB and time of writing."""
+    return f"{figures.bytes / 1e6:.1f}", _time(figures.written_s)
+
+
 def _measured(snapshot: Place) -> tuple[str, str]:
-    """MB and time of writing, as a file system has them; an object store tells neither in its listing."""
+    """As `_told`, of an earlier version's snapshot: as a file system has them; an object store tells neither in its listing."""
     if not isinstance(snapshot, Files):
         return "–", "–"
     size = sum(file.stat().st_size for file in snapshot.path.rglob("*") if file.is_file())

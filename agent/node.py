@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..checkpoint import arena, commit, layout
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
 from ..checkpoint.header import Header, complete, restorable
+from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
 from ..resilience import leash
 from ..resilience.clock import monotonic_s, wall_s
@@ -70,8 +72,8 @@ class Node:
             "root": root.address,
             "run": run,
             "local_ranks": launch.ranks,
-            "keep": policy.keep,
             "max_write_mb_per_s": policy.max_write_mb_per_s,
+            **{field.name: getattr(policy, field.name) for field in fields(RetentionPolicy)},
         }
         self.pacing = Pacing(launch.ranks, monotonic_s()) if policy.durable_every_steps == AUTO else None
         self.drain = Draining(config, directory.logs / "drain.log")
@@ -87,6 +89,8 @@ class Node:
             header = slot.header()
             if header.step > record.resume_step or header.stamp not in held:  # nobody will go back to it
                 slot.free()
+        # Until the next start: newer ones may turn out bad, or never come.
+        self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.pages[0].generation:
             self.pacing.failures += 1
         self.board.clear(record.number)

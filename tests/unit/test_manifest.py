@@ -1,10 +1,11 @@
 """Manifests: there and back, and nothing else believed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from mt_resilient.checkpoint.manifest import Commit, Entry, RankManifest
+from mt_resilient.checkpoint.manifest import Commit, Entry, Figures, RankManifest
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.errors import SnapshotError
 
@@ -18,6 +19,18 @@ MANIFEST = RankManifest(
     chunk_crc32c=(7,),
 )
 COMMIT = Commit(attempt=MANIFEST.attempt, ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)))
+
+
+FIGURES = replace(COMMIT, figures=Figures(written_s=1.5e9, bytes=12))
+
+
+def test_figures_are_there_or_not_but_never_wrong():
+    assert Commit.from_json(FIGURES.to_json()) == FIGURES
+    assert b"figures" not in COMMIT.to_json(), "as an earlier version has written it"
+    for old, new in ((b"1500000000.0", b"1500000001.0"), (b'"bytes":12', b'"bytes":13'), (b"crc32c", b"crc32b")):
+        assert old in FIGURES.to_json()
+        with pytest.raises(SnapshotError, match="figures in COMMIT"):
+            Commit.from_json(FIGURES.to_json().replace(old, new))
 
 
 def test_there_and_back():
