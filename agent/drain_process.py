@@ -1,9 +1,9 @@
 """The process beside the ranks that makes sealed snapshots durable: arena → store, one JSON line on stdout per event.
 
 `python -m mt_resilient.agent.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: a
-`DrainConfig`. Neither its load nor its death touches the ranks. It goes on until a line "finish" or the end of its
-stdin; then it drains what is pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about
-that tier meanwhile.
+`DrainConfig`. Neither its load nor its death touches the ranks. A line "protect NAME …" on its stdin says which snapshots
+the job needs now, whatever their age. It goes on until a line "finish" or the end of its stdin; then it drains what is
+pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about that tier meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 
@@ -22,9 +23,10 @@ from ..checkpoint.arena import Slot
 from ..checkpoint.drain import drain
 from ..checkpoint.header import Stamp, due
 from ..checkpoint.layout import Attempt
+from ..checkpoint.retention import RetentionPolicy, Stored
 from ..checkpoint.writers import writer
 from ..resilience import clock
-from ..resilience.errors import ResilientError, SiteError, UsageError
+from ..resilience.errors import MachineError, ResilientError, SiteError, UsageError
 from .buddy import Buddy, BuddyConfig
 
 Event = dict[str, object]
@@ -36,7 +38,7 @@ LAST_TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrainConfig:
+class DrainConfig(RetentionPolicy):
     arena: list[list[str]]
     """Paths of the slots, per local rank."""
     root: str
@@ -45,8 +47,8 @@ class DrainConfig:
     """Eight hexadecimal digits that all nodes of this run share, and no other run has."""
     local_ranks: int
     """How many of the arena's ranks take part."""
-    keep: int = 2
-    """Durable snapshots that stay."""
+    protected: Sequence[str] = ()
+    """Names of snapshots that are not retired, until another line says which ones are not."""
     max_write_mb_per_s: float = 0.0
     """Limit of the stream to the store, in 10^6 bytes a second; 0 for none."""
     poll_s: float = 0.05
@@ -57,8 +59,9 @@ class DrainConfig:
     """Copies in another node's memory, and of another node in this one's."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.local_ranks <= len(self.arena) or self.keep < 1 or self.poll_s <= 0:
-            raise UsageError(f"drain: local_ranks, keep and poll_s have to be positive, and the arena to match: {self}")
+        super().__post_init__()
+        if not 1 <= self.local_ranks <= len(self.arena) or self.poll_s <= 0:
+            raise UsageError(f"drain: local_ranks and poll_s have to be positive, and the arena to match: {self}")
         if len(self.run) != 8 or not set(self.run) <= set("0123456789abcdef"):
             raise UsageError(f"drain: run has to be eight hexadecimal digits, and is {self.run!r}")
 
@@ -72,15 +75,41 @@ class DrainConfig:
         return cls(**found)
 
 
+class Orders:
+    """What the agent says, line by line."""
+
+    def __init__(self, fd: int, protected: Sequence[str]) -> None:
+        self._fd, self._rest = fd, b""
+        self.finish = False
+        self.protected = _attempts(protected)
+
+    def listen(self, patience_s: float) -> None:
+        """Take in what has been said, waiting for a word at most so long."""
+        while not self.finish and select.select([self._fd], [], [], patience_s)[0]:
+            data = os.read(self._fd, 4096)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self.finish = not data
+            for word, *names in (line.decode().split() for line in lines):
+                self.finish = self.finish or word == "finish"
+                if word == "protect":
+                    self.protected = _attempts(names)
+            patience_s = 0.0
+
+
+def _attempts(names: Sequence[str]) -> frozenset[Attempt]:
+    return frozenset(attempt for name in names if (attempt := Attempt.parse(name)))
+
+
 class Drain:
     """The loop's memory: the slots, what was given up, and when to try again."""
 
-    def __init__(self, config: DrainConfig) -> None:
-        self._config = config
+    def __init__(self, config: DrainConfig, orders: Orders) -> None:
+        self._config, self._orders = config, orders
         self._root = stores.at(config.root)
         self._slots = [[Slot(path) for path in row] for row in config.arena[: config.local_ranks]]
         self._write = writer(self._root, config.max_write_mb_per_s * 1e6)
         self._given_up: set[Stamp] = set()
+        self._known: dict[Attempt, Stored] = {}
         self._failures = 0
         self._not_before_s = 0.0
 
@@ -97,6 +126,7 @@ class Drain:
         except ResilientError as error:
             last = finishing and self._failures + 1 >= LAST_TRIES
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
+            yield from self._retire()  # what was killed before it got to this, or is too old by now, may be the space that is lacking
             return
         self._failures, self._not_before_s = 0, 0.0
         if report is None:
@@ -114,8 +144,19 @@ class Drain:
             "directory": str(report.snapshot),
         }
         if report.commits:
-            for attempt in catalog.retire(self._root, self._config.keep):
-                yield {"event": "retired", "step": attempt.stamp.step, "directory": str(attempt.under(self._root))}
+            yield from self._retire()
+
+    def _retire(self) -> Iterator[Event]:
+        """By the node that commits."""
+        if not any(slot.header().rank == 0 for slot in self._slots[0]):
+            return
+        self._orders.listen(0.0)  # a write takes long, and ranks may have gone back meanwhile
+        with suppress(MachineError):  # the next snapshot tries again
+            for attempt, why in catalog.retire(
+                self._root, self._config, clock.wall_s(), self._orders.protected, self._known
+            ):
+                place = str(attempt.under(self._root))
+                yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
 
     def hurry(self) -> None:
         """Forget what failed before: the last tries begin."""
@@ -137,15 +178,15 @@ class Drain:
 
 def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
     """Events until "finish" or the end of `stdin_fd`, and what was pending then."""
-    state, said = Drain(config), b""
+    orders = Orders(stdin_fd, config.protected)
+    state = Drain(config, orders)
     told: SimpleQueue[Event] = SimpleQueue()
     buddy = Buddy(config.buddy, config.arena[: config.local_ranks], told.put) if config.buddy else None
-    while b"finish" not in said:
+    while not orders.finish:
         yield from state.tick()
         while not told.empty():
             yield told.get()
-        if select.select([stdin_fd], [], [], config.poll_s)[0]:
-            said += os.read(stdin_fd, 4096) or b"finish"
+        orders.listen(config.poll_s)
     if buddy:
         buddy.stop()
     state.hurry()

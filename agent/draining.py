@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ class Draining:
     """Training never depends on it: when it dies it is started again, and snapshots wait in memory meanwhile."""
 
     def __init__(self, config: dict[str, Any], log: Path) -> None:
-        self._command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(config)]
-        self._log = log
+        self._config, self._log = config, log
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._deaths = 0
@@ -51,9 +50,10 @@ class Draining:
         if self._process is not None or self.finished or (now_s < self._not_before_s and not self._asked):
             return
         self._not_before_s = now_s + RESTART_S[0]  # should it not start
+        command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
         with self._log.open("ab") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            self._process = leash.spawn(self._command, start_new_session=True, **pipes)
+            self._process = leash.spawn(command, start_new_session=True, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
         if self._asked:
             self.finish()
@@ -90,9 +90,17 @@ class Draining:
     def finish(self) -> None:
         """Ask it to write what is pending and end; `finished` tells when it has. One that dies over it is started again."""
         self._asked = True
+        self._tell("finish")
+
+    def protect(self, names: Sequence[str]) -> None:
+        """From now on these snapshots are not to be retired, and no others are spared; also when it is started again."""
+        self._config = {**self._config, "protected": [*names]}
+        self._tell("protect", *names)
+
+    def _tell(self, *words: str) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # it is dead: `events` will notice
-                self._process.stdin.write(b"finish\n")
+                self._process.stdin.write(f"{' '.join(words)}\n".encode())
                 self._process.stdin.flush()
 
     def stop(self) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..checkpoint import catalog, commit
-from ..checkpoint.files import Files
 from ..checkpoint.layout import Attempt
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
@@ -79,7 +78,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         table.add_column(heading)
     for node, said in world.status.items():
         steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
-        kept = [", ".join(map(str, kept[-3:])) or "–" for kept in (said.memory_steps, said.durable_steps)]
+        kept = [", ".join(map(str, kept)) or "–" for kept in (said.memory_steps, said.durable_steps[-3:])]
         table.add_row(
             node,
             str(said.alive),
@@ -150,7 +149,9 @@ def snapshots(directory: RunDirectory, action: str, which: str | None, whole: bo
         print(f"no committed snapshot in {directory.root}")
         return 0
     if action == "digest" and whole:
-        print(f"{Saved(found[0]).digest()}  step {_attempt(found[0]).stamp.step}, of the global tensors")
+        with commit.reading(found[0]):
+            total = Saved(found[0]).digest()
+        print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
         return 0
     if action == "digest":
         print(f"{catalog.digest(found[0])}  step {_attempt(found[0]).stamp.step}")
@@ -164,7 +165,7 @@ def _attempt(snapshot: Place) -> Attempt:
     return attempt
 
 
-def _list(found: list[Place]) -> int:
+def _list(snapshots: list[Place]) -> int:
     table = Table(box=box.SIMPLE_HEAD)
     for heading, side in (
         ("step", "right"),
@@ -175,23 +176,17 @@ def _list(found: list[Place]) -> int:
         ("directory", "left"),
     ):
         table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for snapshot in found:
+    for snapshot in snapshots:
         stamp = _attempt(snapshot).stamp
         try:
-            ranks = str(commit.read_commit(snapshot).world)
-        except SnapshotError:
-            ranks = "?"
-        table.add_row(str(stamp.step), str(stamp.generation), ranks, *_measured(snapshot), snapshot.name)
+            found = commit.read_commit(snapshot)
+        except SnapshotError:  # damaged, or retired just now
+            told = "?", "–", "–"
+        else:
+            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", _time(found.figures.written_s)
+        table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
     Console(highlight=False, width=200).print(table)
     return 0
-
-
-def _measured(snapshot: Place) -> tuple[str, str]:
-    """MB and time of writing, as a file system has them; an object store tells neither in its listing."""
-    if not isinstance(snapshot, Files):
-        return "–", "–"
-    size = sum(file.stat().st_size for file in snapshot.path.rglob("*") if file.is_file())
-    return f"{size / 1e6:.1f}", _time(snapshot.path.stat().st_mtime)
 
 
 def _verify(found: list[Place]) -> int:

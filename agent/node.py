@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import arena, commit, layout
-from ..checkpoint.arena import Slot, State
+from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
-from ..checkpoint.header import Header, restorable
+from ..checkpoint.header import Header, complete, restorable
+from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
 from ..resilience import leash
 from ..resilience.clock import monotonic_s, wall_s
@@ -70,8 +72,8 @@ class Node:
             "root": root.address,
             "run": run,
             "local_ranks": launch.ranks,
-            "keep": policy.keep,
             "max_write_mb_per_s": policy.max_write_mb_per_s,
+            **{field.name: getattr(policy, field.name) for field in fields(RetentionPolicy)},
         }
         self.pacing = Pacing(launch.ranks, monotonic_s()) if policy.durable_every_steps == AUTO else None
         self.drain = Draining(config, directory.logs / "drain.log")
@@ -80,11 +82,15 @@ class Node:
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
-        sealed = {header.stamp for row in self.headers() for header in row if header.state is State.SEALED}
+        held = complete(
+            self.headers(), self.launch.ranks
+        )  # what one rank has lost, its peers need not keep for its age
         for slot in (slot for row in self.slots for slot in row):
             header = slot.header()
-            if header.step > record.resume_step or header.stamp not in sealed:  # nobody will go back to it
+            if header.step > record.resume_step or header.stamp not in held:  # nobody will go back to it
                 slot.free()
+        # Until the next start: newer ones may turn out bad, or never come.
+        self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.pages[0].generation:
             self.pacing.failures += 1
         self.board.clear(record.number)
@@ -100,6 +106,7 @@ class Node:
             origin=self.origin.address if self.origin else "",
             every_steps=self.policy.every_steps,
             durable_every_steps=self.policy.durable_every_steps,
+            reach_steps=self.policy.reach_steps,
             max_replays=self.max_replays,
             modules=str(self.directory.modules),
         )

@@ -177,7 +177,7 @@ class Ours(AsyncPeer):
         handoff = Handoff(
             agent_pid=os.getpid(), generation=Generation(1), board="", snapshots=str(self.root), resume_step=Step(-1),
             arena=tuple(map(tuple, arena.paths(slots, os.getpid()))), replay_until=Step(-1), every_steps=1,
-            durable_every_steps=1, max_replays=1, modules="", origin="",
+            durable_every_steps=1, reach_steps=100, max_replays=1, modules="", origin="",
         )  # fmt: skip
         page = Page(memoryview(bytearray(PAGE_BYTES)))
         attachment = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)

@@ -141,7 +141,7 @@ def beat_result(batches: int) -> Result:
     board.clear(1)
     handoff = Handoff(
         agent_pid=os.getpid(), generation=Generation(1), board=board.path, arena=(), snapshots="", resume_step=Step(-1),
-        replay_until=Step(-1), every_steps=1, durable_every_steps=1, max_replays=1, modules="",
+        replay_until=Step(-1), every_steps=1, durable_every_steps=1, reach_steps=100, max_replays=1, modules="", origin="",
     )  # fmt: skip
     page = claim(handoff, {"RANK": "0", "LOCAL_RANK": "0"}, monotonic_ns())
     assert page

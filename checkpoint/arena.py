@@ -36,6 +36,7 @@ from .header import (
 )
 from .image import PAGE_BYTES, pages
 from .memory import available_bytes
+from .ring import REACH_STEPS
 
 __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
 
@@ -254,15 +255,17 @@ class Slot:
 class RankArena:
     """The slots of one local rank, as that rank uses them."""
 
-    def __init__(self, paths: Sequence[str], turn: str = "") -> None:
+    def __init__(self, paths: Sequence[str], turn: str = "", reach_steps: int = REACH_STEPS) -> None:
+        """reach_steps: how old the oldest snapshot is that slots beyond the least number are to hold (`ring.kept`)."""
         self.slots = [Slot(path, turn) for path in paths]
+        self._reach_steps = reach_steps
 
     def claim(self, wanted: Header, table: bytes, among: Collection[Slot] | None = None) -> tuple[Slot, View] | None:
         """A slot (`among` these) begun for the snapshot that `wanted` describes; None when readers hold all that may go.
 
         Raises MachineError when memory runs out; the next snapshot may try again.
         """
-        for index in overwrite_order([slot.header() for slot in self.slots]):
+        for index in overwrite_order([slot.header() for slot in self.slots], self._reach_steps):
             slot = self.slots[index]
             view = slot.begin(wanted, table) if among is None or slot in among else None
             if view is not None:

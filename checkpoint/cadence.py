@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ..resilience.errors import UsageError
+from . import ring
+from .retention import RetentionPolicy
 
 AUTO = 0
 """Steps between snapshots: as `stride` and `durable_interval_s` find them."""
@@ -44,17 +46,19 @@ def durable_interval_s(save_s: float, devices: int, failures: int, uptime_s: flo
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotPolicy:
+class SnapshotPolicy(RetentionPolicy):
     every_steps: int = AUTO
     """Steps between snapshots in memory: what a fault can cost at most, plus the step it struck in and those that seal. 0: as many as
     keep their cost below 1 % of the time, and a minute."""
     durable_every_steps: int = AUTO
     """Steps between snapshots on disk: what losing the whole node can cost. Such a step is kept in memory too. 0: by the time a save takes
     and the failures that are seen and known, at most half an hour."""
-    slots: int = 3
-    """Snapshots in memory per rank: one sealed, one being staged, one being written to disk."""
-    keep: int = 3
-    """Snapshots that stay on disk, the newest ones."""
+    slots: int = ring.AT_WORK
+    """Snapshots in memory per rank: one sealed, one being staged, one being written to disk; each further one keeps an older snapshot,
+    two of them one that is `reach_steps` old, and those beyond fill the ages between."""
+    reach_steps: int = ring.REACH_STEPS
+    """With at least five `slots`: how many steps back one can go in memory at least; the oldest is at most twice as old, and a snapshot's
+    interval. With four it is up to so old; with three there are the newest ones only."""
     max_write_mb_per_s: float = 0.0
     """Limit of this node's stream of snapshots to disk, in 10^6 bytes a second; 0 for none."""
     endpoint: str = ""
@@ -63,7 +67,9 @@ class SnapshotPolicy:
     """Of the bucket; empty: as the server says."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every_steps", AUTO), ("durable_every_steps", AUTO), ("slots", 3), ("keep", 1)):
+        super().__post_init__()
+        least_of = {"every_steps": AUTO, "durable_every_steps": AUTO, "slots": ring.AT_WORK, "reach_steps": 1}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UsageError(f"snapshots.{name} is {getattr(self, name)}; it must be at least {least}")
         if not 0 <= self.max_write_mb_per_s < float("inf"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +14,7 @@ from . import commit, fingerprint, layout, restore, retention, tree
 from .header import Stamp
 from .layout import Attempt
 from .manifest import RankManifest
+from .retention import Going, RetentionPolicy, Stored
 from .stores import Place
 
 
@@ -60,8 +61,9 @@ def verify(snapshot: Place) -> list[str]:
         return [str(error)]
     for rank in range(world):
         try:
-            manifest = restore.open_rank(snapshot, rank)
-            _whole(snapshot, manifest)
+            with commit.reading(snapshot):
+                manifest = restore.open_rank(snapshot, rank)
+                _whole(snapshot, manifest)
             tree.unflatten(manifest.table.skeleton, {piece.name: 0 for piece in manifest.table.pieces})
         except (SnapshotError, MachineError) as error:
             problems.append(str(error))
@@ -75,19 +77,25 @@ def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[st
     `include` and with none of `exclude`. Raises SnapshotError when the snapshot is not sound.
     """
     total = sha256()
-    for rank in range(commit.read_commit(snapshot).world):
-        manifest = restore.open_rank(snapshot, rank)
-        table, payload = manifest.table, _whole(snapshot, manifest)
-        plain: list[tuple[str, Any, Any]] = [(name, value, b"") for name, value in tree.values(table.skeleton)]
-        tensors: list[tuple[str, Any, Any]] = [
-            (piece.name, [piece.dtype, piece.shape], payload[piece.offset : piece.offset + piece.nbytes])
-            for piece in table.pieces
-        ]
-        for name, what, content in sorted([*plain, *tensors], key=lambda item: (item[0], json.dumps(item[1]))):
-            if name.startswith(tuple(include)) and not name.startswith(tuple(exclude)):
-                total.update(json.dumps([rank, name, what, len(content)]).encode())
-                total.update(content)
+    with commit.reading(snapshot):
+        for rank in range(commit.read_commit(snapshot).world):
+            for name, what, content in _state(snapshot, rank):
+                if name.startswith(tuple(include)) and not name.startswith(tuple(exclude)):
+                    total.update(json.dumps([rank, name, what, len(content)]).encode())
+                    total.update(content)
     return total.hexdigest()
+
+
+def _state(snapshot: Place, rank: int) -> list[tuple[str, Any, Any]]:
+    """A rank's tensors and other values in order: name; value, or dtype and shape; bytes."""
+    manifest = restore.open_rank(snapshot, rank)
+    table, payload = manifest.table, _whole(snapshot, manifest)
+    plain: list[tuple[str, Any, Any]] = [(name, value, b"") for name, value in tree.values(table.skeleton)]
+    tensors: list[tuple[str, Any, Any]] = [
+        (piece.name, [piece.dtype, piece.shape], payload[piece.offset : piece.offset + piece.nbytes])
+        for piece in table.pieces
+    ]
+    return sorted([*plain, *tensors], key=lambda item: (item[0], json.dumps(item[1])))
 
 
 def _whole(snapshot: Place, manifest: RankManifest) -> memoryview:
@@ -105,13 +113,36 @@ def _whole(snapshot: Place, manifest: RankManifest) -> memoryview:
     return payload
 
 
-def retire(root: Place, keep: int) -> list[Attempt]:
-    """Delete all but the newest `keep` snapshots; says which ones went."""
-    return _delete(root, retention.surplus(look(root).durable, keep))
+def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored]) -> list[Stored]:
+    """Age and size of committed snapshots, of which each COMMIT is read once: `known` is looked at first, and added to. What cannot be read
+    now is not known."""
+    found = []
+    for attempt in attempts:
+        if attempt not in known:
+            with suppress(SnapshotError, MachineError):
+                figures = commit.read_commit(attempt.under(root)).figures
+                known[attempt] = Stored(attempt=attempt, **asdict(figures))
+        found.append(known.get(attempt, Stored(attempt=attempt)))
+    return found
+
+
+def retire(
+    root: Place,
+    policy: RetentionPolicy,
+    now_s: float,
+    protected: frozenset[Attempt] = frozenset(),
+    known: dict[Attempt, Stored] | None = None,
+) -> list[Going]:
+    """Delete what `retention.surplus` names, but for what somebody is reading; says what went. known: as in `stored`."""
+    durable = look(root).durable
+    found = stored(root, durable, {} if known is None else known) if policy.weighs else [*map(Stored.unknown, durable)]
+    going = retention.surplus(found, now_s, policy, protected)
+    gone = _delete(root, [each.attempt for each in going])
+    return [each for each in going if each.attempt in gone]
 
 
 def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
-    """Delete the remains of attempts that will never be committed (`retention.dead`). For the node that commits."""
+    """Delete the remains of attempts that will never be committed, or were being deleted (`retention.dead`). For the node that commits."""
     return _delete(root, retention.dead(look(root).remains, current, held))
 
 
@@ -126,6 +157,6 @@ def _delete(root: Place, going: list[Attempt]) -> list[Attempt]:
     gone = []
     for attempt in going:
         with suppress(MachineError):  # found again next time
-            commit.delete(attempt.under(root))
-            gone.append(attempt)
+            if commit.delete(attempt.under(root)):
+                gone.append(attempt)
     return gone

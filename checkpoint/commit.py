@@ -6,13 +6,14 @@ or not there.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 
 from ..resilience.errors import MachineError, SnapshotError
 from . import layout
 from .layout import Attempt
-from .manifest import Commit, Entry, RankManifest
+from .manifest import Commit, Entry, Figures, RankManifest
 from .stores import Place
 
 
@@ -21,14 +22,17 @@ def missing_ranks(snapshot: Place, world: int) -> list[int]:
     return [rank for rank in range(world) if not snapshot.there(layout.manifest_name(rank))]
 
 
-def commit(snapshot: Place, world: int) -> None:
-    """Make the snapshot at that place exist. Raises SnapshotError unless all `world` manifests belong to it."""
-    entries = []
+def commit(snapshot: Place, world: int, now_s: float) -> None:
+    """Make the snapshot at that place exist. now_s: wall clock. Raises SnapshotError unless all `world` manifests belong to it."""
+    entries, nbytes = [], 0
     for rank in range(world):
         data = snapshot.read(layout.manifest_name(rank))
-        check(RankManifest.from_json(data), snapshot, rank, world)
+        manifest = RankManifest.from_json(data)
+        check(manifest, snapshot, rank, world)
         entries.append(Entry(bytes=len(data), sha256=sha256(data).hexdigest()))
-    snapshot.write(layout.COMMIT, Commit(attempt=snapshot.name, ranks=tuple(entries)).to_json())
+        nbytes += len(data) + manifest.table.image.file_bytes(len(manifest.sources.own))
+    figures = Figures(written_s=round(now_s, 3), bytes=nbytes)
+    snapshot.write(layout.COMMIT, Commit(attempt=snapshot.name, ranks=tuple(entries), figures=figures).to_json())
 
 
 def committed(snapshot: Place) -> bool:
@@ -66,11 +70,26 @@ def reject(snapshot: Place, reason: str) -> None:
     snapshot.rename(layout.COMMIT, layout.REJECTED)
 
 
-def delete(snapshot: Place) -> None:
-    """Delete a snapshot or an attempt. COMMIT goes first and durably; a kill may leave the rest to be swept."""
-    if snapshot.there(layout.COMMIT):
-        snapshot.delete(layout.COMMIT)
+@contextmanager
+def reading(snapshot: Place) -> Iterator[None]:
+    """A block that reads a snapshot: `delete` leaves it alone meanwhile, where the store has locks. Where it has none, or somebody else has
+    deleted it, what is missing then is no damage: MachineError is raised in place of SnapshotError or OSError."""
+    try:
+        with snapshot.reading(layout.COMMIT):
+            yield
+    except (SnapshotError, OSError) as error:
+        if snapshot.there(layout.COMMIT) or snapshot.there(layout.REJECTED):
+            raise
+        raise MachineError(f"{snapshot} is not there any more: it was deleted before it was read to the end") from error
+
+
+def delete(snapshot: Place) -> bool:
+    """Delete a snapshot or an attempt; False, and nothing done, while somebody reads it. COMMIT goes first and durably: a kill may leave
+    the rest to be swept."""
+    if snapshot.there(layout.COMMIT) and not snapshot.retract(layout.COMMIT):
+        return False
     snapshot.clear()
+    return True
 
 
 def check(manifest: RankManifest, snapshot: Place, rank: int, world: int) -> None:

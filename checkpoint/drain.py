@@ -173,7 +173,7 @@ def _finish(snapshot: Place, world: int, until_s: float) -> None:
     while not commit.committed(snapshot):
         missing = commit.missing_ranks(snapshot, world)
         if not missing:
-            commit.commit(snapshot, world)
+            commit.commit(snapshot, world, clock.wall_s())
         elif clock.monotonic_s() > until_s:
             raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes do not deliver")
         else:

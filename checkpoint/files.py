@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,25 @@ class Files:
         with _told(self.path / name):
             (self.path / name).unlink()
             sync_directory(self.path)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            with suppress(OSError):  # not there, which is found out soon; being deleted; or a file system without locks
+                file = stack.enter_context((self.path / name).open("rb"))
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield
+
+    def retract(self, name: str) -> bool:
+        with _told(self.path / name), (self.path / name).open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError:  # without locks, the reader finds out
+                pass
+            self.delete(name)
+        return True
 
     def clear(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)  # another node may be at the same

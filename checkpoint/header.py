@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from .image import Image
+from .ring import REACH_STEPS, kept
 
 STATE_OFFSET = 8
 DRAINED_OFFSET = 16
@@ -115,20 +116,26 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
     return max((complete(headers_by_rank, world_local) & wanted & lacking).difference(already), default=None)
 
 
-def overwrite_order(headers: Sequence[Header]) -> list[int]:
-    """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest.
+def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS) -> list[int]:
+    """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest, but those that the ring
+    keeps for their age (`ring.kept`) after all others.
 
     Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that is still to be written to disk:
-    rather one step is left out.
+    rather one step is left out. It never is for the ring's sake.
     """
     newest = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
     waiting = max(
         (header.stamp for header in headers if header.whole and header.durable and not header.drained), default=None
     )
+    certain = [header.step for header in headers if header.whole and newest is not None and header.stamp <= newest]
+    ring = kept(certain, len(headers), reach_steps)
 
     def may_go(header: Header) -> bool:
         older = newest is not None and header.stamp < newest
         return not header.whole or (older and header.stamp != waiting)
 
-    going = [index for index, header in enumerate(headers) if may_go(header)]
-    return sorted(going, key=lambda index: (headers[index].whole, headers[index].stamp))
+    def worth(index: int) -> tuple[bool, bool, Stamp]:
+        header = headers[index]
+        return header.whole, header.whole and header.step in ring, header.stamp
+
+    return sorted((index for index, header in enumerate(headers) if may_go(header)), key=worth)

@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from ..resilience.errors import SnapshotError
@@ -87,28 +88,51 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What retention and lists go by. Nothing else in a snapshot vouches for them, so they have a checksum."""
+
+    written_s: float
+    """Wall-clock seconds when it was committed."""
+    bytes: int
+    """Of all slabs and manifests."""
+
+    def as_object(self) -> dict[str, object]:
+        found = asdict(self)
+        return {**found, "crc32c": crc32c(_dump(found))}
+
+    @classmethod
+    def from_object(cls, found: object) -> Figures:
+        named = dict(strict(found, "the figures in COMMIT", written_s=float, bytes=int, crc32c=int))
+        if crc32c(_dump({key: named[key] for key in ("written_s", "bytes")})) != named.pop("crc32c"):
+            raise SnapshotError("the figures in COMMIT are damaged")
+        return cls(**named)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Commit:
     """The whole snapshot: it exists when this does."""
 
     attempt: str
     ranks: tuple[Entry, ...]
     """By global rank."""
+    figures: Figures
 
     @property
     def world(self) -> int:
         return len(self.ranks)
 
     def to_json(self) -> bytes:
-        return _dump({"format": FORMAT, **asdict(self)})
+        return _dump({"format": FORMAT, **asdict(self), "figures": self.figures.as_object()})
 
     @classmethod
     def from_json(cls, data: bytes) -> Commit:
         """Raises SnapshotError for anything that `to_json` can't have made."""
-        found = strict(_versioned(data, "COMMIT"), "COMMIT", format=int, attempt=str, ranks=list)
+        found = strict(_versioned(data, "COMMIT"), "COMMIT", format=int, attempt=str, ranks=list, figures=object)
         entries = [strict(entry, "a rank in COMMIT", bytes=int, sha256=str) for entry in found["ranks"]]
         if not entries or any(not re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in entries):
             raise SnapshotError("COMMIT names no ranks, or one without a checksum; it is damaged")
-        return cls(attempt=found["attempt"], ranks=tuple(Entry(**entry) for entry in entries))
+        figures = Figures.from_object(found["figures"])
+        return cls(attempt=found["attempt"], ranks=tuple(Entry(**entry) for entry in entries), figures=figures)
 
 
 def _dump(found: dict[str, object]) -> bytes:

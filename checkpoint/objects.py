@@ -100,6 +100,14 @@ class Objects:
     def delete(self, name: str) -> None:
         self._done(self.kv.write(name, None), name, writing=True)
 
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        yield
+
+    def retract(self, name: str) -> bool:
+        self.delete(name)
+        return True
+
     def clear(self) -> None:
         self._done(self.kv.delete_range(ts.KvStore.KeyRange()), writing=True)
 

@@ -8,6 +8,9 @@ A place has the same calls in both, and keeps the same promises:
     write(name, data)           durably, and whole or not at all
     rename(name, new)           in an object store the new one is there before the old one goes: whoever looks between sees both
     delete(name)                durably
+    reading(name)               a block during which `retract` does not delete it: by a lock, which dies with its process; an object
+                                store has none
+    retract(name)               `delete`, unless somebody is reading it; whether it went
     clear()                     all that is below; a kill may leave some of it
     holding(names)              each child, and which of `names` it holds: one look at all of them
     renewed()                   a block that writes anew what is below: what a killed writer left goes first; a failure leaves nothing,

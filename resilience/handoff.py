@@ -29,6 +29,8 @@ class Handoff:
     """Where the snapshots of another job lie to start from, where `resume_step` is none; empty: nowhere."""
     every_steps: int
     durable_every_steps: int
+    reach_steps: int
+    """How old the oldest snapshot in memory is to be."""
     max_replays: int
     modules: str
     """File in which local rank 0 notes what the script has imported, for the warm process."""

@@ -82,6 +82,7 @@ class Node:
             "root": self.root.address,
             "run": RUN,
             "local_ranks": len(self.ranks),
+            "keep": 2,
             "poll_s": 0.01,
         }
         return DrainProcess(config | more, before)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checkpoint import catalog, stores
+from ..checkpoint import catalog, commit, stores
 from ..checkpoint.arena import RankArena, Slot, State, View
 from ..checkpoint.geometry import Part
 from ..checkpoint.header import Header
@@ -86,7 +86,8 @@ class Tape:
     def __init__(self, attachment: Attachment, sources: Mapping[str, Source], pace: Pace) -> None:
         """pace: told what recording costs."""
         self._at, self._pace = attachment, pace
-        self._arena = RankArena(attachment.handoff.arena[attachment.local_rank], turn=attachment.handoff.arena[0][0])
+        handoff = attachment.handoff
+        self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
         self._stager = Stager()
         models = [source for source in sources.values() if isinstance(source, Modules)]
         kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
@@ -286,7 +287,8 @@ class Tape:
             try:
                 self._restore_file(snapshot, parts_of(self._sources))
             except LayoutError:
-                restore_elsewhere(snapshot, self._sources, RANDOMNESS)
+                with commit.reading(snapshot):
+                    restore_elsewhere(snapshot, self._sources, RANDOMNESS)
         except SnapshotError as error:
             raise Unrestorable(step, "", f"{snapshot}: {error}") from error
         except (MachineError, OSError) as error:
@@ -312,11 +314,12 @@ class Tape:
 
     def _restore_file(self, snapshot: Place, parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> None:
         """What this very rank has written. parts: where live tensors lie now; where one has lain elsewhere, LayoutError is raised."""
-        manifest = open_rank(snapshot, self._at.rank, self._at.world)
-        for piece in manifest.table.pieces:
-            if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
-                raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
-        self._restore(manifest.table, chunks(snapshot, manifest), manifest.words())
+        with commit.reading(snapshot):
+            manifest = open_rank(snapshot, self._at.rank, self._at.world)
+            for piece in manifest.table.pieces:
+                if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
+                    raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
+            self._restore(manifest.table, chunks(snapshot, manifest), manifest.words())
 
     def _restore(
         self,

@@ -9,7 +9,7 @@ import pytest
 
 from mt_resilient.checkpoint.arena import Slot, State
 
-from ..harness import GATED, MINIMAL, Job, digest_of, undisturbed
+from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 
 STEPS = 60
 
@@ -21,11 +21,15 @@ def expected() -> str:
 
 def waiting_at_the_gate(place: Path) -> Job:
     """Its ranks have done 29 steps; snapshots of the last ones are in memory, those of the steps 10 and 20 on disk."""
-    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.01"]
-    job = Job(place, command, "--durable-every", "10")
+    job = at_the_gate(place, "--durable-every", "10")
     job.until_said("step 20 is on disk")
     job.until_step(29)
     return job
+
+
+def at_the_gate(place: Path, *options: str) -> Job:
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.01"]
+    return Job(place, command, *options)
 
 
 def slots(job: Job, rank: int) -> list[Slot]:
@@ -83,3 +87,24 @@ def test_a_bad_snapshot_on_disk_gives_way_to_the_one_before_it(tmp_path: Path, e
     assert "going back to step 10 from disk" in job.said()
     assert (shard.parents[3] / "REJECTED").exists()
     assert [incident.cause for incident in job.incidents()] == ["agent_restarted", "snapshot_unusable"]
+
+
+def test_an_older_snapshot_is_in_memory_where_the_newer_ones_are_bad(tmp_path: Path, expected: str) -> None:
+    """Nothing is on disk; of five slots one holds a snapshot that is at least ten steps old."""
+    more = ("slots=5", "reach_steps=10", "durable_every_steps=1000")
+    job = at_the_gate(
+        tmp_path,
+        *(word for key in more for word in ("--set", f"snapshots.{key}")),
+        "--set",
+        "recovery.max_without_progress=9",
+    )
+    memory = job.until(lambda now: now.memory_steps == (10, 20, 28, 29)).memory_steps
+    shown = cli("status", "--run-dir", str(job.directory))
+    assert ", ".join(map(str, memory)) in shown.stdout
+    bad = [damage(slot) for slot in slots(job, 1) if slot.header().step > 20]
+    assert len(bad) == 2
+    job.kill_rank(0)
+    job.until(lambda now: now.generation == 4 and now.memory_steps == (10, 20, 28, 29))
+    assert "going back to step 20 from memory" in job.said()
+    assert job.finish() == 0, job.said()
+    assert digest_of(job.printed()) == expected

@@ -83,6 +83,18 @@ def test_everything_killed_goes_on_from_disk(tmp_path: Path, expected: tuple[str
     assert "from disk" in job.said()
 
 
+def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    """One snapshot is to be kept; beside it there is the one that is known to be good, until the next start."""
+    job = minimal(tmp_path, "--set", "snapshots.keep=1")
+    job.until_said("step 20 is on disk")
+    job.kill_everything()
+    job.start()
+    same(job, expected)
+    (started,) = [incident.resume_step for incident in job.incidents()]
+    kept = sorted(int(path.parent.name[:10]) for path in (job.directory / "snapshots").glob("*/COMMIT"))
+    assert kept == [started, STEPS]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:

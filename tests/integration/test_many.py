@@ -18,6 +18,7 @@ from mt_resilient.checkpoint.drain import drain
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Header, Stamp
 from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.retention import Stored
 from mt_resilient.checkpoint.staging import Stager, destinations, fill, plan
 from mt_resilient.checkpoint.tree import flatten, unflatten
 from mt_resilient.checkpoint.writers import by_tensorstore
@@ -114,5 +115,10 @@ def test_looking_for_snapshots_asks_twice_for_each(save: Saving, tmp_path: Path)
     assert found["stat"] >= SNAPSHOTS, "the counting counts"
     assert sum(found.values()) <= 2 * SNAPSHOTS + 5, found
     assert len(catalog.look(Files(tmp_path)).durable) == SNAPSHOTS
+    known: dict[Attempt, Stored] = {}
+    durable = catalog.look(Files(tmp_path)).durable
+    found = calls(lambda: catalog.stored(Files(tmp_path), durable, known))
+    assert sum(found.values()) <= 8 * SNAPSHOTS, found
+    assert calls(lambda: catalog.stored(Files(tmp_path), durable, known)).total() == 0, "each is asked once"
     names = [path.name for path in (tmp_path / layout.SNAPSHOTS).iterdir()]
     assert len(names) == SNAPSHOTS, "nothing but snapshots is left there"

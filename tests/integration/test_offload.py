@@ -28,7 +28,7 @@ fds = arena.create(1, 3)
 handoff = Handoff(
     agent_pid=os.getpid(), generation=1, board="", arena=tuple(map(tuple, arena.paths(fds, os.getpid()))), snapshots="/nowhere",
     resume_step=-1, replay_until=-1,
-    origin="", every_steps=1, durable_every_steps=50, max_replays=2, modules="",
+    origin="", every_steps=1, durable_every_steps=50, reach_steps=100, max_replays=2, modules="",
 )
 page = Page(memoryview(bytearray(PAGE_BYTES)))
 

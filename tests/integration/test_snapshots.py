@@ -22,6 +22,7 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header
 from mt_resilient.checkpoint.image import CHUNK_BYTES
 from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
 
@@ -434,4 +435,5 @@ def test_after_going_back_the_new_lineage_is_the_newest(node):
         node.drain_here(step, generation=generation)
     steps = [int(path.name[:10]) for path in catalog.committed(node.root)]
     assert steps == [23, 22, 40, 30]
-    assert [attempt.stamp.step for attempt in catalog.retire(node.root, keep=2)] == [40, 30]
+    gone = catalog.retire(node.root, RetentionPolicy(keep=2), 0.0)
+    assert [going.attempt.stamp.step for going in gone] == [40, 30]

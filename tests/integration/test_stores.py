@@ -18,8 +18,10 @@ from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.checkpoint.image import CHUNK_BYTES, STRIDE_BYTES
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.objects import Objects
+from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.checkpoint.stores import Place
+from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import LayoutError, MachineError, SnapshotError, UsageError
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
@@ -288,7 +290,7 @@ def test_a_rejected_snapshot_is_none_and_stays(node: Node) -> None:
         restore.open_rank(snapshot, 0)
     node.snapshot(2)
     node.drain_here(2)
-    assert catalog.retire(node.root, keep=1) == []
+    assert catalog.retire(node.root, RetentionPolicy(keep=1), 0.0) == []
     assert snapshot.there("rank-00001/c/0/0")
     assert snapshot.read(layout.REJECTED) == promised
 
@@ -300,10 +302,42 @@ def test_the_old_are_retired_and_remains_are_swept(node: Node) -> None:
     for step in (1, 2, 3):
         node.snapshot(step)
         node.drain_here(step)
-    assert [attempt.stamp.step for attempt in catalog.retire(node.root, keep=2)] == [1]
+    assert [going.attempt.stamp.step for going in catalog.retire(node.root, RetentionPolicy(keep=2), 0.0)] == [1]
     found = catalog.look(node.root)
     assert [attempt.stamp.step for attempt in found.durable] == [3, 2]
     assert (found.rejected, found.remains) == ((), ())
+    assert len((node.root / layout.SNAPSHOTS).holding([])) == 2
+
+
+@each
+def test_age_and_size_decide_what_goes(node: Node) -> None:
+    for step in (1, 2, 3, 4):
+        node.snapshot(step)
+        node.drain_here(step)
+    now_s, one = wall_s(), catalog.stored(node.root, catalog.look(node.root).durable[:1], {})[0]
+    assert one.written_s is not None
+    assert one.bytes is not None
+    assert now_s - 60 < one.written_s <= now_s
+    assert one.bytes > 2 * 100_000
+    policy = RetentionPolicy(keep=1, keep_every_steps=1, max_age_h=1, max_bytes=3 * one.bytes + 1000)
+    assert [going.attempt.stamp.step for going in catalog.retire(node.root, policy, now_s)] == [1]
+    oldest = catalog.look(node.root).durable[-1]
+    gone = catalog.retire(node.root, policy, now_s + 3700, frozenset([oldest]))
+    assert [going.attempt.stamp.step for going in gone] == [3]
+    assert [attempt.stamp.step for attempt in catalog.look(node.root).durable] == [4, 2]
+    assert catalog.verify(oldest.under(node.root)) == []
+
+
+@each
+def test_a_deletion_that_was_killed_is_ended_by_the_next_snapshot(node: Node) -> None:
+    for step in (1, 2):
+        node.snapshot(step)
+        node.drain_here(step)
+    catalog.committed(node.root)[-1].delete(layout.COMMIT)  # as far as it got
+    assert [len(found) for found in (catalog.look(node.root).durable, catalog.look(node.root).remains)] == [1, 1]
+    node.snapshot(3)
+    node.drain_here(3)
+    assert [attempt.stamp.step for attempt in catalog.look(node.root).durable] == [3, 2]
     assert len((node.root / layout.SNAPSHOTS).holding([])) == 2
 
 

@@ -44,7 +44,9 @@ PURE = {
     "agent/duty.py",
     "checkpoint/cadence.py",
     "checkpoint/frames.py",
+    "checkpoint/header.py",
     "checkpoint/retention.py",
+    "checkpoint/ring.py",
     "checkpoint/tiers.py",
 }
 IMPURE = {

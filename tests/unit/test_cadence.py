@@ -16,7 +16,7 @@ from mt_resilient.checkpoint.cadence import (
 )
 from mt_resilient.resilience.errors import UsageError
 
-LEAST = {"every_steps": 0, "durable_every_steps": 0, "slots": 3, "keep": 1}
+LEAST = {"every_steps": 0, "durable_every_steps": 0, "slots": 3, "reach_steps": 1, "keep": 1}
 
 
 def test_the_least_that_works_is_allowed() -> None:

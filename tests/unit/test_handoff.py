@@ -17,6 +17,7 @@ HANDOFF = Handoff(
     origin="",
     every_steps=1,
     durable_every_steps=50,
+    reach_steps=100,
     max_replays=2,
     modules="modules.json",
 )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mt_resilient.checkpoint.manifest import Commit, Entry, RankManifest
+from mt_resilient.checkpoint.manifest import Commit, Entry, Figures, RankManifest
 from mt_resilient.checkpoint.sharing import Sources
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.errors import SnapshotError
@@ -19,7 +19,20 @@ MANIFEST = RankManifest(
     chunk_crc32c=(7,),
     sources=Sources.whole(0, 1),
 )
-COMMIT = Commit(attempt=MANIFEST.attempt, ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)))
+COMMIT = Commit(
+    attempt=MANIFEST.attempt,
+    ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)),
+    figures=Figures(written_s=1.5e9, bytes=12),
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"1500000000.0", b"1500000001.0"), (b'"bytes":12', b'"bytes":13'), (b"crc32c", b"crc32b")]
+)
+def test_figures_are_never_wrong(old, new):
+    assert old in COMMIT.to_json()
+    with pytest.raises(SnapshotError, match="figures in COMMIT"):
+        Commit.from_json(COMMIT.to_json().replace(old, new))
 
 
 def test_there_and_back():
