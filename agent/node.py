@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import arena, commit, layout
-from ..checkpoint.arena import Slot, State
+from ..checkpoint.aftermath import settle
+from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
 from ..checkpoint.header import Header, restorable
 from ..checkpoint.stores import Place
@@ -80,11 +81,7 @@ class Node:
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
-        sealed = {header.stamp for row in self.headers() for header in row if header.state is State.SEALED}
-        for slot in (slot for row in self.slots for slot in row):
-            header = slot.header()
-            if header.step > record.resume_step or header.stamp not in sealed:  # nobody will go back to it
-                slot.free()
+        settle(self.slots, record.resume_step)
         if self.pacing and self.board.pages[0].generation:
             self.pacing.failures += 1
         self.board.clear(record.number)

@@ -92,7 +92,8 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
     with ExitStack() as stack:
         held: list[tuple[Slot, View]] = []
         for slots in slots_by_rank:
-            slot = next((slot for slot in slots if slot.header().stamp == stamp), None)
+            headers = ((slot, slot.header()) for slot in slots)  # one that was freed keeps its stamp
+            slot = next((slot for slot, header in headers if header.stamp == stamp and header.whole), None)
             view = None if slot is None else stack.enter_context(slot.reading())
             if slot is None or view is None or view.header.stamp != stamp:
                 yield None
