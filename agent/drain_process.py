@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 
@@ -24,7 +25,7 @@ from ..checkpoint.header import Stamp, due
 from ..checkpoint.layout import Attempt
 from ..checkpoint.writers import writer
 from ..resilience import clock
-from ..resilience.errors import ResilientError, SiteError, UsageError
+from ..resilience.errors import MachineError, ResilientError, SiteError, UsageError
 from .buddy import Buddy, BuddyConfig
 
 Event = dict[str, object]
@@ -114,8 +115,9 @@ class Drain:
             "directory": str(report.snapshot),
         }
         if report.commits:
-            for attempt in catalog.retire(self._root, self._config.keep):
-                yield {"event": "retired", "step": attempt.stamp.step, "directory": str(attempt.under(self._root))}
+            with suppress(MachineError):  # they are found again next time
+                for attempt in catalog.retire(self._root, self._config.keep):
+                    yield {"event": "retired", "step": attempt.stamp.step, "directory": str(attempt.under(self._root))}
 
     def hurry(self) -> None:
         """Forget what failed before: the last tries begin."""

@@ -60,9 +60,10 @@ def drain(
                 return None
             ranks, world = [view.header.rank for _, view in held], held[0][1].header.world
             if 0 in ranks:
-                there = {slot.header().stamp for slots in slots_by_rank for slot in slots}
-                catalog.sweep(root, attempt, there)
-            if not commit.committed(snapshot):
+                catalog.sweep(root, attempt, _resumable(slots_by_rank, root, alone=world == len(ranks)))
+            if commit.committed(snapshot):
+                snapshot.sync()  # its name may be what killed or failed the one who committed it
+            else:
                 for _, view in held:
                     _write_part(view, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
@@ -102,6 +103,14 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
         yield held
 
 
+def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: bool) -> set[Stamp]:
+    """What is left of these stays, though older than what is written now. Nothing where this node is `alone`: it may be the space that is
+    lacking. But other nodes may be at it, and in an object store nothing is deleted that may be written again."""
+    if alone and isinstance(root, Files):
+        return set()
+    return {slot.header().stamp for slots in slots_by_rank for slot in slots}
+
+
 def _write_part(view: View, snapshot: Place, write: Writer) -> None:
     """One rank's slab, and then its manifest; nothing if it is there, for the same attempt has the same bytes."""
     rank, table = view.header.rank, Table.from_json(view.table)
@@ -123,7 +132,9 @@ def _write_part(view: View, snapshot: Place, write: Writer) -> None:
             fingerprints=tuple(f"{each:016x}" for each in view.fingerprints.tolist()),
             chunk_crc32c=tuple(crcs),
         )
-        snapshot.write(layout.manifest_name(rank), manifest.to_json())
+    snapshot.write(
+        layout.manifest_name(rank), manifest.to_json()
+    )  # it may be there though this fails, and needs its slab
 
 
 def _finish(snapshot: Place, world: int, until_s: float) -> None:
