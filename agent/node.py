@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import arena, commit, layout
+from ..checkpoint.aftermath import settle
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
-from ..checkpoint.header import Header, complete, restorable
+from ..checkpoint.header import Header, restorable
 from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
 from ..resilience import leash
@@ -82,13 +83,7 @@ class Node:
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
-        held = complete(
-            self.headers(), self.launch.ranks
-        )  # what one rank has lost, its peers need not keep for its age
-        for slot in (slot for row in self.slots for slot in row):
-            header = slot.header()
-            if header.step > record.resume_step or header.stamp not in held:  # nobody will go back to it
-                slot.free()
+        settle(self.slots, record.resume_step)
         # Until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.pages[0].generation:

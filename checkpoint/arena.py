@@ -43,6 +43,9 @@ __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create",
 RESERVE_BYTES = 512 << 20
 """Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
 
+HUNG_S = 30.0
+"""A rank that has found no slot for so long has a reader that hangs."""
+
 
 def create(ranks: int, slots: int) -> list[list[int]]:
     """File descriptors of `slots` empty slots for each of `ranks` local ranks; the caller keeps them open."""
@@ -259,17 +262,25 @@ class RankArena:
         """reach_steps: how old the oldest snapshot is that slots beyond the least number are to hold (`ring.kept`)."""
         self.slots = [Slot(path, turn) for path in paths]
         self._reach_steps = reach_steps
+        self._none_since_s: float | None = None
 
-    def claim(self, wanted: Header, table: bytes, among: Collection[Slot] | None = None) -> tuple[Slot, View] | None:
-        """A slot (`among` these) begun for the snapshot that `wanted` describes; None when readers hold all that may go.
+    def claim(
+        self, wanted: Header, table: bytes, among: Collection[Slot] | None = None, *, now_s: float = 0.0
+    ) -> tuple[Slot, View] | None:
+        """A slot (`among` these) begun for the snapshot that `wanted` describes; None when readers hold all that may go. now_s: monotonic;
+        without it no reader is ever taken to hang.
 
         Raises MachineError when memory runs out; the next snapshot may try again.
         """
-        for index in overwrite_order([slot.header() for slot in self.slots], self._reach_steps):
+        hung = self._none_since_s is not None and now_s - self._none_since_s > HUNG_S
+        for index in overwrite_order([slot.header() for slot in self.slots], self._reach_steps, hung=hung):
             slot = self.slots[index]
             view = slot.begin(wanted, table) if among is None or slot in among else None
             if view is not None:
+                self._none_since_s = None
                 return slot, view
+        if self._none_since_s is None:
+            self._none_since_s = now_s
         return None
 
     def holding(self, step: int) -> Slot | None:

@@ -14,6 +14,7 @@ from ..resilience.errors import MachineError, SnapshotError
 from . import layout
 from .layout import Attempt
 from .manifest import Commit, Entry, Figures, RankManifest
+from .sharing import Sources, check_places
 from .stores import Place
 
 
@@ -24,13 +25,17 @@ def missing_ranks(snapshot: Place, world: int) -> list[int]:
 
 def commit(snapshot: Place, world: int, now_s: float) -> None:
     """Make the snapshot at that place exist. now_s: wall clock. Raises SnapshotError unless all `world` manifests belong to it."""
-    entries, nbytes = [], 0
+    entries: list[Entry] = []
+    sources: list[Sources] = []
+    nbytes = 0
     for rank in range(world):
         data = snapshot.read(layout.manifest_name(rank))
         manifest = RankManifest.from_json(data)
         check(manifest, snapshot, rank, world)
         entries.append(Entry(bytes=len(data), sha256=sha256(data).hexdigest()))
+        sources.append(manifest.sources)
         nbytes += len(data) + manifest.table.image.file_bytes(len(manifest.sources.own))
+    check_places(sources)
     figures = Figures(written_s=round(now_s, 3), bytes=nbytes)
     snapshot.write(layout.COMMIT, Commit(attempt=snapshot.name, ranks=tuple(entries), figures=figures).to_json())
 

@@ -64,10 +64,11 @@ def drain(
                 return None
             ranks, world = [view.header.rank for _, view in held], held[0][1].header.world
             if 0 in ranks:
-                there = {slot.header().stamp for slots in slots_by_rank for slot in slots}
-                catalog.sweep(root, attempt, there)
+                catalog.sweep(root, attempt, _resumable(slots_by_rank, root, alone=world == len(ranks)))
             parts = _parted([view for _, view in held])
-            if not commit.committed(snapshot):
+            if commit.committed(snapshot):
+                snapshot.sync()  # its name may be what killed or failed the one who committed it
+            else:
                 for part in parts:
                     _write_part(part, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
@@ -96,13 +97,22 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
     with ExitStack() as stack:
         held: list[tuple[Slot, View]] = []
         for slots in slots_by_rank:
-            slot = next((slot for slot in slots if slot.header().stamp == stamp), None)
+            headers = ((slot, slot.header()) for slot in slots)  # one that was freed keeps its stamp
+            slot = next((slot for slot, header in headers if header.stamp == stamp and header.whole), None)
             view = None if slot is None else stack.enter_context(slot.reading())
             if slot is None or view is None or view.header.stamp != stamp:
                 yield None
                 return
             held.append((slot, view))
         yield held
+
+
+def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: bool) -> set[Stamp]:
+    """What is left of these stays, though older than what is written now. Nothing where this node is `alone`: it may be the space that is
+    lacking. But other nodes may be at it, and in an object store nothing is deleted that may be written again."""
+    if alone and isinstance(root, Files):
+        return set()
+    return {slot.header().stamp for slots in slots_by_rank for slot in slots}
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,8 @@ def _write_part(part: _Part, snapshot: Place, write: Writer) -> None:
             chunk_crc32c=tuple(crcs[i] if i in crcs else crc32c(part.chunk(i)) for i in range(image.chunks)),
             sources=part.sources,
         )
-        snapshot.write(layout.manifest_name(part.rank), manifest.to_json())
+    # It may be there though this fails, and needs its slab.
+    snapshot.write(layout.manifest_name(part.rank), manifest.to_json())
 
 
 def _finish(snapshot: Place, world: int, until_s: float) -> None:

@@ -99,7 +99,10 @@ class Files:
     def renewed(self) -> Iterator[None]:
         with _told(self.path):
             make_directory(self.path.parent)
-        self.clear()
+            sync_directory(self.path.parent.parent)  # who made it may have been killed before its name was durable
+            self.clear()
+            if _there(self.path):
+                raise MachineError(f"{self.path} is in the way, and cannot be deleted")
         try:
             yield
         except BaseException:

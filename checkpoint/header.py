@@ -116,12 +116,13 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
     return max((complete(headers_by_rank, world_local) & wanted & lacking).difference(already), default=None)
 
 
-def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS) -> list[int]:
+def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *, hung: bool = False) -> list[int]:
     """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest, but those that the ring
     keeps for their age (`ring.kept`) after all others.
 
     Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that is still to be written to disk:
-    rather one step is left out. It never is for the ring's sake.
+    rather some steps are left out. It never is for the ring's sake, and where storage has `hung` long, with a slot in hand, that one goes
+    after all others.
     """
     newest = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
     waiting = max(
@@ -132,10 +133,15 @@ def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS) -
 
     def may_go(header: Header) -> bool:
         older = newest is not None and header.stamp < newest
-        return not header.whole or (older and header.stamp != waiting)
+        return not header.whole or (older and (hung or header.stamp != waiting))
 
-    def worth(index: int) -> tuple[bool, bool, Stamp]:
+    def worth(index: int) -> tuple[bool, bool, bool, Stamp]:
         header = headers[index]
-        return header.whole, header.whole and header.step in ring, header.stamp
+        return (
+            header.whole,
+            header.whole and header.stamp == waiting,
+            header.whole and header.step in ring,
+            header.stamp,
+        )
 
     return sorted((index for index, header in enumerate(headers) if may_go(header)), key=worth)

@@ -108,6 +108,16 @@ class Sources:
             )
 
 
+def check_places(sources: Sequence[Sources]) -> None:
+    """Of all ranks, in order. Raises SnapshotError unless each chunk is where its sources say."""
+    for each in sources:
+        for chunk, (rank, place) in enumerate(each.places):
+            if sources[rank].own[place : place + 1] != [chunk]:
+                raise SnapshotError(
+                    f"rank {each.rank} looks for chunk {chunk} at rank {rank}, which has not written it there"
+                )
+
+
 def placed(ranks: Sequence[int], dealt: Sequence[Writers]) -> list[Sources]:
     """The same as `dealt`, as places. ranks: the global ranks that `dealt` is about."""
     places = [

@@ -198,7 +198,7 @@ class Tape:
         )
         ready = None if self._offload is None else self._offload.room(described, len(encoded))
         try:
-            claimed = self._arena.claim(described, encoded, among=ready)
+            claimed = self._arena.claim(described, encoded, among=ready, now_s=monotonic_s())
         except MachineError:
             self._at.page.starved += 1
             claimed = None

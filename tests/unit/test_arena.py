@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import arena
-from mt_resilient.checkpoint.arena import Header, RankArena, Slot, State
+from mt_resilient.checkpoint.arena import HUNG_S, Header, RankArena, Slot, State
 from mt_resilient.checkpoint.header import Stamp, complete, due, overwrite_order, restorable
 from mt_resilient.resilience.errors import MachineError
 
@@ -25,9 +25,9 @@ def slot_paths():
 def stage(
     ranks: RankArena, step: int, *, content: bytes = b"x", durable: bool = False, seal: bool = True, **more
 ) -> Slot:
-    table = more.pop("table", b"{}")
+    table, now_s = more.pop("table", b"{}"), more.pop("now_s", 0.0)
     described = {"generation": 1, "step": step, "rank": 0, "world": 1, "payload_bytes": 8188, "durable": durable}
-    claimed = ranks.claim(Header(**described | more), table)
+    claimed = ranks.claim(Header(**described | more), table, now_s=now_s)
     assert claimed is not None
     slot, view = claimed
     view.memory[: len(content)] = content
@@ -186,6 +186,22 @@ def test_the_newest_snapshot_that_is_still_to_be_written_stays(slot_paths):
     assert not ranks.slots[0].header().drained, "that was the snapshot before"
 
 
+def test_storage_that_hangs_does_not_freeze_the_memory(slot_paths):
+    """It has the snapshot of step 1 in hand, and that of step 2 waits for it: one slot is left, and the newest stays."""
+    ranks, drain = RankArena(slot_paths), RankArena(slot_paths)
+    stage(ranks, 1, durable=True)
+    with drain.slots[0].reading():
+        stage(ranks, 2, durable=True)
+        stage(ranks, 3)
+        for now_s in (100.0, 101.0, 100.0 + HUNG_S):
+            wanted = Header(generation=1, step=4, rank=0, world=1, payload_bytes=4092)
+            assert ranks.claim(wanted, b"{}", now_s=now_s) is None, "storage may just be slow"
+        stage(ranks, 5, now_s=101.0 + HUNG_S)
+        for step in range(6, 9):
+            stage(ranks, step)
+            assert steps(ranks) == [1, step - 1, step]
+
+
 def test_going_back_frees_what_is_later(slot_paths):
     ranks = RankArena(slot_paths)
     for step in (1, 2, 3):
@@ -246,14 +262,14 @@ def test_what_is_due_is_restorable_wanted_and_missing(by_rank, already):
 
 
 @settings(deadline=None)
-@given(st.lists(headers, max_size=5))
-def test_the_order_of_overwriting_spares_what_may_be_needed_yet(slots):
-    order = overwrite_order(slots)
+@given(st.lists(headers, max_size=5), st.booleans())
+def test_the_order_of_overwriting_spares_what_may_be_needed_yet(slots, hung):
+    order = overwrite_order(slots, hung=hung)
     newest = max((header.stamp for header in slots if header.state is State.SEALED), default=None)
     wanted = [header.stamp for header in slots if header.whole and header.durable and not header.drained]
     for index, header in enumerate(slots):
         later = newest is None or header.stamp >= newest
-        waiting = header.stamp == max(wanted, default=None)
+        waiting = not hung and header.stamp == max(wanted, default=None)
         assert (index not in order) == (header.whole and (later or waiting))
     whole = [slots[index].whole for index in order]
     assert whole == sorted(whole), "free and torn ones first"

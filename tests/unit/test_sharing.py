@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import tensors
 from mt_resilient.checkpoint.image import CHUNK_BYTES
-from mt_resilient.checkpoint.sharing import Sources, deal, placed
+from mt_resilient.checkpoint.sharing import Sources, check_places, deal, placed
+from mt_resilient.resilience.errors import SnapshotError
 
 
 def dealt(*ranks: list[int]) -> list[list[int]]:
@@ -66,6 +67,7 @@ def test_each_chunk_is_written_once_and_found_where_it_was_written(ranks):
     written = [[chunk for chunk, writer in enumerate(each) if writer == rank] for rank, each in enumerate(writers)]
     looks = [(chunk, ranks[rank][chunk]) for rank, chunks in enumerate(written) for chunk in chunks]
     assert sorted(looks) == sorted({(chunk, look) for each in ranks for chunk, look in enumerate(each)})
+    check_places(placed(range(len(ranks)), writers))
     numbers = [10 + rank for rank in range(len(ranks))]
     for rank, sources in enumerate(placed(numbers, writers)):
         sources.check(len(ranks[rank]), 10 + len(ranks))
@@ -95,3 +97,12 @@ def test_replicas_write_alike_and_in_runs(replicas, chunks, private):
 def test_sources_say_all_is_its_own_unless_it_is_not():
     assert Sources.whole(3, 7).own == list(range(7))
     assert placed([3], [[0] * 7]) == [Sources.whole(3, 7)]
+
+
+@pytest.mark.parametrize("other", [((1, 0, 1), (1, 1, 0)), ((2, 0, 0),), ((1, 1, 0), (1, 0, 0))])
+def test_parts_of_different_dealings_are_not_committed(other):
+    """One rank's was written before the drain process was killed, the other's after."""
+    first, second = placed([0, 1], dealt([1, 2], [1, 2]))
+    check_places([first, second])
+    with pytest.raises(SnapshotError, match="has not written it there"):
+        check_places([first, Sources(1, other)])
