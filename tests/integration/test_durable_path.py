@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.drain_process import Drain, DrainConfig
+from mt_resilient.agent.drain_process import Drain, DrainConfig, Orders
 from mt_resilient.checkpoint import catalog
 from mt_resilient.checkpoint.arena import Slot
 from mt_resilient.checkpoint.drain import drain
@@ -157,7 +157,8 @@ def test_a_step_that_was_given_up_and_taken_again_goes_to_disk(node):
 
 def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
     config = DrainConfig(arena=node.paths, root=str(tmp_path), run=RUN, local_ranks=2, keep=1)
-    state = Drain(config)
+    silent, _ = pipe = os.pipe()
+    state = Drain(config, Orders(silent, ()))
     node.snapshot(1)
     assert [event["event"] for event in state.tick()] == ["durable"]
     node.snapshot(2)
@@ -171,3 +172,5 @@ def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
     refusing.unlink()
     node.snapshot(3)
     assert [event.get("step") for event in state.tick()] == [3, 2, 1]
+    for end in pipe:
+        os.close(end)
