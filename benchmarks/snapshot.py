@@ -47,6 +47,8 @@ from ours import Ours
 from peers import ROSTER, AsyncPeer, Peer, gather
 from states import MIB, State, nbytes, same, transformer_state
 
+from mt_resilient.training import device
+
 OURS = "mt-resilient"
 DIRECT, BUFFERED, MEMORY = "limit: direct I/O", "limit: page cache", "limit: tmpfs"
 LINK = "limit: link"
@@ -72,6 +74,7 @@ class Contest:
         self._work = Work(kind, STEP_S.get(kind, DEVICE_STEP_S))
         self._limits = Limits(state, kind)
         self._ours = Ours(place / "ours")
+        self._dcp_restored = False
         field = gather(only)
         for name, reason in field.missing.items():
             say(f"  {name}: left out, {reason}")
@@ -91,20 +94,36 @@ class Contest:
         order: list[Peer] = [self._ours, *self.peers]
         self._chance.shuffle(order)
         for peer in order:
+            started = time.perf_counter()
             if peer is self._ours:
                 self._ours_and_limits()
             else:
                 self._attempt(peer, lambda peer=peer: self._peer(peer, with_restore))
-        if self._memory is not None:
-            self._in_memory(self._memory)
+            say(f"  {peer.name}: {time.perf_counter() - started:.1f} s")
 
     def rank_anew(self) -> None:
         """What a restarted rank finds: the arena holds the state, and its memory has to be registered first."""
         for tensor in self._into.values():
             tensor.fill_(7)
+        device.synchronize(self._into.values())
         back = self._ours.rank_anew(self._into)
         self._note(OURS, "rewind anew", timed(back))
         self._compare(OURS)
+
+    def in_memory(self) -> None:
+        """The last: ours does not come back."""
+        if self._memory is None:
+            return
+        memory, raw = self._memory, self._memory / "raw"
+        self._ours.drain_to(memory / "ours", self._state)
+        for _ in range(PAIRS):
+            self._note(MEMORY, "tmpfs", timed(lambda: self._limits.write(raw, 0)))
+            raw.unlink()
+            self._note(OURS, "tmpfs", saved(self._ours, self._state, memory / "ours")["durable"])
+            self._note(OURS, "tmpfs write", float(self._ours.last["seconds"]))
+            self._ours.settle_down()
+            for peer in [peer for peer in self.peers if peer.name.startswith("DCP")]:
+                self._attempt(peer, lambda peer=peer: self._peer_in_memory(peer, memory / "peer"))
 
     def close(self) -> None:
         self._ours.close()
@@ -116,9 +135,11 @@ class Contest:
     def _peer(self, peer: Peer, with_restore: bool) -> None:
         directory = self._place / "peer"
         self._note_all(peer.name, saved(peer, self._state, directory))
-        if with_restore:
+        known = peer.name.startswith("DCP") and self._dcp_restored  # it loads alike what any of its modes has saved
+        if with_restore and not known:
             self._note(peer.name, "restore", restored(peer, self._into, directory))
             self._compare(peer.name)
+            self._dcp_restored |= peer.name.startswith("DCP")
         shutil.rmtree(directory)
         if isinstance(peer, AsyncPeer) and peer.name in TRAINED:
             self._note_all(peer.name, trained(peer, self._state, directory, self._work))
@@ -148,8 +169,9 @@ class Contest:
         for _ in range(PAIRS):
             self._beside(lambda: self._note(DIRECT, "restore", timed(lambda: limits.read(raw, os.O_DIRECT))), restore)
         raw.unlink()
-        self._beside(lambda: self._note(LINK, "staged", timed(lambda: limits.down(self._state))), self._rewind)
-        self._note(LINK, "rewind", timed(lambda: limits.up(self._into)))
+        for _ in range(PAIRS):
+            self._note(LINK, "staged", timed(lambda: limits.down(self._state)))
+            self._beside(lambda: self._note(LINK, "rewind", timed(lambda: limits.up(self._into))), self._rewind)
         for _ in range(PAIRS):
             self._note_all(OURS, trained(ours, self._state, ours.root, self._work))
             ours.settle_down()
@@ -157,21 +179,14 @@ class Contest:
     def _rewind(self) -> None:
         for tensor in self._state.values():
             tensor.fill_(7)
+        device.synchronize(self._state.values())
         self._note(OURS, "rewind", timed(lambda: self._ours.rewind(self._state)))
         self._compare(OURS)
 
-    def _in_memory(self, memory: Path) -> None:
-        raw, directory, home = memory / "raw", memory / "peer", self._ours.root
-        self._note(MEMORY, "tmpfs", timed(lambda: self._limits.write(raw, 0)))
-        raw.unlink()
-        self._ours.drain_to(memory / "ours", self._state)
-        self._note(OURS, "tmpfs", saved(self._ours, self._state, directory)["durable"])
-        self._ours.drain_to(home, self._state)
-        shutil.rmtree(memory / "ours")
-        for peer in [peer for peer in self.peers if peer.name.startswith("DCP")]:
-            found = self._attempt(peer, lambda peer=peer: saved(peer, self._state, directory)["durable"])
-            if found is not None:
-                self._note(peer.name, "tmpfs", found)
+    def _peer_in_memory(self, peer: Peer, directory: Path) -> None:
+        try:
+            self._note(peer.name, "tmpfs", saved(peer, self._state, directory)["durable"])
+        finally:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _beside(self, one: Callable[[], None], other: Callable[[], None]) -> None:
@@ -274,7 +289,9 @@ class Judge:
     def _rest(self) -> list[Result]:
         """Everybody's medians and lowest."""
         return [
-            Result(name=f"{measure}, {name}{how}", ours=pick(values), unit="ratio" if measure == "slower" else "s")
+            Result(
+                name=f"{measure}, {name}{how}", ours=pick(values), unit="ratio" if measure.startswith("slower") else "s"
+            )
             for name, figures in self._measured.items()
             for measure, values in figures.items()
             for how, pick in (("", statistics.median), (", lowest", min))
@@ -323,6 +340,7 @@ def main() -> None:
             longest_s = max(longest_s, timed(lambda number=number: contest.round(with_restore=number == 0)))
             say(f"  round {number + 1}: {longest_s:.0f} s, load {os.getloadavg()[0]:.1f}")
         contest.rank_anew()
+        contest.in_memory()
         contest.close()
     say_table(contest.measured)
     report("snapshot", Judge(contest.measured, state, kind).results())
