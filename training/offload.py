@@ -142,6 +142,7 @@ class Offload:
         away = [number for number, piece in enumerate(table.pieces) if piece.name not in here]
         words: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
+        new_bytes = 0
         try:
             self._after(self._module.current_stream(), self._stream)
             for number in away:
@@ -151,11 +152,12 @@ class Offload:
                 with self._module.stream(self._stream):
                     self._transfer.up(content, view.memory, image.stride_bytes, some, self._stream)
                 new.append(content)
-                if number == away[-1] or sum(each.numel() for each in new) > _LOOK_BYTES:
+                new_bytes += content.numel()
+                if number == away[-1] or new_bytes > _LOOK_BYTES:
                     self._after(self._stream, self._reading)
                     with self._module.stream(self._reading):
                         words += [fingerprint.on_device(each) for each in new]
-                    new = []
+                    new, new_bytes = [], 0
             fill(table, here, view.chunks(), view.fingerprints)
             with self._module.stream(self._reading):
                 found = fingerprint.gather(words).tolist() if words else []
