@@ -78,6 +78,11 @@ class Ours(AsyncPeer):
         step = self._step
         return Saving(self._staged, lambda: self._durable(step), self._before_update, self._settle)
 
+    def keep(self, state: State) -> Saving:
+        """In memory alone."""
+        self._record(state, durable=False)
+        return Saving(self._staged, self._staged, self._before_update, self._settle)
+
     def save(self, state: State, directory: Path) -> None:
         saving = self.save_async(state, directory)
         saving.staged()

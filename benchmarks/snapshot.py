@@ -40,7 +40,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from costs import Work, restored, saved, timed, trained
+from costs import Work, kept, restored, saved, timed, trained
 from limits import Limits
 from measure import Result, report, say
 from ours import Ours
@@ -116,13 +116,13 @@ class Contest:
             return
         memory, raw = self._memory, self._memory / "raw"
         self._ours.drain_to(memory / "ours", self._state)
-        for _ in range(PAIRS):
+        for number in range(PAIRS):
             self._note(MEMORY, "tmpfs", timed(lambda: self._limits.write(raw, 0)))
             raw.unlink()
             self._note(OURS, "tmpfs", saved(self._ours, self._state, memory / "ours")["durable"])
             self._note(OURS, "tmpfs write", float(self._ours.last["seconds"]))
             self._ours.settle_down()
-            for peer in [peer for peer in self.peers if peer.name.startswith("DCP")]:
+            for peer in [peer for peer in self.peers if peer.name.startswith("DCP") and not number]:
                 self._attempt(peer, lambda peer=peer: self._peer_in_memory(peer, memory / "peer"))
 
     def close(self) -> None:
@@ -175,6 +175,8 @@ class Contest:
         for _ in range(PAIRS):
             self._note_all(OURS, trained(ours, self._state, ours.root, self._work))
             ours.settle_down()
+            for each in kept(lambda: ours.keep(self._state), self._work) if self._kind != "cpu" else ():
+                self._note_all(OURS, each)
 
     def _rewind(self) -> None:
         for tensor in self._state.values():
@@ -238,7 +240,7 @@ class Judge:
         ]
 
     def _on_a_device(self) -> list[Result]:
-        step_s = statistics.median(self._measured[OURS]["step"])
+        step_s = statistics.median(self._measured[OURS].get("step", [0.0]))
         return [
             self._plain("train stall", 0.003, "<= 3 ms"),
             self._plain("train stall", 0.01 * step_s, f"<= 1 % of the step, {1000 * step_s:.0f} ms"),
@@ -267,7 +269,9 @@ class Judge:
         )
 
     def _plain(self, what: str, limit: float, target: str, unit: str = "s") -> Result:
-        mine = self._measured[OURS][what]
+        mine = self._measured[OURS].get(what, [])
+        if not mine:
+            return Result(name=what, ours=None, unit=unit, target=target)
         return Result(
             name=what,
             ours=statistics.median(mine),
@@ -331,19 +335,23 @@ def main() -> None:
         )
         assert place is not None
         contest = Contest(state, kind, place, memory, options.only, options.seed)
-        contest.warm_up()
-        longest_s = 0.0
-        for number in range(options.rounds):
-            if number and time.monotonic() - started + longest_s > 60 * options.minutes:
-                say(f"  no time for round {number + 1} of {options.rounds}")
-                break
-            longest_s = max(longest_s, timed(lambda number=number: contest.round(with_restore=number == 0)))
-            say(f"  round {number + 1}: {longest_s:.0f} s, load {os.getloadavg()[0]:.1f}")
-        contest.rank_anew()
-        contest.in_memory()
+        try:
+            contest.warm_up()
+            longest_s = 0.0
+            for number in range(options.rounds):
+                if number and time.monotonic() - started + longest_s > 60 * options.minutes:
+                    say(f"  no time for round {number + 1} of {options.rounds}")
+                    break
+                longest_s = max(longest_s, timed(lambda number=number: contest.round(with_restore=number == 0)))
+                say(f"  round {number + 1}: {longest_s:.0f} s, load {os.getloadavg()[0]:.1f}")
+            contest.rank_anew()
+            contest.in_memory()
+        except KeyboardInterrupt:
+            say("  interrupted: this is what was measured until then")
+        say_table(contest.measured)
+        named = {} if kind == "cpu" else {"device": device.module(kind).get_device_name()}
+        report("snapshot", Judge(contest.measured, state, kind).results(), **named)
         contest.close()
-    say_table(contest.measured)
-    report("snapshot", Judge(contest.measured, state, kind).results())
 
 
 if __name__ == "__main__":

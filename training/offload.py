@@ -58,6 +58,8 @@ class Job:
     took_s: float = 0.0
     """From the boundary until all of it had arrived."""
     held: Held = Held.UNDER_WAY
+    given_up: bool = False
+    """By all ranks, since one has missed it."""
     finite: bool = True
     issued: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
@@ -66,6 +68,8 @@ class Job:
     arrived: Any = None
     """Event of the copying stream."""
     words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """What copies read, until they have arrived: of a tensor with gaps that is a copy of its own."""
 
 
 class Offload:
@@ -191,7 +195,8 @@ class Offload:
             self._stream.wait_event(job.begun)
             memory, stride = job.view.memory, job.view.header.image.stride_bytes
             for _, (source, some) in copies:
-                self._transfer.down(flat(source), memory, stride, some, self._stream)
+                job.sources.append(flat(source))
+                self._transfer.down(job.sources[-1], memory, stride, some, self._stream)
 
     def _carry(self) -> None:
         self._module.set_device(self._device)
@@ -219,13 +224,14 @@ class Offload:
             job.issued.set()
             job.arrived.synchronize()
             job.took_s = monotonic_s() - job.begun_s
+            job.sources.clear()
             with self._module.stream(self._reading):
                 if job.words:
                     job.view.fingerprints[[index for index, _ in job.words]] = fingerprint.gather(
                         [word for _, word in job.words]
                     )
                 job.finite = not sums or bool(torch.isfinite(torch.stack(sums)).all())
-        if job.finite:
+        if job.finite and not job.given_up:
             job.slot.staged()
             job.held = Held.WHOLE
         else:

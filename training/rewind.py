@@ -28,7 +28,7 @@ from . import device
 from .attach import Attachment
 from .elsewhere import parts_of, restore_elsewhere
 from .offload import Job, Offload
-from .pace import Pace
+from .pace import Pace, uncollected
 from .state import Modules, Optimizers, Preparing, Randomness, Source
 
 RANDOMNESS = "randomness"
@@ -123,6 +123,8 @@ class Tape:
                 if attempt.job is not None:
                     self._pace.copied(attempt.job.took_s)
                 continue
+            if attempt.job is not None:
+                attempt.job.given_up = True  # if it is still under way
             slot = self._arena.holding(attempt.step)
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
@@ -147,7 +149,8 @@ class Tape:
         until_s = began_s + patience_s
         attempt.missed = True
         while finite and attempt.missed:
-            attempt.missed = not self._begin(attempt)
+            with uncollected():
+                attempt.missed = not self._begin(attempt)
             if attempt.missed and monotonic_s() > until_s:
                 self._at.page.skipped += 1
                 return

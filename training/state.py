@@ -69,7 +69,7 @@ def source_of(name: str, thing: Any) -> Source:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of it lies here: a DTensor's own part, anything else as it is."""
-    held = tensor.detach()
+    held = tensor.detach() if tensor.requires_grad else tensor
     return held.to_local() if hasattr(held, "to_local") else held
 
 
