@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -50,8 +50,8 @@ class Job:
     view: View
     early: list[tuple[int, Copy]]
     """By index of the piece. Written by the forward pass."""
-    late: list[tuple[int, Copy]]
-    """Written by the optimizer only."""
+    late: Iterable[tuple[int, Copy]]
+    """Written by the optimizer only. Asked for by the thread."""
     checked: list[torch.Tensor]
     """What may not hold NaN or Inf: parameters."""
     begun_s: float = field(default_factory=monotonic_s)
@@ -213,9 +213,10 @@ class Offload:
                 job.over.set()
 
     def _carry_one(self, job: Job) -> None:
+        late = list(job.late)
         with torch.no_grad():
-            self._send(job, job.late)
-            self._look(job, job.late)
+            self._send(job, late)
+            self._look(job, late)
             with self._module.stream(self._reading):
                 sums = [tensor.sum(dtype=torch.float32) for tensor in job.checked if tensor.is_floating_point()]
             self._after(self._reading, self._stream)

@@ -219,7 +219,7 @@ class Tape:
             slot=slot,
             view=view,
             early=[(index, (leaves[index][1], strips[index])) for index in early],
-            late=[(index, (leaves[index][1], strips[index])) for index in late],
+            late=((index, (leaves[index][1], strips[index])) for index in late),
             checked=[parameter for model in models for parameter in model.parameters()],
         )
         offload.start(job)
