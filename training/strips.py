@@ -1,8 +1,8 @@
 """Between a tensor on a device and a slot's image, by few copies.
 
 In the image a tensor is rows, a chunk each, with a checksum between them. The device's runtime copies many rows with one call
-(`device.copy_rows`); torch wants a call for each, and 8 GB are 1,923 chunks: as many turns at the interpreter's lock, beside the loop. On an
-H200 all of a snapshot of 592 tensors is under way after 24 to 37 ms instead of 106, fingerprints included, and is back 3 % sooner.
+(`device.copy_rows`); torch wants a call for each, and 8 GB are 1,923 chunks: as many turns at the interpreter's lock, beside the loop.
+On an H200 a snapshot of 592 tensors is under way after 24 to 37 ms instead of 106, fingerprints included, and is back 3 % sooner.
 """
 
 from __future__ import annotations
