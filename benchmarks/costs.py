@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from peers import AsyncPeer, Peer, drop_cached
+from peers import AsyncPeer, Peer, Saving, drop_cached
 from states import State
 
 from mt_resilient.training import device
 
 Costs = dict[str, float]
+ALONE = 6
+"""Steps without a save, before and after."""
+KEPT = 8
+"""Steps with a snapshot in memory."""
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -45,7 +49,8 @@ class Work:
     def step(self) -> None:
         for _ in range(self._products):
             torch.mm(self._factor, self._factor)
-        device.synchronize([self._factor])
+        if self._factor.device.type != "cpu":  # the loop's stream: nobody waits for what others copy
+            device.module(self._factor.device.type).current_stream().synchronize()
 
 
 def saved(peer: Peer, state: State, directory: Path) -> Costs:
@@ -79,10 +84,12 @@ def restored(peer: Peer, into: State, directory: Path) -> float:
 
 
 def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs:
-    """lost: by one save, counting the steps until it is durable, against as many without one right after; slower: a step beside it
-    over one without; train stall: in the call, between steps."""
+    """lost: by one save, counting the steps until it is durable, against as many without one; slower: a step beside it over one without;
+    slower staging: the first step, beside which the state is staged; train stall: in the call, between steps. Steps without a save are
+    timed before and after, since a device under power changes its clock."""
     work.step()
     os.sync()
+    alone = [timed(work.step) for _ in range(ALONE)]
     started = time.perf_counter()
     saving = peer.save_async(state, directory)
     stall_s = time.perf_counter() - started
@@ -108,10 +115,29 @@ def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs
     if failed:
         raise failed[0]
     os.sync()
-    alone = [timed(work.step) for _ in beside]
+    alone += [timed(work.step) for _ in range(ALONE)]
+    step_s = statistics.median(alone)
     return {
         "train stall": stall_s,
-        "lost": total_s - sum(alone),
-        "slower": statistics.median(beside) / statistics.median(alone),
-        "step": statistics.median(alone),
+        "lost": total_s - len(beside) * step_s,
+        "slower": statistics.median(beside[1:]) / step_s,
+        "slower staging": beside[0] / step_s,
+        "step": step_s,
     }
+
+
+def kept(keep: Callable[[], Saving], work: Work) -> list[Costs]:
+    """Of snapshots in memory alone, one a step: train stall and slower staging, as above, of each."""
+    work.step()
+    alone, found = [timed(work.step) for _ in range(ALONE)], []
+    for _ in range(KEPT):
+        started = time.perf_counter()
+        saving = keep()
+        recorded = time.perf_counter()
+        work.step()
+        (saving.before_update or saving.staged)()
+        found.append((recorded - started, time.perf_counter() - recorded))
+        saving.boundary()
+    alone += [timed(work.step) for _ in range(ALONE)]
+    step_s = statistics.median(alone)
+    return [{"train stall": stall_s, "slower staging": took_s / step_s} for stall_s, took_s in found]

@@ -70,10 +70,10 @@ def say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def report(benchmark: str, results: Sequence[Result]) -> None:
-    """Print the line. `machine.load` is that of the end: it tells how far to trust the figures."""
+def report(benchmark: str, results: Sequence[Result], **more: str) -> None:
+    """Print the line. `machine.load` is that of the end: it tells how far to trust the figures. more: about the machine."""
     rows = [{**{name: value for name, value in asdict(r).items() if name != "decided"}, "met": r.met} for r in results]
-    line = {"benchmark": benchmark, "machine": machine(), "versions": versions(), "results": _rounded(rows)}
+    line = {"benchmark": benchmark, "machine": machine() | more, "versions": versions(), "results": _rounded(rows)}
     print(json.dumps(line), flush=True)
 
 

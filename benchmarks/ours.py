@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from measure import say
 from peers import AsyncPeer, Saving
 from states import State
 from torch import nn
@@ -62,11 +63,14 @@ class Ours(AsyncPeer):
     # -- saving ------------------------------------------------------------------------------------------------------------
 
     def warm_up(self, state: State) -> None:
-        """The first snapshot of each slot makes its memory ready, and before its first one the drain process tries out both writers."""
-        for _ in self._slots[0]:
-            self._record(state, durable=False)
-            self._staged()
-        self.save(state, self.root)
+        """The first snapshot of each slot makes its memory ready, the drain process maps it, and tries out both writers before."""
+        for number in range(len(self._slots[0])):
+            started = time.perf_counter()
+            self.save(state, self.root)
+            took_s = time.perf_counter() - started
+            say(
+                f"  slot {number}: {took_s:.2f} s with its memory made ready; the drain process wrote for {self.last['write_s']} s"
+            )
 
     def save_async(self, state: State, directory: Path) -> Saving:
         """directory: not used, see `root`."""
@@ -74,16 +78,22 @@ class Ours(AsyncPeer):
         step = self._step
         return Saving(self._staged, lambda: self._durable(step), self._before_update, self._settle)
 
+    def keep(self, state: State) -> Saving:
+        """In memory alone."""
+        self._record(state, durable=False)
+        return Saving(self._staged, self._staged, self._before_update, self._settle)
+
     def save(self, state: State, directory: Path) -> None:
         saving = self.save_async(state, directory)
         saving.staged()
         saving.done()
 
     def drain_to(self, root: Path, state: State) -> None:
-        """From here on snapshots go there. One is there already on return."""
+        """From here on snapshots go there. One out of each slot has gone there on return."""
         self.close()
         self.root, self._draining = root, self._drain(root)
-        self.save(state, root)
+        for _ in self._slots[0]:
+            self.save(state, root)
         self.settle_down()
 
     def close(self) -> None:

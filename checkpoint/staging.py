@@ -157,43 +157,47 @@ def destinations(table: Table, live: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fill(
-    table: Table,
-    into: Mapping[str, Tensor],
-    chunks: Iterable[tuple[int, memoryview]],
-    fingerprints: NDArray[np.uint64],
-    *,
-    at_once: bool = True,
+    table: Table, into: Mapping[str, Tensor], chunks: Iterable[tuple[int, memoryview]], fingerprints: NDArray[np.uint64]
 ) -> None:
-    """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, and compare what has arrived with
-    `fingerprints`. With `at_once`, a chunk's memory is not used after the next one is asked for; without, copies to a device may run on.
+    """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, or some of them, and compare what has
+    arrived with `fingerprints`. A chunk's memory is not used after the next one is asked for.
 
     Raises SnapshotError, naming the first tensor that has not arrived as it left.
     """
     import torch
 
-    flats = [flat(into[piece.name]) for piece in table.pieces]
+    flats = {number: flat(into[piece.name]) for number, piece in enumerate(table.pieces) if piece.name in into}
     by_chunk = table.by_chunk()
     missing = Counter(number for held in by_chunk.values() for number, *_ in held)
-    found = np.zeros(len(flats), np.uint64)
-    away = {number: each for number, each in enumerate(flats) if each.device.type != "cpu"}
+    found = dict.fromkeys(flats, 0)
+    away = {number: each for number, each in flats.items() if each.device.type != "cpu"}
     for index, memory in chunks:
         source = np.frombuffer(memory, np.uint8)
         for number, done, at, run in by_chunk.get(index, ()):
+            if number not in flats:
+                continue
             target, content = flats[number][done : done + run], source[at : at + run]
             missing[number] -= 1
             if number in away:
-                target.copy_(torch.from_numpy(content), non_blocking=not at_once)
+                target.copy_(torch.from_numpy(content))
             else:
                 np.copyto(target.numpy(), content)
                 if missing[number] == 0:  # while the storage works on
                     found[number] = fingerprint.of_bytes(flats[number].numpy().data)
-    if away:  # their copies are under way still, and these come behind them
-        found[list(away)] = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
-    for number in np.flatnonzero(found != fingerprints)[:1]:
-        raise SnapshotError(
-            f"tensor {table.pieces[number].name!r} arrived with the fingerprint {found[number]:016x}, "
-            f"and left with {fingerprints[number]:016x}"
-        )
+    if away:
+        words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
+        found.update(zip(away, words.tolist(), strict=True))
+    arrived(table, found, fingerprints)
+
+
+def arrived(table: Table, found: Mapping[int, int], fingerprints: NDArray[np.uint64]) -> None:
+    """Compare the fingerprints found, by number of the piece, with those that the pieces left with. Raises as `fill` does."""
+    for number, word in sorted(found.items()):
+        if word != fingerprints[number]:
+            raise SnapshotError(
+                f"tensor {table.pieces[number].name!r} arrived with the fingerprint {word:016x}, "
+                f"and left with {fingerprints[number]:016x}"
+            )
 
 
 def _runs(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:

@@ -101,7 +101,7 @@ class Table:
 
     def to_json(self, pieces: str | None = None) -> bytes:
         """pieces: what `pieces_json` gave for these, where it is known."""
-        skeleton = json.dumps(self.skeleton, separators=(",", ":"))
+        skeleton = json.dumps(self.skeleton, separators=(",", ":"), check_circular=False)  # `tree.flatten` has
         pieces = pieces or pieces_json(self.pieces)
         return f'{{"skeleton":{skeleton},"pieces":{pieces},"payload_bytes":{self.payload_bytes}}}'.encode()
 

@@ -25,6 +25,7 @@ Json = Any
 SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 """numpy's dtypes that are plain bytes."""
 
+_NO_LEAVES = frozenset((dict, OrderedDict, list, tuple, bool, str, int, float, bytes, type(None)))
 _PLAIN = 1 << 63
 """An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
 
@@ -44,17 +45,19 @@ def flatten(state: Any, is_leaf: Callable[[Any], bool]) -> tuple[Json, list[tupl
         leaves[name] = value
         return name
 
-    def down(value: Any, path: str) -> Json:
-        if is_leaf(value):
-            return {"leaf": named(value, path)}
+    def down(value: Any, path: str) -> Json:  # at a training's boundary, hundreds of times: every test counts
         kind = type(value)
+        if kind not in _NO_LEAVES and is_leaf(value):
+            return {"leaf": named(value, path)}
         if kind in (dict, OrderedDict):
-            bad = next((key for key in value if type(key) not in (str, int)), None)
-            if bad is not None:
-                raise SnapshotError(
-                    f"{_at(path)}: the key {bad!r} is neither a string nor an integer; it can't be saved"
-                )
-            items = [[_plain(key), down(item, _join(path, key))] for key, item in value.items()]
+            items = []
+            for key, item in value.items():
+                if type(key) is not str and type(key) is not int:
+                    raise SnapshotError(
+                        f"{_at(path)}: the key {key!r} is neither a string nor an integer; it can't be saved"
+                    )
+                at = f"{path}/{key}" if path else str(key)
+                items.append([key if type(key) is str else _plain(key), down(item, at)])
             return {"dict" if kind is dict else "ordered": items}
         if kind is list or kind is tuple:
             items = [down(item, _join(path, index)) for index, item in enumerate(value)]

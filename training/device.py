@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 
 DRIVER_FILES = ("/dev/nvidia0", "/dev/nvidia-uvm", "/dev/mtgpu", "/dev/musa")
 _PORTABLE = 1
 """Flag of cudaHostRegister, and musaHostRegister: pinned for every context."""
+_TO_DEVICE, _TO_HOST = 1, 2
+"""Kinds of cudaMemcpy, and musaMemcpy."""
+_ROWS = (*(ctypes.c_void_p, ctypes.c_size_t) * 2, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+"""Arguments of cudaMemcpy2DAsync."""
 
+CopyRows: TypeAlias = Callable[[int, int, int, int, int, int, bool, Any], None]
+"""Destination and bytes from one row to the next, source and the same; bytes of a row, rows; whether to the host; the stream."""
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE."""
@@ -51,14 +59,26 @@ def populate(memory: memoryview) -> None:
     _LIBC.madvise(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), _POPULATE_WRITE)
 
 
+def copy_rows(kind: str) -> CopyRows | None:
+    """What copies many rows between a device and pinned memory with one call; nothing is waited for. None where the runtime shows no such
+    thing. What it gives raises RuntimeError when the runtime refuses."""
+    function = _runtime_call(kind, "Memcpy2DAsync")
+    if function is None:
+        return None
+
+    def copy(
+        to: int, to_pitch: int, source: int, pitch: int, width: int, rows: int, to_host: bool, stream: Any
+    ) -> None:
+        handle, direction = getattr(stream, f"{kind}_stream"), _TO_HOST if to_host else _TO_DEVICE
+        code = function(to, to_pitch, source, pitch, width, rows, direction, handle)
+        if code:
+            raise RuntimeError(f"{kind}Memcpy2DAsync gave the error {code} for {rows} rows of {width} bytes")
+
+    return copy
+
+
 def address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _host_call(kind: str, name: str, memory: memoryview, *more: int) -> bool:
-    runtime = getattr(module(kind), f"{kind}rt", None)
-    function = None if runtime is None else getattr(runtime(), f"{kind}{name}", None)
-    return function is not None and int(function(address(memory), *more)) == 0
 
 
 def rng_states(kinds: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -82,3 +102,28 @@ def touched() -> str:
         if target.startswith(DRIVER_FILES) or target.startswith("/dev/nvidia"):
             return target
     return ""
+
+
+def _host_call(kind: str, name: str, memory: memoryview, *more: int) -> bool:
+    function = getattr(_runtime(kind), f"{kind}{name}", None)
+    return function is not None and int(function(address(memory), *more)) == 0
+
+
+def _runtime(kind: str) -> Any:
+    """What torch shows of the runtime's library; None where it shows nothing."""
+    runtime = getattr(module(kind), f"{kind}rt", None)
+    return None if runtime is None else runtime()
+
+
+def _runtime_call(kind: str, name: str) -> Any:
+    """A function that torch itself may not show, out of the very library that it has loaded."""
+    shown = getattr(_runtime(kind), f"{kind}{name}", None)
+    if shown is not None:
+        return shown
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if f"/lib{kind}rt" in line}
+    for library in sorted(mapped):
+        with suppress(OSError, AttributeError):
+            function = getattr(ctypes.CDLL(library), f"{kind}{name}")
+            function.argtypes, function.restype = _ROWS, ctypes.c_int
+            return function
+    return None

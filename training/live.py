@@ -15,7 +15,7 @@ Nested = dict[str, Any]
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of it lies here: a DTensor's own part, anything else as it is."""
-    held = tensor.detach()
+    held = tensor.detach() if tensor.requires_grad else tensor
     return held.to_local() if hasattr(held, "to_local") else held
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -22,20 +22,24 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..checkpoint import fingerprint
 from ..checkpoint.arena import RankArena, Slot, View, image_offset
 from ..checkpoint.header import Header
-from ..checkpoint.staging import Bytes, flat
+from ..checkpoint.staging import arrived, fill, flat
+from ..checkpoint.tensors import Table
 from ..resilience.boundary import Held
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError
 from . import device
-from .pinning import Pinned
+from .pinning import PIECE_BYTES, Pinned
+from .strips import Strip, Transfer
 
 _FIRST_S = 0.5
 """How long the first snapshot waits for its memory. A large state's misses it."""
 _LOOK_S = 0.005
 """Between looks for memory that is being made ready."""
+_LOOK_BYTES = 256 << 20
+"""Come back before they are looked at, on another stream: a device takes fingerprints fifty times as fast as bytes arrive."""
 
-Copy = tuple[torch.Tensor, Sequence[Bytes]]
-"""A tensor on the device, and the runs of its slot's memory that its bytes go to."""
+Copy = tuple[torch.Tensor, Sequence[Strip]]
+"""A tensor on the device, and where its bytes go in its slot's image."""
 
 
 @dataclass
@@ -46,14 +50,16 @@ class Job:
     view: View
     early: list[tuple[int, Copy]]
     """By index of the piece. Written by the forward pass."""
-    late: list[tuple[int, Copy]]
-    """Written by the optimizer only."""
+    late: Iterable[tuple[int, Copy]]
+    """Written by the optimizer only. Asked for by the thread."""
     checked: list[torch.Tensor]
     """What may not hold NaN or Inf: parameters."""
     begun_s: float = field(default_factory=monotonic_s)
     took_s: float = 0.0
     """From the boundary until all of it had arrived."""
     held: Held = Held.UNDER_WAY
+    given_up: bool = False
+    """By all ranks, since one has missed it."""
     finite: bool = True
     issued: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
@@ -62,6 +68,8 @@ class Job:
     arrived: Any = None
     """Event of the copying stream."""
     words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """What copies read, until they have arrived: of a tensor with gaps that is a copy of its own."""
 
 
 class Offload:
@@ -71,10 +79,13 @@ class Offload:
         self._device = self._module.current_device()
         self._stream, self._reading = self._module.Stream(), self._module.Stream()
         """For the copies, and for what looks at the state meanwhile: kernels would hold up the copies behind them."""
+        self._transfer = Transfer(kind, PIECE_BYTES)
         self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
         self._asked: tuple[int, int] = (0, 0)
+        self._again = False
+        """What was asked for could not be had."""
         self.starved = False
         """There was not enough memory for a slot."""
         self._under_way: list[Job] = []
@@ -85,14 +96,15 @@ class Offload:
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
     def room(self, wanted: Header, table_bytes: int) -> list[Slot]:
-        """The slots that can take such a snapshot now; what has to be made ready is, meanwhile. Where that has just begun, waits a little:
-        a small state's memory is ready before the step is over."""
+        """The slots that can take such a snapshot now; what has to be made ready is, meanwhile. Where a state has just grown, waits a
+        little: a small one's memory is ready before the step is over."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
-        if asked[0] > self._asked[0] or asked[1] > self._asked[1]:
-            self._asked = asked
+        larger = asked[0] > self._asked[0] or asked[1] > self._asked[1]
+        if larger or self._again:
+            self._asked, self._again = asked, False
             self._rooms.put((wanted, table_bytes, list(self._pinned.values()), True))
-            until_s = monotonic_s() + _FIRST_S
+            until_s = monotonic_s() + _FIRST_S if larger else 0.0
         while True:
             busy = {job.slot for job in self.under_way()}
             ready = [slot for slot, pinned in self._pinned.items() if pinned.ready(wanted, table_bytes)]
@@ -122,13 +134,40 @@ class Offload:
         for job in self.under_way():
             job.over.wait()
 
-    def chunks(self, slot: Slot, view: View) -> Iterator[tuple[int, memoryview]]:
-        """Those of a slot that is read again, each as soon as its memory is registered."""
-        pinned, stride = self._pinned[slot], view.header.image.stride_bytes
+    def plan(self, table: Table) -> list[list[Strip]]:
+        """Where in a slot's image the bytes of each piece lie."""
+        return self._transfer.plan(table)
+
+    def fill(self, slot: Slot, view: View, table: Table, into: Mapping[str, torch.Tensor]) -> None:
+        """As `staging.fill`, from a slot: each tensor as soon as its memory is registered, and fingerprints beside the copies."""
+        pinned, image, plan = self._pinned[slot], view.header.image, self.plan(table)
         self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
-        for index, chunk in view.chunks():
-            pinned.wait((index + 1) * stride)
-            yield index, chunk
+        here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}
+        away = [number for number, piece in enumerate(table.pieces) if piece.name not in here]
+        words: list[torch.Tensor] = []
+        new: list[torch.Tensor] = []
+        new_bytes = 0
+        try:
+            self._after(self._module.current_stream(), self._stream)
+            for number in away:
+                content, some = flat(into[table.pieces[number].name]), plan[number]
+                if some:
+                    pinned.wait(some[-1].end(image.stride_bytes))
+                with self._module.stream(self._stream):
+                    self._transfer.up(content, view.memory, image.stride_bytes, some, self._stream)
+                new.append(content)
+                new_bytes += content.numel()
+                if number == away[-1] or new_bytes > _LOOK_BYTES:
+                    self._after(self._stream, self._reading)
+                    with self._module.stream(self._reading):
+                        words += [fingerprint.on_device(each) for each in new]
+                    new, new_bytes = [], 0
+            fill(table, here, view.chunks(), view.fingerprints)
+            with self._module.stream(self._reading):
+                found = fingerprint.gather(words).tolist() if words else []
+            arrived(table, dict(zip(away, found, strict=True)), view.fingerprints)
+        finally:
+            self._stream.synchronize()  # nothing reads the slot any more
 
     def _before_update(self, *_: Any) -> None:
         """Whatever the loop's stream does from here on comes after the copies."""
@@ -154,11 +193,10 @@ class Offload:
     def _send(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
         with self._module.stream(self._stream):
             self._stream.wait_event(job.begun)
-            for _, (source, runs) in copies:
-                content, at = flat(source), 0
-                for run in runs:
-                    torch.from_numpy(run).copy_(content[at : at + len(run)], non_blocking=True)
-                    at += len(run)
+            memory, stride = job.view.memory, job.view.header.image.stride_bytes
+            for _, (source, some) in copies:
+                job.sources.append(flat(source))
+                self._transfer.down(job.sources[-1], memory, stride, some, self._stream)
 
     def _carry(self) -> None:
         self._module.set_device(self._device)
@@ -175,9 +213,10 @@ class Offload:
                 job.over.set()
 
     def _carry_one(self, job: Job) -> None:
+        late = list(job.late)
         with torch.no_grad():
-            self._send(job, job.late)
-            self._look(job, job.late)
+            self._send(job, late)
+            self._look(job, late)
             with self._module.stream(self._reading):
                 sums = [tensor.sum(dtype=torch.float32) for tensor in job.checked if tensor.is_floating_point()]
             self._after(self._reading, self._stream)
@@ -186,13 +225,14 @@ class Offload:
             job.issued.set()
             job.arrived.synchronize()
             job.took_s = monotonic_s() - job.begun_s
+            job.sources.clear()
             with self._module.stream(self._reading):
                 if job.words:
                     job.view.fingerprints[[index for index, _ in job.words]] = fingerprint.gather(
                         [word for _, word in job.words]
                     )
                 job.finite = not sums or bool(torch.isfinite(torch.stack(sums)).all())
-        if job.finite:
+        if job.finite and not job.given_up:
             job.slot.staged()
             job.held = Held.WHOLE
         else:
@@ -207,4 +247,4 @@ class Offload:
                 try:
                     pinned.prepare(wanted, table_bytes, considerate=considerate)
                 except MachineError:  # the next snapshot asks again
-                    self._asked, self.starved = (0, 0), True
+                    self._again = self.starved = True

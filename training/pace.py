@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..checkpoint.cadence import AUTO, stride
 
@@ -43,3 +46,16 @@ class Pace:
         step_s = statistics.median(self._steps_s)
         beyond_s = statistics.median(self._copied_s) - _WINDOW * step_s if self._copied_s else 0.0
         return stride(statistics.median(self._held_s) + max(0.0, beyond_s), step_s)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No collection of garbage within: thousands of small objects come and go there, and one that they set off takes as long as the whole
+    process is large."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -29,16 +29,28 @@ class Pinned:
         """None: the runtime did not let us."""
         self._turn = threading.Condition()
         self._ready_bytes = 0
+        self._failed = False
         self._head_bytes = 0
         """Before the image."""
 
     def prepare(self, wanted: Header, table_bytes: int, *, considerate: bool) -> None:
         """Make room for such a snapshot and register it; `considerate`: in longer time, but so that the loop, which can launch
         nothing while the runtime registers, has its turn. Raises MachineError when there is not enough memory."""
+        try:
+            self._prepare(wanted, table_bytes, considerate)
+        except BaseException:
+            with self._turn:
+                self._failed = True
+                self._turn.notify_all()
+            raise
+
+    def _prepare(self, wanted: Header, table_bytes: int, considerate: bool) -> None:
         self._head_bytes, memory = self._slot.reserve(wanted, table_bytes)
         if self._memory is None or device.address(memory) != device.address(self._memory):
             self._release()
         self._memory = memory
+        if self._ready_bytes >= len(memory):
+            return  # nothing is registered anew: copies may be under way
         for start in range(self._ready_bytes // PIECE_BYTES * PIECE_BYTES, len(memory), PIECE_BYTES):
             piece = memory[start : start + PIECE_BYTES]
             if considerate:
@@ -55,10 +67,10 @@ class Pinned:
         fits = self._head_bytes >= image_offset(table_bytes, wanted.pieces)
         return fits and self._ready_bytes >= wanted.image.memory_bytes
 
-    def wait(self, nbytes: int, patience_s: float | None = None) -> None:
-        """Until the first `nbytes` of the image are ready."""
+    def wait(self, nbytes: int) -> None:
+        """Until the first `nbytes` of the image are ready, or cannot be made so: copies then work as well, and are waited for."""
         with self._turn:
-            self._turn.wait_for(lambda: self._ready_bytes >= nbytes, patience_s)
+            self._turn.wait_for(lambda: self._failed or self._ready_bytes >= nbytes)
 
     def _replace(self, number: int, piece: memoryview) -> None:
         """Register `piece` in the place of the shorter one that was the last of a smaller image."""

@@ -6,14 +6,12 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..checkpoint import catalog, commit, stores
 from ..checkpoint.arena import RankArena, Slot, State, View
@@ -32,7 +30,7 @@ from .attach import Attachment
 from .elsewhere import parts_of, restore_elsewhere
 from .offload import Job, Offload
 from .optimizers import Optimizers
-from .pace import Pace
+from .pace import Pace, uncollected
 from .randomness import Randomness
 from .state import Modules, Preparing, Source
 
@@ -102,6 +100,8 @@ class Tape:
         self._recorded = False
         self._complaint = ""
         """Why the state could not be saved, as it was told last."""
+        self._tables: dict[Slot, tuple[Table, bytes]] = {}
+        """What this process has put into each slot: it need not be read again from its JSON."""
         self.rewinds = 0
         self.owed = False
         """A snapshot is due on disk, and no attempt at it is under way."""
@@ -130,6 +130,8 @@ class Tape:
                 if attempt.job is not None:
                     self._pace.copied(attempt.job.took_s)
                 continue
+            if attempt.job is not None:
+                attempt.job.given_up = True  # if it is still under way
             slot = self._arena.holding(attempt.step)
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
@@ -156,7 +158,8 @@ class Tape:
         attempt.missed = True
         while finite and attempt.missed:
             try:
-                attempt.missed = not self._begin(attempt)
+                with uncollected():
+                    attempt.missed = not self._begin(attempt)
             except SnapshotError as error:
                 if first:  # before the first step: nothing is lost yet, and it is the script's to mend
                     raise
@@ -208,6 +211,7 @@ class Tape:
         if claimed is None:
             return False
         slot, view = claimed
+        self._tables[slot] = table, encoded
         if self._offload is None:
             self._stager.stage(leaves, table, view)
             slot.staged()
@@ -234,13 +238,14 @@ class Tape:
         assert self._sides is not None
         _, here, early, late = self._sides
         self._stager.stage(leaves, table, view, here)
-        runs = self._stager.runs(table, view.memory)
+        self._stager.runs(table, view.memory)  # whatever it held before, its gaps are zero
+        strips = offload.plan(table)
         models = [source for source in self._sources.values() if isinstance(source, Modules)]
         job = Job(
             slot=slot,
             view=view,
-            early=[(index, (leaves[index][1], runs[index])) for index in early],
-            late=[(index, (leaves[index][1], runs[index])) for index in late],
+            early=[(index, (leaves[index][1], strips[index])) for index in early],
+            late=((index, (leaves[index][1], strips[index])) for index in late),
             checked=[parameter for model in models for parameter in model.parameters()],
         )
         offload.start(job)
@@ -297,9 +302,14 @@ class Tape:
 
     def _restore_slot(self, slot: Slot, view: View) -> None:
         """From memory. What does not arrive as it left is freed: the next life takes this step from the next tier, or another step."""
+        offload = self._offload
         try:
-            content = view.chunks() if self._offload is None else self._offload.chunks(slot, view)
-            self._restore(Table.from_json(view.table), content, view.fingerprints, at_once=False)
+            known, encoded = self._tables.get(slot, (None, b""))
+            table = known if known is not None and encoded == view.table else Table.from_json(view.table)
+            if offload is None:
+                self._restore(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
+            else:
+                self._restore(table, lambda into: offload.fill(slot, view, table, into))
         except SnapshotError as error:
             slot.free()
             raise Unrestorable(view.header.step, "", f"its copy in memory is damaged: {error}") from error
@@ -319,17 +329,12 @@ class Tape:
             for piece in manifest.table.pieces:
                 if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
                     raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
-            self._restore(manifest.table, chunks(snapshot, manifest), manifest.words())
+            content = chunks(snapshot, manifest)
+            self._restore(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
 
-    def _restore(
-        self,
-        table: Table,
-        content: Iterable[tuple[int, memoryview]],
-        fingerprints: NDArray[np.uint64],
-        *,
-        at_once: bool = True,
-    ) -> None:
-        """Fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is touched."""
+    def _restore(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Let `bring` fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is
+        touched."""
         described = table.described()
         if described.keys() != self._sources.keys():
             raise LayoutError(
@@ -340,7 +345,7 @@ class Tape:
             preparer.prepare(described[name])
         _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
         leaves = destinations(table, dict(live))
-        fill(table, leaves, content, fingerprints, at_once=at_once)
+        bring(leaves)
         kept = unflatten(table.skeleton, leaves)
         for name, source in self._sources.items():
             source.restore(kept[name])

@@ -160,6 +160,17 @@ assert tape._arena.holding(1) is None
 """)
 
 
+def test_what_is_given_up_while_it_is_under_way_is_not_kept_when_it_has_arrived():
+    run("""
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, durable=False)
+tape.settle(agreed(Held.MISSED))
+assert tape.held[0] is Held.UNDER_WAY
+tape.finish()
+assert tape._arena.holding(1) is None
+""")
+
+
 def test_a_small_copy_that_comes_late_never_ends_in_the_wrong_slot():
     run(
         """

@@ -12,6 +12,7 @@ read the source as it is then. So whoever writes into it too early, or reads the
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import sys
@@ -59,11 +60,16 @@ class Event:
         (stream or current_stream()).wait_event(self)
 
 
+_streams_by_handle: dict[int, Stream] = {}
+
+
 class Stream:
     """What is put on it runs on a thread, in order."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self._work: queue.Queue[Callable[[], Any]] = queue.Queue()
+        self.musa_stream = id(self)
+        _streams_by_handle[self.musa_stream] = self
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -90,6 +96,8 @@ class Stream:
 
 class DefaultStream(Stream):
     """Where computing goes: at once."""
+
+    musa_stream = 0
 
     def __init__(self) -> None:
         pass
@@ -132,6 +140,29 @@ class Runtime:
     def musaHostUnregister(cls, address: int) -> int:
         return 0 if cls.registered.pop(address, 0) else 1
 
+    @classmethod
+    def musaMemcpy2DAsync(
+        cls, to: int, to_pitch: int, source: int, pitch: int, width: int, rows: int, kind: int, stream: int
+    ) -> int:
+        """To the host late, as `_copy_later`; to the device at once, as computing is. Refused where the rows on the host are not in one
+        piece of registered memory."""
+        if width > min(to_pitch, pitch) or kind not in (1, 2):
+            return 1
+        host, step = (source, pitch) if kind == 1 else (to, to_pitch)
+        if not any(at <= host and host + (rows - 1) * step + width <= at + size for at, size in cls.registered.items()):
+            return 1
+
+        def copy() -> None:
+            time.sleep(COPY_DELAY_S if kind == 2 else 0)
+            for row in range(rows):
+                ctypes.memmove(to + row * to_pitch, source + row * pitch, width)
+
+        on = _streams_by_handle.get(stream, _default_stream)
+        on.put(copy)
+        if kind == 1:
+            on.synchronize()
+        return 0
+
 
 _used_in = 0
 """Process in which the device was first used: as on hardware, a child of that one may not use it."""
@@ -163,6 +194,9 @@ class MusaTensor(torch.Tensor):
         return _run(func, args, kwargs or {})
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
 
 
 def _use() -> None:
@@ -263,6 +297,7 @@ def _module() -> types.ModuleType:
         _is_in_bad_fork=lambda: _used_in not in (0, os.getpid()),
         _lazy_init=lambda: None,
         device_count=lambda: 1,
+        get_device_name=lambda device=None: "stand-in",
         current_device=lambda: 0,
         set_device=lambda device: None,
         synchronize=lambda device=None: _use(),
