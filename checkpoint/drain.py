@@ -64,7 +64,7 @@ def drain(
                 catalog.sweep(root, attempt, there)
             if not commit.committed(snapshot):
                 for _, view in held:
-                    _write_part(view, snapshot, write)
+                    write_part(view, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
                 return None  # given up by its rank meanwhile: the job went back to before it
             payload_bytes = sum(view.header.payload_bytes for _, view in held)
@@ -101,7 +101,7 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
         yield held
 
 
-def _write_part(view: View, snapshot: Place, write: Writer) -> None:
+def write_part(view: View, snapshot: Place, write: Writer) -> None:
     """One rank's slab, and then its manifest; nothing if it is there, for the same attempt has the same bytes."""
     rank, table = view.header.rank, Table.from_json(view.table)
     described, held = (table.payload_bytes, len(table.pieces)), (view.header.payload_bytes, view.header.pieces)

@@ -1,0 +1,62 @@
+"""The GPT of examples/gpt, trained under a Session and then saved by megatron.core's own dist_checkpointing and by torch's DCP."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
+import pretrain
+
+from mt_resilient import Session
+
+
+def main() -> None:
+    target = Path(os.environ["MEGATRON_SAVE"])
+    homogeneous = os.environ.get("MEGATRON_HOMOGENEOUS") == "1"
+    """One tensor for all layers, as Megatron stacks them by default."""
+    args = pretrain.arguments()
+    device, backend = pretrain.prepare_device("cpu")
+    distributed.init_process_group(backend)
+    from megatron.core import dist_checkpointing
+    from megatron.core import parallel_state as mpu
+    from model import build
+
+    mpu.initialize_model_parallel(args.tp, args.pp, expert_model_parallel_size=args.ep)
+    model, optimizer, scheduler = build(args, device)
+    train_step = pretrain.make_train_step(args, device, model, optimizer, scheduler)
+    session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
+    for step in session.steps(args.steps):
+        loss, grad_norm = train_step(step)
+        session.report(loss=loss, grad_norm=grad_norm)
+
+    metadata: dict[str, Any] = {"distrib_optim_sharding_type": os.environ.get("MEGATRON_SHARDING", "fully_reshardable")}
+    metadata |= {"chained_optim_avoid_prefix": True, "non_homogeneous_layers": not homogeneous}
+    state: dict[str, Any] = {"model": model.module.sharded_state_dict(metadata=metadata)}
+    state |= {
+        "args": argparse.Namespace(**vars(args), consumed_train_samples=args.steps * args.gbs),
+        "checkpoint_version": 3.0,
+        "iteration": args.steps,
+        "optimizer": optimizer.sharded_state_dict(state["model"], metadata=metadata),
+        "opt_param_scheduler": scheduler.state_dict(),
+        "num_floating_point_operations_so_far": 123,
+    }
+    state |= state.pop("model")  # as megatron.training does for a model of one chunk
+    iteration = target / f"iter_{args.steps:07d}"
+    if distributed.get_rank() == 0:
+        iteration.mkdir(parents=True)
+        (target / "latest_checkpointed_iteration.txt").write_text(str(args.steps))
+    distributed.barrier()
+    dist_checkpointing.save(state, iteration, content_metadata=metadata)
+    distributed.barrier()
+    mpu.destroy_model_parallel()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
