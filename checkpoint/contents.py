@@ -139,11 +139,15 @@ def _global(saved: Saved, name: str) -> Tensor:
     if not boxes:  # it has no elements
         all_pieces = (piece for manifest in saved.manifests for piece in manifest.table.pieces)
         piece, part = next((piece, part) for piece in all_pieces for part in piece.parts if part.name == name)
+        if math.prod(part.shape):
+            raise SnapshotError(f"{saved.snapshot}: of {name} {part.shape} it holds nothing; it is damaged")
         return Tensor(name=name, dtype=piece.dtype, shape=part.shape)
     dtype, shape = saved.shape(name)
     held = sum(math.prod(box.part.box) for box in boxes)
     there = sum({(box.rank, box.piece): saved.piece(box).nbytes for box in boxes}.values())
     whole = Tensor(name=name, dtype=dtype, shape=shape)
+    if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
+        raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
     if held != math.prod(shape) or there < whole.nbytes:
         raise SnapshotError(
             f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes; it is damaged, or "

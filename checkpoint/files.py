@@ -109,14 +109,16 @@ def appearing(target: Path) -> Iterator[Path]:
         part = target.parent / f".{target.name}.part-{os.getpid()}"
         part.mkdir()
     try:
-        with _told(target):
-            yield part
-            for directory, _, names in os.walk(part):
-                for name in names:
-                    _sync(Path(directory) / name)
-                _sync(Path(directory))
-            part.rename(target)
-            sync_directory(target.parent)
+        yield part
+        for directory, _, names in os.walk(part):
+            for name in names:
+                _sync(Path(directory) / name)
+            _sync(Path(directory))
+        part.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise MachineError(f"{target} cannot be written ({error.strerror or error}); nothing of it is left") from error
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -65,7 +65,9 @@ class RankManifest:
         crcs, prints = found.pop("chunk_crc32c"), found.pop("fingerprints")
         if len(crcs) != table.image.chunks or any(type(crc) is not int for crc in crcs):
             raise SnapshotError(f"{where} does not have one checksum a chunk")
-        if len(prints) != len(table.pieces) or not all(re.fullmatch("[0-9a-f]{16}", str(each)) for each in prints):
+        if len(prints) != len(table.pieces) or not all(
+            type(each) is str and re.fullmatch("[0-9a-f]{16}", each) for each in prints
+        ):
             raise SnapshotError(f"{where} does not have one fingerprint a tensor")
         return cls(**found, table=table, fingerprints=tuple(prints), chunk_crc32c=tuple(crcs))
 

@@ -57,6 +57,7 @@ _KNOWN: Mapping[str, Any] = {
     },
     **{f"torch._utils.{name}": pickles.stand_in(name) for name in _REBUILD},
     "collections.OrderedDict": pickles.empty_dict,
+    "_codecs.encode": pickles.stand_in("bytes"),  # how protocol 2 says bytes
 }
 
 
@@ -165,6 +166,10 @@ class _Resolver:
             return type(node)([self.resolved(inner, depth + 1) for inner in node])
         if isinstance(node, Record) and node.named in _REBUILD:
             return _held(node, self._archive, self._where)
+        if isinstance(node, Record) and node.named == "bytes":
+            text, encoding = node.args
+            self._nodes += len(text) // 64
+            return text.encode({"latin1": "latin1"}[encoding])
         if isinstance(node, Record):
             node.state = self.resolved(node.state, depth + 1) if isinstance(node.state, dict) else None
         return node

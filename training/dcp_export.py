@@ -17,14 +17,14 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ..checkpoint.contents import Contents, Tensor, batches
-from ..resilience.errors import MachineError, ResilientError, SnapshotError
+from ..resilience.errors import ResilientError, SnapshotError
 
 BATCH_BYTES = 256 << 20
 """Read at a time, or one tensor."""
 
 
 def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, Any], target: Path) -> None:
-    """Into the directory `target`, which is empty. Raises MachineError where it cannot be written, and what reading raises."""
+    """Into the directory `target`, which is empty. Raises OSError where it cannot be written, and what reading raises."""
     state: dict[str, Any] = {}
     by_path: dict[tuple[str, ...], Tensor] = {}
     models = {
@@ -52,7 +52,7 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.save(state, storage_writer=writer, planner=_Streaming(contents, by_path))
     except CheckpointException as error:
-        raise _cause(error, target) from error
+        raise _cause(error) from error
 
 
 def _model_of(optimizer: Mapping[str, Any]) -> str:
@@ -99,8 +99,10 @@ class _Streaming(dcp.DefaultSavePlanner):
 
 
 def _torch_tensor(tensor: Tensor, content: np.ndarray[Any, Any]) -> torch.Tensor:
-    raw = torch.from_numpy(content.view(np.uint8) if content.size else np.zeros(0, np.uint8))
-    return raw.view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
+    dtype = getattr(torch, tensor.dtype)
+    if not content.size:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.from_numpy(content.view(np.uint8)).view(dtype).reshape(tensor.shape)
 
 
 def _leaves(path: tuple[str, ...], values: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -120,14 +122,10 @@ def _native(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _cause(error: CheckpointException, target: Path) -> BaseException:
-    """What torch has wrapped."""
+def _cause(error: CheckpointException) -> BaseException:
+    """What torch has wrapped: where something could not be read or written, that, and not what torch's zip writer made of it."""
     wrapped: BaseException = next(iter(error.failures.values()))[0]
     cause: BaseException | None = wrapped
     while cause is not None and not isinstance(cause, (ResilientError, OSError)):
         cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-        return cause
-    if isinstance(wrapped, RuntimeError):  # torch's zip writer does not say what kept it from writing
-        return MachineError(f"{target} cannot be written ({str(wrapped).splitlines()[0]})")
-    return wrapped
+    return cause or wrapped
