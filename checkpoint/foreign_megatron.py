@@ -61,6 +61,13 @@ def from_megatron(given: Path) -> Foreign:
     step = common.get("iteration")
     foreign = Foreign(step=step if type(step) is int else _iteration_of(path))
     states = {key: match for key in dcp.tensors if (match := _STATE.fullmatch(key))}
+    for key, match in states.items():
+        parameter = dcp.tensors.get(match[2])
+        if parameter is not None and parameter.shape != dcp.tensors[key].shape:
+            raise UsageError(
+                f"{path} has the optimizer in flat shards (Megatron before 0.15), which are not read; nothing was imported. Load and save "
+                "it once more with a newer Megatron and --dist-ckpt-optim-fully-reshardable"
+            )
     has_main = any(_MAIN.get(match[1]) for match in states.values())
     for key, tensor in dcp.tensors.items():
         match = states.get(key)

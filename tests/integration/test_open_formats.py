@@ -375,6 +375,11 @@ def test_what_keeps_an_import_from_being_is_one_sentence_and_leaves_nothing(tmp_
     buckets = tmp_path / "iter_0000007"
     dcp.save({"optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg": torch.ones(3)}, checkpoint_id=buckets)
     fails(2, "Save it once more with --dist-ckpt-optim-fully-reshardable", "--from", "megatron", str(buckets), *to)
+    flat = tmp_path / "iter_0000008"
+    dcp.save(
+        {"a.weight": torch.ones(4, 6), "optimizer.state.exp_avg.a.weight": torch.ones(2, 1, 12)}, checkpoint_id=flat
+    )
+    fails(2, "in flat shards (Megatron before 0.15), which are not read", "--from", "megatron", str(flat), *to)
     fails(2, "invalid choice: 'zip'", "--from", "zip", str(torch_s), *to)
     data = next(torch_s.glob("*.distcp"))
     sound = data.read_bytes()
