@@ -1,12 +1,15 @@
 """A snapshot as a torch.distributed.checkpoint directory, which `torch.distributed.checkpoint.load` reads in any process.
 
-torch writes it, and asks for one tensor after the other; they are read a few at a time. The state dict is the one that torch's
-`get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key.
+torch plans it and writes its metadata; the files are written here, a few tensors at a time, for torch's own writer keeps all of them in
+memory until the end (2.13: 1.9 GB for a snapshot of 1.6 GB; this one 0.7 GB, of which torch itself is half). The state dict is the one that
+torch's `get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,15 @@ import numpy as np
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from ..checkpoint.contents import Contents, Tensor, batches
 from ..resilience.errors import ResilientError, SnapshotError
 
+FILE_BYTES = 5_000_000_000
+"""From here on the next file is begun."""
 BATCH_BYTES = 256 << 20
 """Read at a time, or one tensor."""
 
@@ -46,11 +54,10 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
             by_path[path] = leaf
             leaf = torch.empty(leaf.shape, dtype=getattr(torch, leaf.dtype), device="meta")
         into[path[-1]] = leaf
-    writer = dcp.FileSystemWriter(target, single_file_per_rank=True, thread_count=1, overwrite=False)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.save(state, storage_writer=writer, planner=_Streaming(contents, by_path))
+            dcp.save(state, storage_writer=_Files(target, overwrite=False), planner=_Streaming(contents, by_path))
     except CheckpointException as error:
         raise _cause(error) from error
 
@@ -96,6 +103,31 @@ class _Streaming(dcp.DefaultSavePlanner):
                 t.name: _torch_tensor(t, content) for t, content in zip(batch, self._contents.read(batch), strict=True)
             }
         return self._ready.pop(tensor.name)
+
+
+class _Files(dcp.FileSystemWriter):
+    """Writes what it is planned to in the plan's order, and keeps nothing."""
+
+    def write_data(self, plan: Any, planner: Any) -> torch.futures.Future[list[WriteResult]]:
+        results: list[WriteResult] = []
+        items = deque(plan.items)
+        for number in itertools.count():
+            if not items:
+                break
+            name = f"__0_{number}.distcp"
+            with open(Path(self.path) / name, "wb") as stream:
+                while items and stream.tell() < FILE_BYTES:
+                    item, offset = items.popleft(), stream.tell()
+                    data = planner.resolve_data(item)
+                    if item.type is WriteItemType.BYTE_IO:
+                        stream.write(data.getbuffer())
+                    else:
+                        torch.save(data, stream)
+                    stored = _StorageInfo(name, offset, stream.tell() - offset)
+                    results.append(WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=stored))
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
 
 
 def _torch_tensor(tensor: Tensor, content: np.ndarray[Any, Any]) -> torch.Tensor:
