@@ -9,9 +9,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .checkpoint.zarr_store import SnapshotStore as SnapshotStore
     from .training.session import Session as Session
 
-__all__ = ["Session", "__version__"]
+__all__ = ["Session", "SnapshotStore", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from .training.session import Session
 
         return Session
+    if name == "SnapshotStore":  # lazily: zarr-python is an extra
+        from .checkpoint.zarr_store import SnapshotStore
+
+        return SnapshotStore
     if name == "__version__":
         return version("mt-resilient")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .resilience.errors import ResilientError, UsageError
 
@@ -53,22 +54,53 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="as one JSON object")
     explain = commands.add_parser("explain", help="the story of an incident, or of all")
     explain.add_argument("incident", nargs="?", help="its number, as the list shows it")
-    snapshots = commands.add_parser("snapshots", help="list, verify or digest the durable snapshots")
-    snapshots.add_argument("action", choices=["ls", "verify", "digest"])
-    snapshots.add_argument(
-        "snapshot", nargs="?", help="a step, or a directory's name (default: all; digest: the newest)"
-    )
-    snapshots.add_argument(
-        "--global",
-        action="store_true",
-        dest="whole",
-        help="digest: of the global tensors, the same in every parallel layout",
+    snapshots = commands.add_parser(
+        "snapshots", help="list, verify or digest the durable snapshots; take them to other formats"
     )
     for command in (status, explain, snapshots):
         command.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: the newest in mt-runs)"
         )
+    _snapshot_actions(snapshots.add_subparsers(dest="action", required=True, parser_class=_Parser))
     return parser
+
+
+def _snapshot_actions(actions: Any) -> None:
+    ls = actions.add_parser("ls", help="the committed snapshots on disk")
+    verify = actions.add_parser("verify", help="read every byte and check every checksum")
+    digest = actions.add_parser(
+        "digest", help="SHA-256 of the state alone: equal for two runs that ended in the same bits"
+    )
+    for action in (ls, verify, digest):
+        action.add_argument(
+            "snapshot", nargs="?", help="a step, or a directory's name (default: all; digest: the newest)"
+        )
+    digest.add_argument(
+        "--global",
+        action="store_true",
+        dest="whole",
+        help="digest of the global tensors, the same in every parallel layout",
+    )
+    export = actions.add_parser("export", help="write whole tensors by name for other programs")
+    export.add_argument("snapshot", help="a step, a snapshot's directory or URL, or a run (its newest)")
+    export.add_argument("--to", required=True, choices=["dcp", "safetensors"], help="format")
+    export.add_argument("target", metavar="DIR", help="a new directory; it appears when all is in it")
+    export.add_argument(
+        "--only", action="append", metavar="SOURCE", help="leave out all but this part of the state, as model"
+    )
+    bring = actions.add_parser(
+        "import", help="make a snapshot of another program's checkpoint; run --start-from begins with it"
+    )
+    bring.add_argument("--from", required=True, choices=["dcp", "megatron"], dest="kind", help="format")
+    bring.add_argument(
+        "source", metavar="SRC", help="torch.distributed.checkpoint's directory, or Megatron's (torch_dist)"
+    )
+    bring.add_argument("--snapshots", metavar="DIR|URL", help="a new place, for --start-from; as --run-dir")
+    bring.add_argument("--step", type=int, help="of which step it is, where it does not say")
+    for action in (ls, verify, digest, export, bring):
+        action.add_argument(
+            "--run-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )  # also behind the action
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,6 +138,10 @@ def _dispatch(words: list[str]) -> int:
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
         return _run(options, words[cut + 1 :])
+    if options.command == "snapshots" and options.action == "export":
+        return _export(options)
+    if options.command == "snapshots" and options.action == "import":
+        return _import(options)
     from .agent import inspect
 
     directory = inspect.find_directory(options.run_dir)
@@ -114,7 +150,47 @@ def _dispatch(words: list[str]) -> int:
             return inspect.status(directory, options.json)
         case "explain":
             return inspect.explain(directory, options.incident)
-    return inspect.snapshots(directory, options.action, options.snapshot, options.whole)
+    return inspect.snapshots(directory, options.action, options.snapshot, getattr(options, "whole", False))
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .agent import inspect
+    from .agent.job import SECTIONS
+    from .checkpoint import exporting
+    from .resilience.config import load
+
+    write = _dcp_writer() if options.to == "dcp" else exporting.safetensors
+    policies = load(SECTIONS, None, os.environ, {})
+    snapshot = inspect.snapshot_named(options.snapshot, options.run_dir, policies["snapshots"])
+    print(exporting.export(snapshot, write, Path(options.target), options.only or ()))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from .agent.job import SECTIONS
+    from .checkpoint import foreign, foreign_megatron, importing, stores
+    from .resilience.config import load
+
+    where = options.snapshots or (str(options.run_dir) if options.run_dir else "")
+    if not where or (options.snapshots and options.run_dir):
+        raise UsageError(
+            "say where the snapshot goes with --snapshots DIR|URL, or with --run-dir DIR; nothing was imported"
+        )
+    kept = load(SECTIONS, None, os.environ, {})["snapshots"]
+    root = stores.at(stores.address(where, kept.endpoint, kept.region))
+    found = (foreign_megatron.from_megatron if options.kind == "megatron" else foreign.from_torch)(Path(options.source))
+    print(importing.told(importing.import_into(root, found, options.step), found, where))
+    return 0
+
+
+def _dcp_writer() -> Any:
+    try:
+        from .training import dcp_export
+    except ImportError as error:
+        raise UsageError(
+            f"torch is wanted for dcp, and cannot be imported ({error}); install it, or take --to safetensors"
+        ) from error
+    return dcp_export.write
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:

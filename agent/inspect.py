@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..checkpoint import catalog, commit
+from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.layout import Attempt
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
@@ -38,6 +39,16 @@ def find_directory(given: Path | None) -> RunDirectory:
     if not found:
         raise UsageError(f"there is no run under {Path('mt-runs').absolute()}; name its directory with --run-dir")
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
+
+
+def snapshot_named(where: str, run_dir: Path | None, kept: SnapshotPolicy) -> Place:
+    """The snapshot that a person means: a step or a name of the run in `run_dir`, or of the one that was used last; a run directory; a
+    snapshot's own place, or one that holds `snapshots/`. The newest where there are several. Raises UsageError when there is none."""
+    if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
+        return _chosen(find_directory(run_dir), where)[0]
+    if (Path(where) / "journal.jsonl").exists():
+        return catalog.newest_at(RunDirectory(Path(where)).kept())
+    return catalog.find(where, kept.endpoint, kept.region)
 
 
 def look(directory: RunDirectory) -> World | None:
@@ -140,11 +151,7 @@ def explain(directory: RunDirectory, which: str | None) -> int:
 
 def snapshots(directory: RunDirectory, action: str, which: str | None, whole: bool) -> int:
     """List, verify or digest; whole: of global tensors. Verify gives 6 when a snapshot is not sound."""
-    found = catalog.committed(directory.kept())
-    if which is not None:
-        found = [each for each in found if which in (each.name, str(_attempt(each).stamp.step))]
-        if not found:
-            raise UsageError(f"no committed snapshot {which} in {directory.root}; see: mt-resilient snapshots ls")
+    found = catalog.committed(directory.kept()) if which is None else _chosen(directory, which)
     if not found:
         print(f"no committed snapshot in {directory.root}")
         return 0
@@ -157,6 +164,16 @@ def snapshots(directory: RunDirectory, action: str, which: str | None, whole: bo
         print(f"{catalog.digest(found[0])}  step {_attempt(found[0]).stamp.step}")
         return 0
     return _verify(found) if action == "verify" else _list(found)
+
+
+def _chosen(directory: RunDirectory, which: str) -> list[Place]:
+    """The snapshots of that step or name, the newest first. Raises UsageError when there is none."""
+    found = [
+        each for each in catalog.committed(directory.kept()) if which in (each.name, str(_attempt(each).stamp.step))
+    ]
+    if not found:
+        raise UsageError(f"no committed snapshot {which} in {directory.root}; see: mt-resilient snapshots ls")
+    return found
 
 
 def _attempt(snapshot: Place) -> Attempt:

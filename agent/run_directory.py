@@ -10,14 +10,13 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint import stores
+from ..checkpoint import layout, stores
 from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.journal import Journal
 
-MARK = ".job"
-"""Among the snapshots: whose they are, and that they are there."""
+MARK = layout.JOB
 
 
 class RunDirectory:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from ..resilience.errors import MachineError, SnapshotError
-from . import commit, fingerprint, layout, restore, retention, tree
+from ..resilience.errors import MachineError, SnapshotError, UsageError
+from . import commit, fingerprint, layout, restore, retention, stores, tree
 from .header import Stamp
 from .layout import Attempt
 from .manifest import RankManifest
@@ -45,6 +45,24 @@ def look(root: Place) -> Catalog:
 def committed(root: Place) -> list[Place]:
     """Where the snapshots under `root` are, the newest first."""
     return [attempt.under(root) for attempt in look(root).durable]
+
+
+def find(where: str, endpoint: str = "", region: str = "") -> Place:
+    """The snapshot that a person means by a path or a URL: `newest_at` there. Raises UsageError when there is none, MachineError when
+    storage does not answer."""
+    return newest_at(stores.at(stores.address(where, endpoint, region)))
+
+
+def newest_at(place: Place) -> Place:
+    """The snapshot that is there, or the newest below a place that holds `snapshots/`. Raises as `find` does."""
+    if Attempt.parse(place.name) is not None and commit.committed(place):
+        return place
+    found = committed(place)
+    if not found:
+        raise UsageError(
+            f"there is no committed snapshot at {place}; name a run, a snapshot's directory, or a place that holds snapshots/"
+        )
+    return found[0]
 
 
 def next_generation(root: Place) -> int:

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from hashlib import sha256
-
-import numpy as np
-from crc32c import crc32c
+from dataclasses import dataclass
 
 from ..resilience import clock
 from ..resilience.errors import MachineError, SiteError, SnapshotError
-from . import catalog, commit, layout, sharing, slabs
+from . import catalog, commit, layout
 from .arena import Slot, View
 from .files import Files
 from .header import Stamp
 from .layout import Attempt
-from .manifest import RankManifest
 from .objects import Objects
-from .sharing import Sources
+from .shares import divide
 from .stores import Place
-from .tensors import Table
 from .writers import Writer
 
 POLL_S = {Files: 0.05, Objects: 1.0}
@@ -65,12 +59,12 @@ def drain(
             ranks, world = [view.header.rank for _, view in held], held[0][1].header.world
             if 0 in ranks:
                 catalog.sweep(root, attempt, _resumable(slots_by_rank, root, alone=world == len(ranks)))
-            parts = _parted([view for _, view in held])
+            shares = divide([view for _, view in held])
             if commit.committed(snapshot):
                 snapshot.sync()  # its name may be what killed or failed the one who committed it
             else:
-                for part in parts:
-                    _write_part(part, snapshot, write)
+                for share in shares:
+                    share.write(snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
                 return None  # given up by its rank meanwhile: the job went back to before it
         written = clock.monotonic_s()
@@ -84,7 +78,7 @@ def drain(
     return DrainReport(
         stamp=attempt.stamp,
         snapshot=snapshot,
-        written_bytes=sum(len(part.sources.own) * part.table.image.stride_bytes for part in parts),
+        written_bytes=sum(share.nbytes for share in shares),
         commits=0 in ranks,
         write_s=written - started,
         commit_s=clock.monotonic_s() - written,
@@ -113,70 +107,6 @@ def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: b
     if alone and isinstance(root, Files):
         return set()
     return {slot.header().stamp for slots in slots_by_rank for slot in slots}
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What one rank writes."""
-
-    view: View
-    table: Table
-    sources: Sources
-
-    @property
-    def rank(self) -> int:
-        return self.view.header.rank
-
-    def chunk(self, index: int) -> memoryview:
-        return self.table.image.chunk(self.view.memory, index)
-
-
-def _parted(views: Sequence[View]) -> list[_Part]:
-    """The ranks' parts: what several hold is written by one, if it is the same to the bit."""
-    whole = [_Part(view, _table(view), Sources.whole(view.header.rank, view.header.image.chunks)) for view in views]
-    dealt = sharing.deal([part.table for part in whole], [view.fingerprints for view in views])
-    for number, writers in enumerate(dealt):
-        for chunk, writer in enumerate(writers):
-            if writer != number and not _same(whole[number].chunk(chunk), whole[writer].chunk(chunk)):
-                writers[chunk] = number
-    placed = sharing.placed([part.rank for part in whole], dealt)
-    return [replace(part, sources=sources) for part, sources in zip(whole, placed, strict=True)]
-
-
-def _table(view: View) -> Table:
-    table = Table.from_json(view.table)
-    described, held = (table.payload_bytes, len(table.pieces)), (view.header.payload_bytes, view.header.pieces)
-    if described != held:
-        raise SnapshotError(
-            f"rank {view.header.rank}'s slot holds {held} bytes and tensors, and its table says {described}"
-        )
-    return table
-
-
-def _same(one: memoryview, other: memoryview) -> bool:
-    return np.array_equal(np.frombuffer(one, np.uint32), np.frombuffer(other, np.uint32))
-
-
-def _write_part(part: _Part, snapshot: Place, write: Writer) -> None:
-    """One rank's slab, and then its manifest; nothing if it is there, for the same attempt has the same bytes."""
-    if snapshot.there(layout.manifest_name(part.rank)):
-        return
-    slab, image, own = snapshot / layout.slab_name(part.rank), part.table.image, part.sources.own
-    with slab.renewed():
-        crcs = dict(zip(own, write(slab, part.view, own), strict=True))
-        slab.sync()
-        manifest = RankManifest(
-            attempt=snapshot.name,
-            rank=part.rank,
-            world=part.view.header.world,
-            table=part.table,
-            metadata_sha256=sha256(slab.read(slabs.METADATA)).hexdigest(),
-            fingerprints=tuple(f"{each:016x}" for each in part.view.fingerprints.tolist()),
-            chunk_crc32c=tuple(crcs[i] if i in crcs else crc32c(part.chunk(i)) for i in range(image.chunks)),
-            sources=part.sources,
-        )
-    # It may be there though this fails, and needs its slab.
-    snapshot.write(layout.manifest_name(part.rank), manifest.to_json())
 
 
 def _finish(snapshot: Place, world: int, until_s: float) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..resilience.errors import MachineError, SnapshotError
+from ..resilience.errors import MachineError, SnapshotError, UsageError
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,44 @@ class Files:
             sync_directory(self.path.parent)
 
 
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A block that fills a new directory, which then is at `target`, whole and durably; after a failure or a crash it is not.
+
+    Raises UsageError where something is there already, MachineError where it cannot be written.
+    """
+    with _told(target):
+        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+            raise UsageError(f"{target} is there already; nothing was written over it. Name a new directory")
+        make_directory(target.parent)
+        for left in target.parent.glob(f".{target.name}.part-*"):  # by one that was killed
+            if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
+                shutil.rmtree(left, ignore_errors=True)
+        part = target.parent / f".{target.name}.part-{os.getpid()}"
+        part.mkdir()
+    try:
+        yield part
+        for directory, _, names in os.walk(part):
+            for name in names:
+                _sync(Path(directory) / name)
+            _sync(Path(directory))
+        part.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise MachineError(f"{target} cannot be written ({error.strerror or error}); nothing of it is left") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in `path` durable. Writing a file durably does not make its name so."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
     finally:

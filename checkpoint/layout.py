@@ -19,6 +19,8 @@ from .header import Stamp
 from .stores import Place
 
 SNAPSHOTS = "snapshots"
+JOB = ".job"
+"""Among the snapshots: whose they are, and that they are there."""
 
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"

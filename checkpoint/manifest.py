@@ -70,7 +70,9 @@ class RankManifest:
         crcs, prints, runs = (found.pop(name) for name in ("chunk_crc32c", "fingerprints", "sources"))
         if len(crcs) != table.image.chunks or any(type(crc) is not int for crc in crcs):
             raise SnapshotError(f"{where} does not have one checksum a chunk")
-        if len(prints) != len(table.pieces) or not all(re.fullmatch("[0-9a-f]{16}", str(each)) for each in prints):
+        if len(prints) != len(table.pieces) or not all(
+            type(each) is str and re.fullmatch("[0-9a-f]{16}", each) for each in prints
+        ):
             raise SnapshotError(f"{where} does not have one fingerprint a tensor")
         if any(type(run) is not list or len(run) != 3 or any(type(each) is not int for each in run) for run in runs):
             raise SnapshotError(f"{where} does not say in whole numbers who has written its chunks")

@@ -108,6 +108,21 @@ def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
             yield path, node
 
 
+def readable(value: Any) -> Json:
+    """Plain values as JSON that people read: what it cannot say (bytes, NaN, Inf) as text, tuples as lists, keys as text."""
+    if isinstance(value, Mapping):
+        return {str(key): readable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [readable(item) for item in value]
+    if isinstance(value, np.generic):
+        return readable(value.item())
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (float, complex)) and not (isinstance(value, float) and math.isfinite(value)):
+        return str(value)
+    return value
+
+
 def _plain(value: Any) -> Json:
     if type(value) is int and not -_PLAIN <= value < _PLAIN:
         return {"int": hex(value)}

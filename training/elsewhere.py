@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import tree
+from ..checkpoint.contents import LAYOUT_KEYS, group_values, loose_groups
 from ..checkpoint.geometry import Part
 from ..checkpoint.manifest import RankManifest
 from ..checkpoint.reshard import Saved, Wanted, word
@@ -26,8 +27,8 @@ from .optimizers import Optimizers, parameters_of
 from .places import model_parts, places_of
 from .state import Modules, Source
 
-_LAYOUT_KEYS = ("is_expert_parallel",)
-"""In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+_GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
+"""What tells Megatron's groups apart (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), but for the layout."""
 
 Parts = dict[str, list[Part]]
 
@@ -164,17 +165,19 @@ def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], s
 
 
 def _group_values(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved, kept: Any) -> None:
-    """Into the groups of `kept`, the values of saved groups that have a parameter in common with them."""
-    values: dict[str, Mapping[str, Any]] = {}
-    for manifest in saved.manifests:
-        for part in manifest.table.described()[name].values():
-            for key, state in part["state"].items():
-                pieces = [*state.values(), part["main"].get(key)]
-                for piece in (piece for piece in pieces if isinstance(piece, Piece)):
-                    for place in piece.parts:
-                        values[place.name.split("/", 2)[2]] = part["groups"][int(key.split(".")[0])]
+    """Into the groups of `kept`, the values of saved groups that have a parameter in common with them; or, where nobody has saved which
+    parameters a group has (Megatron's own checkpoints), of one that is of the same kind."""
+    values, loose = group_values(saved, name), loose_groups(saved, name)
     for (index, key), parts in _owned(source, sources).items():
         group = kept[index]["groups"][int(key.split(".")[0])]
         for part in parts[:1]:
-            found = values.get(part.name, {})
-            group.update({k: v for k, v in found.items() if k not in _LAYOUT_KEYS and not isinstance(v, Piece)})
+            found = values.get(part.name) or _alike(group, loose)
+            group.update({k: v for k, v in found.items() if k not in LAYOUT_KEYS and not isinstance(v, Piece)})
+
+
+def _alike(group: Mapping[str, Any], saved: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """As Megatron finds a group again: by its multipliers. One that is of no kind is the only one."""
+    kind = {key: group[key] for key in _GROUP_KINDS if key in group}
+    same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
+    same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))
+    return same[0] if same and (kind or len(same) == 1) else {}

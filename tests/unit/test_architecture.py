@@ -26,6 +26,8 @@ ONLY_IN = {
     "grpc": {"resilience/etcd.py", "resilience/etcd_keepalive.py", "resilience/etcd_messages.py"},
     "prometheus_client": {"resilience/metrics.py"},
     "torch_musa": set(),
+    "zarr": {"checkpoint/zarr_store.py"},
+    "pickle": {"checkpoint/pickles.py"},
 }
 PURE = {
     "resilience/signals.py",
@@ -48,6 +50,7 @@ PURE = {
     "checkpoint/retention.py",
     "checkpoint/ring.py",
     "checkpoint/tiers.py",
+    "checkpoint/zarr_nodes.py",
 }
 IMPURE = {
     "time",

@@ -1,0 +1,243 @@
+"""What a snapshot holds, by names that no layout changes: what leaves for other formats.
+
+manifests of all ranks → whole tensors by name, and the values beside them, each said once.
+
+A tensor with a place in a global one goes by that one's name: `model/decoder.layers.0.mlp.linear_fc1.weight`,
+`optimizer/exp_avg/decoder.layers.0.mlp.linear_fc1.weight`. Of the rest, what is the same on all ranks keeps its name, and what is one
+rank's own (generators) gets the rank in front: `rank-00003/randomness/torch`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..resilience.errors import LayoutError, SnapshotError
+from . import layout
+from .geometry import Part, Shape
+from .manifest import RankManifest
+from .reshard import Saved, Wanted, word
+from .tensors import ITEM_BYTES, Piece
+
+LAYOUT_KEYS = ("is_expert_parallel",)
+"""In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+
+Words = NDArray[np.generic]
+"""Elements of a tensor as words of their size; bits, whatever they mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A whole tensor that can be read."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    own: tuple[int, Piece] | None = None
+    """Rank and piece of one that has no place in a global tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Contents:
+    """A snapshot, as other formats see it."""
+
+    def __init__(self, saved: Saved) -> None:
+        """Raises SnapshotError when a global tensor is not whole, or the table claims more than its bytes can hold."""
+        self.saved = saved
+        self.tensors: dict[str, Tensor] = {}
+        """By name, in order."""
+        self.values: dict[str, Any] = {}
+        """Everything that is no tensor, by source; `rank-00003` → source for what is one rank's own. Of an optimizer: `param_groups`, each
+        with the `params` that are in it, and the loss `scaler`."""
+        found = [_global(saved, name) for name in saved.boxes]
+        described = [manifest.table.described() for manifest in saved.manifests]
+        if not all(isinstance(state, dict) for state in described):
+            raise SnapshotError(f"{saved.snapshot}: its state is no dict of sources; it is damaged")
+        for source in dict.fromkeys(str(name) for state in described for name in state):
+            kept = [state.get(source) for state in described]
+            if all(_is_optimizer(state) for state in kept):
+                self.values[source] = _optimizer_values(saved, source, kept)
+                continue
+            first, *others = (_told(manifest, state) for manifest, state in zip(saved.manifests, kept, strict=True))
+            if all(other == first for other in others):
+                found += self._own(0, source, kept[0], "")
+            else:
+                for rank, state in enumerate(kept):
+                    found += self._own(rank, source, state, f"{layout.slab_name(rank)}/")
+        self.tensors = {tensor.name: tensor for tensor in sorted(found, key=lambda tensor: tensor.name)}
+
+    def _own(self, rank: int, source: str, state: Any, prefix: str) -> list[Tensor]:
+        """Note the values of what one rank has said of a source; its tensors without a place."""
+        target = self.values.setdefault(prefix.rstrip("/"), {}) if prefix else self.values
+        plain = without_tensors(state)
+        if plain not in ({}, None):
+            target[source] = plain
+        if prefix and not target:
+            del self.values[prefix.rstrip("/")]
+        return [
+            Tensor(name=f"{prefix}{piece.name}", dtype=piece.dtype, shape=piece.shape, own=(rank, piece))
+            for piece in pieces(state)
+            if not piece.parts
+        ]
+
+    def batches(self, limit_bytes: int) -> Iterator[list[Tensor]]:
+        """All tensors in order, so many at a time that they fill no more than `limit_bytes`, or one."""
+        return batches(list(self.tensors.values()), limit_bytes)
+
+    def read(self, tensors: Sequence[Tensor]) -> list[Words]:
+        """Their elements, row-major. Raises as `Saved.fill` does."""
+        found = [np.zeros(math.prod(t.shape), word(t.dtype)) for t in tensors]
+        wanted = [
+            Wanted(t.name, t.dtype, [_box(t, (0,) * len(t.shape), t.shape)], memory)
+            for t, memory in zip(tensors, found, strict=True)
+            if t.own is None
+        ]
+        self.saved.fill(wanted)
+        for tensor, memory in zip(tensors, found, strict=True):
+            if tensor.own is not None:
+                memory[...] = self.saved.content(*tensor.own).view(word(tensor.dtype))
+        return found
+
+    def read_box(self, tensor: Tensor, offset: Shape, box: Shape) -> Words:
+        """The elements of a box of it, row-major, out of the chunks that hold it. Raises as `Saved.fill` does."""
+        if tensor.own is not None:
+            (whole,) = self.read([tensor])
+            at = tuple(slice(o, o + n) for o, n in zip(offset, box, strict=True))
+            return whole.reshape(tensor.shape)[at].reshape(-1)
+        memory = np.zeros(math.prod(box), word(tensor.dtype))
+        self.saved.fill([Wanted(tensor.name, tensor.dtype, [_box(tensor, offset, box)], memory)])
+        return memory
+
+
+def batches(tensors: Sequence[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
+    batch: list[Tensor] = []
+    for tensor in tensors:
+        if batch and sum(t.nbytes for t in batch) + tensor.nbytes > limit_bytes:
+            yield batch
+            batch = []
+        batch.append(tensor)
+    if batch:
+        yield batch
+
+
+def _box(tensor: Tensor, offset: Shape, box: Shape) -> Part:
+    return Part(name=tensor.name, shape=tensor.shape, offset=offset, box=box)
+
+
+def _global(saved: Saved, name: str) -> Tensor:
+    """One that parts make up. Raises SnapshotError unless they make up all of it, out of bytes that are there."""
+    boxes = saved.boxes[name]
+    if not boxes:  # it has no elements
+        all_pieces = (piece for manifest in saved.manifests for piece in manifest.table.pieces)
+        piece, part = next((piece, part) for piece in all_pieces for part in piece.parts if part.name == name)
+        if math.prod(part.shape):
+            raise SnapshotError(f"{saved.snapshot}: of {name} {part.shape} it holds nothing; it is damaged")
+        return Tensor(name=name, dtype=piece.dtype, shape=part.shape)
+    dtype, shape = saved.shape(name)
+    held = sum(math.prod(box.part.box) for box in boxes)
+    there = sum({(box.rank, box.piece): saved.piece(box).nbytes for box in boxes}.values())
+    whole = Tensor(name=name, dtype=dtype, shape=shape)
+    if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
+        raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
+    if held != math.prod(shape) or there < whole.nbytes:
+        raise SnapshotError(
+            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes; it is damaged, or "
+            "its ranks have not saved all of it"
+        )
+    return whole
+
+
+def pieces(state: Any) -> Iterator[Piece]:
+    """All of a described state."""
+    if isinstance(state, Piece):
+        yield state
+    elif isinstance(state, Mapping):
+        for inner in state.values():
+            yield from pieces(inner)
+    elif isinstance(state, (list, tuple)):
+        for inner in state:
+            yield from pieces(inner)
+
+
+def without_tensors(state: Any) -> Any:
+    """A described state without its pieces, and without dicts that then are empty."""
+    if isinstance(state, Mapping):
+        kept = {key: without_tensors(inner) for key, inner in state.items() if not isinstance(inner, Piece)}
+        return {key: inner for key, inner in kept.items() if inner != {} or state[key] == {}}
+    if isinstance(state, (list, tuple)):
+        return [without_tensors(inner) for inner in state if not isinstance(inner, Piece)]
+    return None if isinstance(state, Piece) else state
+
+
+def _told(manifest: RankManifest, state: Any) -> tuple[Any, list[tuple[str, str, Shape, str]]]:
+    """What a rank says of a source: the values, and the tensors without a place, by their fingerprints."""
+    prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
+    own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
+    return without_tensors(state), own
+
+
+def _is_optimizer(state: Any) -> bool:
+    """One as `training/state.py` collects it, each tensor of it with a place."""
+    return (
+        isinstance(state, dict)
+        and bool(state)
+        and all(isinstance(part, dict) and {"groups", "state", "main"} <= part.keys() for part in state.values())
+        and all(piece.parts for part in state.values() for piece in pieces([part["state"], part["main"]]))
+    )
+
+
+def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str, Any]:
+    """The values of groups that have the same ones, once; other values (the loss scaler) as rank 0 has them."""
+    groups: dict[str, dict[str, Any]] = {}
+    for parameter, values in sorted(group_values(saved, source).items()):
+        told = without_tensors(values)
+        groups.setdefault(json.dumps(told, sort_keys=True, default=repr), {"params": [], **told})["params"].append(
+            parameter
+        )
+    for group in loose_groups(saved, source):
+        told = without_tensors(group)
+        groups.setdefault(json.dumps(told, sort_keys=True, default=repr), {"params": [], **told})
+    other = {
+        key: value for part in kept[0].values() for key, value in part.items() if key not in ("groups", "state", "main")
+    }
+    return {"param_groups": list(groups.values()), **without_tensors(other)}
+
+
+def group_values(saved: Saved, source: str) -> dict[str, Mapping[str, Any]]:
+    """The values of each parameter's group in the optimizer `source`, by the parameter's global name."""
+    values: dict[str, Mapping[str, Any]] = {}
+    for part in _optimizer_parts(saved, source):
+        for key, state in part["state"].items():
+            held = [*state.values(), part["main"].get(key)]
+            for piece in (piece for piece in held if isinstance(piece, Piece)):
+                for place in piece.parts:
+                    values[place.name.split("/", 2)[2]] = part["groups"][int(key.split(".")[0])]
+    return values
+
+
+def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
+    """Groups of which no parameter's state is told where they are."""
+    return [
+        group
+        for part in _optimizer_parts(saved, source)
+        for number, group in enumerate(part["groups"])
+        if not any(key.startswith(f"{number}.") for key in part["state"])
+    ]
+
+
+def _optimizer_parts(saved: Saved, source: str) -> Iterator[Mapping[str, Any]]:
+    """Of all ranks. Raises LayoutError where there is no such optimizer."""
+    for manifest in saved.manifests:
+        described = manifest.table.described()
+        if source not in described:
+            raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
+        yield from described[source].values()

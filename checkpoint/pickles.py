@@ -1,0 +1,166 @@
+"""Other people's pickles, read without running anything in them.
+
+A pickle is a program. This reader carries out the part of it that builds data, in Python, and where the program names a class or a function
+it is given a stand-in that only remembers what it was called with: no module is imported and nothing of anybody else's is called. In
+`.metadata` each name has to be a known one.
+
+No instruction that is let through does more work than the bytes that it consumes, so a hostile file costs no more time or memory than its
+size: no numbers as text, no buffers of a size that is only said, no copies, and no keys whose hash has to be worked out.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..resilience.errors import SnapshotError
+
+MOST_BYTES = 1 << 30
+"""Of a pickle: more is no description of a checkpoint."""
+
+
+class Record:
+    """Stands for an object: of what class, what it was made with, and its state."""
+
+    named = ""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+        self.state: Any = None
+
+    def field(self, name: str) -> Any:
+        """An attribute of the object. Raises SnapshotError when it has none of that name."""
+        if not isinstance(self.state, dict) or name not in self.state:
+            raise SnapshotError(f"a {self.named} without {name!r}; it is damaged, or of another version")
+        return self.state[name]
+
+
+def stand_in(name: str) -> type[Record]:
+    return type("Record", (Record,), {"named": name})
+
+
+def empty_dict() -> dict[Any, Any]:
+    """For an OrderedDict: its items come behind it."""
+    return {}
+
+
+def read(
+    data: bytes,
+    where: str,
+    known: Mapping[str, Any],
+    lenient: bool = False,
+    persistent: Callable[[Any], Any] | None = None,
+) -> Any:
+    """The data in a pickle, without running any of it.
+
+    known: by "module.name", what stands in: a Record type, a function of the arguments that copies nothing, or a value. lenient: give any
+    other name a stand-in instead of refusing it. persistent: what the pickle leaves to its reader (a storage of torch's).
+
+    Raises SnapshotError, in one sentence that begins with `where`, for anything else.
+    """
+    try:
+        return _Reader(data, known, lenient, persistent).load()
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error}; nothing in it was run") from None
+    except Exception as error:  # whatever a broken program runs into
+        raise SnapshotError(f"{where} is not readable as a pickle ({type(error).__name__}); it is damaged") from None
+
+
+class _Reader(pickle._Unpickler):  # the one in Python: C's makes room for whatever memo index the file names
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(
+        self, data: bytes, known: Mapping[str, Any], lenient: bool, persistent: Callable[[Any], Any] | None
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known, self._lenient, self._persistent = known, lenient, persistent
+        self._functions = [made for made in known.values() if callable(made) and not isinstance(made, type)]
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full in self._known:
+            return self._known[full]
+        if not self._lenient:
+            raise SnapshotError(f"it names {full[:100]!r}, which a checkpoint's metadata has no use for")
+        return stand_in(full)
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self._persistent is None:
+            raise SnapshotError("it refers to something outside of it")
+        return self._persistent(pid)
+
+    def _make(self) -> None:
+        """REDUCE and NEWOBJ: function or class, and a tuple of arguments."""
+        args, made = self.stack.pop(), self.stack.pop()
+        allowed = issubclass(made, Record) if isinstance(made, type) else any(made is each for each in self._functions)
+        if type(args) is not tuple or not allowed:
+            raise SnapshotError("it calls something that is no class")
+        self.append(made(*args))
+
+    def _build(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if not isinstance(made, Record):
+            raise SnapshotError("it gives a state to something that is no object")
+        made.state = state
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        self._put(list(zip(items[::2], items[1::2], strict=True)))
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._put([(key, value)])
+
+    def _put(self, pairs: list[tuple[Any, Any]]) -> None:
+        into = self.stack[-1]
+        for key, value in pairs:
+            if not _is_key(key):
+                raise SnapshotError("it has a key that is no name")
+            if isinstance(into, dict):
+                into[key] = value
+            elif not isinstance(into, Record):
+                raise SnapshotError("it puts items into something that is no dict")
+
+    def _extend(self) -> None:
+        items = self.pop_mark()
+        if isinstance(self.stack[-1], list):
+            self.stack[-1].extend(items)
+        elif not isinstance(self.stack[-1], Record):
+            raise SnapshotError("it puts items into something that is no list")
+
+    def _append(self) -> None:
+        item = self.stack.pop()
+        if isinstance(self.stack[-1], list):
+            self.stack[-1].append(item)
+        elif not isinstance(self.stack[-1], Record):
+            raise SnapshotError("it puts an item into something that is no list")
+
+    # What protocols 2 to 5 build data with; a file with another instruction is refused.
+    dispatch = {  # type: ignore[assignment]
+        code: pickle._Unpickler.dispatch[code]
+        for code in (
+            *b"\x80\x95.(012N\x88\x89JKM\x8a\x8bGX\x8c\x8dBC\x8e",
+            *b")t\x85\x86\x87]}\x94qrhjc\x93Q",
+        )
+        if code in pickle._Unpickler.dispatch
+    } | {
+        ord("R"): _make,
+        0x81: _make,
+        ord("b"): _build,
+        ord("u"): _set_items,
+        ord("s"): _set_item,
+        ord("e"): _extend,
+        ord("a"): _append,
+    }
+
+
+def _is_key(key: Any) -> bool:
+    if type(key) is int:
+        return -(1 << 63) <= key < 1 << 64
+    if type(key) is tuple:
+        return len(key) <= 16 and all(type(each) in (str, int) and _is_key(each) for each in key)
+    return key is None or type(key) in (str, bool, float) or isinstance(key, Record)

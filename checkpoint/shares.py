@@ -1,0 +1,90 @@
+"""What each rank of a node writes of a snapshot: its slab, of what several hold alike only its share, and then its manifest.
+
+views of slots → `divide` → `Share.write`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+from crc32c import crc32c
+
+from ..resilience.errors import SnapshotError
+from . import layout, sharing, slabs
+from .arena import View
+from .manifest import RankManifest
+from .sharing import Sources
+from .stores import Place
+from .tensors import Table
+from .writers import Writer
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's."""
+
+    view: View
+    table: Table
+    sources: Sources
+
+    @classmethod
+    def whole(cls, view: View) -> Share:
+        """All that the rank holds. Raises SnapshotError where the slot's table is not that of its content."""
+        table = Table.from_json(view.table)
+        described, held = (table.payload_bytes, len(table.pieces)), (view.header.payload_bytes, view.header.pieces)
+        if described != held:
+            raise SnapshotError(
+                f"rank {view.header.rank}'s slot holds {held} bytes and tensors, and its table says {described}"
+            )
+        return cls(view, table, Sources.whole(view.header.rank, table.image.chunks))
+
+    @property
+    def rank(self) -> int:
+        return self.view.header.rank
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.sources.own) * self.table.image.stride_bytes
+
+    def chunk(self, index: int) -> memoryview:
+        return self.table.image.chunk(self.view.memory, index)
+
+    def write(self, snapshot: Place, writer: Writer) -> None:
+        """The slab, and then its manifest; nothing if that is there, for the same attempt has the same bytes. Raises as `writer` does."""
+        if snapshot.there(layout.manifest_name(self.rank)):
+            return
+        slab, image, own = snapshot / layout.slab_name(self.rank), self.table.image, self.sources.own
+        with slab.renewed():
+            crcs = dict(zip(own, writer(slab, self.view, own), strict=True))
+            slab.sync()
+            manifest = RankManifest(
+                attempt=snapshot.name,
+                rank=self.rank,
+                world=self.view.header.world,
+                table=self.table,
+                metadata_sha256=sha256(slab.read(slabs.METADATA)).hexdigest(),
+                fingerprints=tuple(f"{each:016x}" for each in self.view.fingerprints.tolist()),
+                chunk_crc32c=tuple(crcs[i] if i in crcs else crc32c(self.chunk(i)) for i in range(image.chunks)),
+                sources=self.sources,
+            )
+        # It may be there though this fails, and needs its slab.
+        snapshot.write(layout.manifest_name(self.rank), manifest.to_json())
+
+
+def divide(views: Sequence[View]) -> list[Share]:
+    """The shares of ranks whose slots are held still: what several hold is written by one, if it is the same to the bit."""
+    shares = [Share.whole(view) for view in views]
+    dealt = sharing.deal([share.table for share in shares], [view.fingerprints for view in views])
+    for number, writers in enumerate(dealt):
+        for chunk, writer in enumerate(writers):
+            if writer != number and not _same(shares[number].chunk(chunk), shares[writer].chunk(chunk)):
+                writers[chunk] = number
+    placed = sharing.placed([share.rank for share in shares], dealt)
+    return [replace(share, sources=sources) for share, sources in zip(shares, placed, strict=True)]
+
+
+def _same(one: memoryview, other: memoryview) -> bool:
+    return np.array_equal(np.frombuffer(one, np.uint32), np.frombuffer(other, np.uint32))

@@ -1,0 +1,101 @@
+"""A snapshot's tensors as nodes of a zarr v3 hierarchy: paths, metadata documents, chunks. Pure; knows no zarr.
+
+name → path → zarr.json; chunk key → the box of the tensor that it stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+from urllib.parse import unquote
+
+from .contents import Tensor
+from .geometry import Shape
+from .tensors import ITEM_BYTES
+
+CHUNK_BYTES = 32 << 20
+"""Of a zarr chunk at most: eight of a slab's, of which one or two at each end of a box are read for what little they hold of it."""
+
+METADATA = "zarr.json"
+_FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+FOREIGN = frozenset(_FOREIGN)
+"""Dtypes that zarr v3 has no name for; ours are tensorstore's."""
+
+
+def path_of(name: str, all_names: Collection[str]) -> str:
+    """Where the tensor `name` goes: slashes are groups, dots stay. What zarr would misread is %-encoded; an empty part is "%"; a tensor
+    whose name is also the beginning of others', which would have to be a group too, gets a "%" at its end."""
+    path = "/".join(_encoded(part) for part in name.split("/"))
+    return f"{path}%" if any(other.startswith(f"{name}/") for other in all_names) else path
+
+
+def name_of(path: str) -> str:
+    """The name that `path_of` made `path` of."""
+    *first, last = path.split("/")
+    last = last[:-1] if len(last) > 1 and last.endswith("%") else last
+    return "/".join("" if part == "%" else unquote(part) for part in (*first, last))
+
+
+def _encoded(part: str) -> str:
+    if part in ("", "."):
+        return "%2E" if part else "%"
+    found = part.replace("%", "%25").replace("\\", "%5C")
+    if part in ("..", METADATA):
+        found = found.replace(".", "%2E", 1)
+    return f"%5F{found[1:]}" if found.startswith("__") else found
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor as an array of chunks: whole rows of it, or, where one row is too large, parts of a row."""
+
+    tensor: Tensor
+    as_integers: bool
+    """Give a dtype that zarr does not know as integers of its size."""
+
+    @cached_property
+    def chunk(self) -> Shape:
+        shape, room = [max(size, 1) for size in self.tensor.shape], CHUNK_BYTES // ITEM_BYTES[self.tensor.dtype]
+        for axis in range(len(shape)):
+            inner = math.prod(shape[axis + 1 :])
+            shape[axis] = max(1, min(shape[axis], room // inner))
+        return tuple(shape)
+
+    @property
+    def data_type(self) -> str:
+        dtype = self.tensor.dtype
+        return f"uint{8 * ITEM_BYTES[dtype]}" if self.as_integers and dtype in FOREIGN else dtype
+
+    def metadata(self) -> dict[str, Any]:
+        """The document zarr.json."""
+        dtype = self.data_type
+        zero: Any = False if dtype == "bool" else [0.0, 0.0] if dtype.startswith("complex") else 0
+        endian = {"configuration": {"endian": "little"}} if ITEM_BYTES[dtype] > 1 else {}
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.tensor.shape),
+            "data_type": dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunk)}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": zero,
+            "codecs": [{"name": "bytes", **endian}],
+            "attributes": {"name": self.tensor.name, "dtype": self.tensor.dtype},
+        }
+
+    def box(self, indexes: tuple[int, ...]) -> tuple[Shape, Shape] | None:
+        """Offset and shape of what a chunk holds of the tensor; None where there is no such chunk."""
+        shape, chunk = self.tensor.shape, self.chunk
+        offset = tuple(index * size for index, size in zip(indexes, chunk, strict=True))
+        if any(at >= size for at, size in zip(offset, shape, strict=True)):
+            return None
+        return offset, tuple(min(c, size - at) for at, c, size in zip(offset, chunk, shape, strict=True))
+
+    def chunk_keys(self) -> Iterator[str]:
+        """Of all chunks, below the array's own path."""
+        counts = (-(-size // chunk) for size, chunk in zip(self.tensor.shape, self.chunk, strict=True))
+        return ("/".join(("c", *map(str, indexes))) for indexes in product(*map(range, counts)))
