@@ -43,6 +43,6 @@ def test_200_kills_at_random_moments_of_a_save(tmp_path: Path) -> None:
         kills.update(json.loads(output)["kills"])
         hits.update(json.loads(output)["hits"])
         assert catalog.verify(catalog.committed(Files(tmp_path / name))[0]) == []
-    assert kills.total() == 200
+    assert kills.total() >= 200
     assert all(hits[target] >= least for target, least in LEAST_HITS.items()), hits
     print(f"{dict(kills)}, of which amid a write {dict(hits)}")
