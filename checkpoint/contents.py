@@ -89,10 +89,6 @@ class Contents:
             if not piece.parts
         ]
 
-    def batches(self, limit_bytes: int) -> Iterator[list[Tensor]]:
-        """All tensors in order, so many at a time that they fill no more than `limit_bytes`, or one."""
-        return batches(list(self.tensors.values()), limit_bytes)
-
     def read(self, tensors: Sequence[Tensor]) -> list[Words]:
         """Their elements, row-major. Raises as `Saved.fill` does."""
         found = [np.zeros(math.prod(t.shape), word(t.dtype)) for t in tensors]
@@ -119,12 +115,15 @@ class Contents:
 
 
 def batches(tensors: Sequence[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
+    """In order, so many at a time that they fill no more than `limit_bytes`, or one."""
     batch: list[Tensor] = []
+    total = 0
     for tensor in tensors:
-        if batch and sum(t.nbytes for t in batch) + tensor.nbytes > limit_bytes:
+        if batch and total + tensor.nbytes > limit_bytes:
             yield batch
-            batch = []
+            batch, total = [], 0
         batch.append(tensor)
+        total += tensor.nbytes
     if batch:
         yield batch
 

@@ -63,13 +63,18 @@ def from_torch(path: Path) -> Foreign:
     """Raises UsageError where `path` is no such checkpoint, SnapshotError when it is damaged."""
     dcp = open_dcp(path)
     nested = _values(dcp)
-    step = nested.pop("mt_resilient", {}).get("step", nested.get("step", nested.get("iteration")))
+    ours = nested.pop("mt_resilient", None)
+    step = ours.get("step") if isinstance(ours, dict) else nested.get("step", nested.get("iteration"))
     foreign = Foreign(step=step if type(step) is int else None)
     plain = {_ALIASES.get(str(key), str(key)): value for key, value in nested.items()}
     optimizer = plain.pop(OPTIMIZER, {})
     for source, value in plain.items():
         if _OWN.fullmatch(source):
-            foreign.left_out.append(f"{source}: generators of random numbers, which a run seeds anew")
+            foreign.left_out.append(
+                f"{source}: what this rank had for itself (generators of random numbers, which a run seeds anew)"
+            )
+        elif source == MODEL:
+            foreign.left_out.append(f"{source}: what of it is no tensor (_extra_state)")
         elif isinstance(value, dict):
             foreign.values[source] = value
         elif source not in ("step", "iteration"):
@@ -84,7 +89,10 @@ def from_torch(path: Path) -> Foreign:
         if source == OPTIMIZER and len(rest) >= 3 and rest[0] == "state":
             parameter = _qualified(".".join(rest[1:-1]), models)
             name = f"{OPTIMIZER}/{rest[-1]}/{parameter}"
-        elif source in foreign.values:
+        elif source == OPTIMIZER:
+            foreign.left_out.append(f"{key}: a tensor among the values of an optimizer")
+            continue
+        elif source in foreign.values and rest:
             _put(foreign.values[source], rest, _held(tensor))
             continue
         else:
@@ -92,6 +100,8 @@ def from_torch(path: Path) -> Foreign:
         foreign.found.append(found_as(name, tensor))
     if isinstance(optimizer, dict):
         foreign.groups = _groups(optimizer.get("param_groups", []), models)
+        if optimizer.get("state"):
+            foreign.left_out.append(f"{OPTIMIZER}: what of its parameters' state is no tensor")
         if "scaler" in optimizer:
             foreign.values[OPTIMIZER] = {"scaler": optimizer["scaler"]}
     return foreign

@@ -43,13 +43,14 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
         for group in values[source]["param_groups"]:
             group["params"] = [name.removeprefix(model) for name in group["params"]]
     for path, leaf in (*_leaves((), values), *((path_of(t, models), t) for t in tensors)):
-        into: Any = state
-        for key in path[:-1]:
-            into = into.setdefault(key, {})
-            if not isinstance(into, dict):
-                raise SnapshotError(
-                    f"{contents.saved.snapshot}: {'/'.join(path)} lies within a plain value; it is damaged"
-                )
+        into = _within(state, path[:-1])
+        if into is None:  # among the values of a list, which is one value
+            path = (path[0], "/".join(path[1:]))
+            into = _within(state, path[:-1])
+        if into is None:
+            raise SnapshotError(
+                f"{contents.saved.snapshot}: {path[0]} has a tensor, and is a plain value; it is damaged"
+            )
         if isinstance(leaf, Tensor):
             by_path[path] = leaf
             leaf = torch.empty(leaf.shape, dtype=getattr(torch, leaf.dtype), device="meta")
@@ -74,7 +75,19 @@ def path_of(tensor: Tensor, models: Mapping[str, str]) -> tuple[str, ...]:
     state, _, parameter = rest.partition("/")
     if source in models and parameter and tensor.own is None:
         return source, "state", parameter.removeprefix(models[source]), state
+    if tensor.own is not None:
+        return tuple(tensor.name.split("/"))
     return (source, rest) if rest else (source,)
+
+
+def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | None:
+    """The dict at `path`, made where there is none; None where there is something else."""
+    for key in path:
+        inner = state.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return None
+        state = inner
+    return state
 
 
 class _Streaming(dcp.DefaultSavePlanner):

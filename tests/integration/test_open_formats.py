@@ -321,7 +321,13 @@ def test_a_checkpoint_of_torch_s_own_gets_our_names(tmp_path: Path) -> None:
     optimizer.step()
     schedule.step()
     weights, states = get_state_dict(model, optimizer)
-    state = {"model": weights, "optim": states, "scheduler": schedule.state_dict(), "counters": {"seen": 8}}
+    beside = {"seen": 8, "nested": {"count": torch.tensor([3])}}
+    state = {
+        "model": weights | {"_extra_state": b"fp8"},
+        "optim": states,
+        "scheduler": schedule.state_dict(),
+        "counters": beside,
+    }
     dcp.save(state, checkpoint_id=tmp_path / "dcp")
     assert (
         main(
@@ -342,13 +348,22 @@ def test_a_checkpoint_of_torch_s_own_gets_our_names(tmp_path: Path) -> None:
     contents = Contents(Saved(catalog.find(str(tmp_path / "in"))))
     parameters = {name for name, _ in model.named_parameters()}
     expected = {f"optimizer/{kind}/model/{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in parameters}
-    assert contents.tensors.keys() == expected | {f"model/{name}" for name in parameters}
+    assert contents.tensors.keys() == expected | {f"model/{name}" for name in parameters} | {"counters/nested/count"}
     assert same_as(contents.saved, "optimizer/exp_avg/model/1.weight", optimizer.state[model[1].weight]["exp_avg"])
     (group,) = contents.values["optimizer"]["param_groups"]
     assert (group["lr"], sorted(group["params"])) == (0.25, sorted(f"model/{name}" for name in parameters))
     assert contents.values["counters"] == {"seen": 8}
     assert contents.values["scheduler"]["last_epoch"] == 1
     assert contents.saved.snapshot.name.startswith("0000000005-")
+
+    assert main(["snapshots", "export", str(tmp_path / "in"), "--to", "dcp", str(tmp_path / "out")]) == 0
+    assert (
+        main(["snapshots", "import", "--from", "dcp", str(tmp_path / "out"), "--snapshots", str(tmp_path / "again")])
+        == 0
+    )
+    again = Contents(Saved(catalog.find(str(tmp_path / "again"))))
+    assert (again.values, again.tensors.keys()) == (contents.values, contents.tensors.keys())
+    assert again.saved.digest() == contents.saved.digest()
 
 
 def test_what_keeps_an_import_from_being_is_one_sentence_and_leaves_nothing(tmp_path: Path, capsys: Capture) -> None:

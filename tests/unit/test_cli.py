@@ -51,6 +51,15 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["explain", "--run-dir", "nowhere"], "nowhere is no run directory"),
         (["snapshots"], "the following arguments are required: action"),
         (["snapshots", "frob"], "invalid choice: 'frob'"),
+        (["snapshots", "ls"], "there is no run under"),
+        (["snapshots", "export", "3", "--to", "zip", "out"], "invalid choice: 'zip'"),
+        (["snapshots", "export", "3", "--to", "dcp"], "the following arguments are required: DIR"),
+        (["snapshots", "export", "3", "--to", "safetensors", "out"], "there is no run under"),
+        (["snapshots", "import", "--from", "dcp", "src"], "say where the snapshot goes with --snapshots DIR|URL"),
+        (
+            ["snapshots", "import", "--from", "megatron", "src", "--snapshots", "x"],
+            "src is no checkpoint of Megatron's",
+        ),
     ],
 )
 def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, capsys: Capture, place: Path) -> None:
