@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint.zarr_store import SnapshotStore as SnapshotStore
+    from .formats.zarr_store import SnapshotStore as SnapshotStore
     from .training.session import Session as Session
 
 __all__ = ["Session", "SnapshotStore", "__version__"]
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return Session
     if name == "SnapshotStore":  # lazily: zarr-python is an extra
-        from .checkpoint.zarr_store import SnapshotStore
+        from .formats.zarr_store import SnapshotStore
 
         return SnapshotStore
     if name == "__version__":

@@ -156,7 +156,7 @@ def _dispatch(words: list[str]) -> int:
 def _export(options: argparse.Namespace) -> int:
     from .agent import inspect
     from .agent.job import SECTIONS
-    from .checkpoint import exporting
+    from .formats import exporting
     from .resilience.config import load
 
     write = _dcp_writer() if options.to == "dcp" else exporting.safetensors
@@ -168,7 +168,8 @@ def _export(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     from .agent.job import SECTIONS
-    from .checkpoint import foreign, foreign_megatron, importing, stores
+    from .checkpoint import stores
+    from .formats import foreign, importing, megatron_files
     from .resilience.config import load
 
     where = options.snapshots or (str(options.run_dir) if options.run_dir else "")
@@ -178,14 +179,14 @@ def _import(options: argparse.Namespace) -> int:
         )
     kept = load(SECTIONS, None, os.environ, {})["snapshots"]
     root = stores.at(stores.address(where, kept.endpoint, kept.region))
-    found = (foreign_megatron.from_megatron if options.kind == "megatron" else foreign.from_torch)(Path(options.source))
+    found = (megatron_files.from_megatron if options.kind == "megatron" else foreign.from_torch)(Path(options.source))
     print(importing.told(importing.import_into(root, found, options.step), found, where))
     return 0
 
 
 def _dcp_writer() -> Any:
     try:
-        from .training import dcp_export
+        from .formats import dcp_export
     except ImportError as error:
         raise UsageError(
             f"torch is wanted for dcp, and cannot be imported ({error}); install it, or take --to safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def reseal(snapshot: Files, manifest: Any) -> None:
     for rank in range(2):
         content = (snapshot.path / layout.manifest_name(rank)).read_bytes()
         entries.append(Entry(bytes=len(content), sha256=sha256(content).hexdigest()))
-    (snapshot.path / layout.COMMIT).write_bytes(Commit(attempt=snapshot.name, ranks=tuple(entries)).to_json())
+    (snapshot.path / layout.COMMIT).write_bytes(
+        replace(Commit.from_json(snapshot.read(layout.COMMIT)), ranks=tuple(entries)).to_json()
+    )
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,14 +23,15 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from mt_resilient import SnapshotStore
-from mt_resilient.checkpoint import catalog, foreign, importing, safetensors_files
+from mt_resilient.checkpoint import catalog
 from mt_resilient.checkpoint.contents import Contents
-from mt_resilient.checkpoint.dcp_files import open_dcp
-from mt_resilient.checkpoint.exporting import export
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.reshard import Saved
 from mt_resilient.cli import main
+from mt_resilient.formats import foreign, importing, safetensors_files
+from mt_resilient.formats.dcp_files import open_dcp
+from mt_resilient.formats.exporting import export
 from mt_resilient.resilience.errors import SnapshotError, UsageError
 
 from .test_reshard import save, whole

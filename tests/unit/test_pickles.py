@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
 
-from mt_resilient.checkpoint import dcp_files, pickles, torch_files
-from mt_resilient.checkpoint.pickles import Record, stand_in
-from mt_resilient.checkpoint.torch_files import Held
+from mt_resilient.formats import dcp_files, pickles, torch_files
+from mt_resilient.formats.pickles import Record, stand_in
+from mt_resilient.formats.torch_files import Held
 from mt_resilient.resilience.errors import ResilientError, SnapshotError
 
 KNOWN = {"collections.OrderedDict": pickles.empty_dict, "argparse.Namespace": stand_in("argparse.Namespace")}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.contents import Tensor
-from mt_resilient.checkpoint.zarr_nodes import CHUNK_BYTES, Array, name_of, path_of
+from mt_resilient.formats.zarr_nodes import CHUNK_BYTES, Array, name_of, path_of
 
 part = st.sampled_from(
     ["", ".", "..", "zarr.json", "__x", "_", "c", "a%", "%", "%25", "a.b", "\\", "ü", "0"]

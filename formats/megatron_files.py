@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint.contents import Words
 from ..resilience.errors import SnapshotError, UsageError
 from . import torch_files
-from .contents import Words
 from .dcp_files import METADATA, Chunked, open_dcp
 from .foreign import MODEL, OPTIMIZER, Foreign, Found, FoundBox, found_as, reader
 from .torch_files import Held

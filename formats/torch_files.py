@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.geometry import Shape
+from ..checkpoint.reshard import word
+from ..checkpoint.tensors import ITEM_BYTES
 from ..resilience.errors import MachineError, SnapshotError
 from . import pickles
-from .geometry import Shape
 from .pickles import Record
-from .reshard import word
-from .tensors import ITEM_BYTES
 
 _STORAGES = {
     "Float": "float32",

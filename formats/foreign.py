@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.contents import Words
+from ..checkpoint.geometry import Shape
 from ..resilience.errors import SnapshotError
 from . import torch_files
-from .contents import Words
 from .dcp_files import Chunk, Chunked, Dcp, open_dcp
-from .geometry import Shape
 
 MODEL = "model"
 OPTIMIZER = "optimizer"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from ..checkpoint.contents import Contents, Tensor
+from ..checkpoint.files import appearing
+from ..checkpoint.layout import Attempt
+from ..checkpoint.reshard import Saved
+from ..checkpoint.stores import Place
 from ..resilience.errors import UsageError
 from . import safetensors_files
-from .contents import Contents, Tensor
-from .files import appearing
-from .layout import Attempt
-from .reshard import Saved
-from .stores import Place
 
 Write: TypeAlias = Callable[[Contents, Sequence[Tensor], Mapping[str, object], Path], None]
 """Put the tensors and values into an empty directory."""

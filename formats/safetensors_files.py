@@ -12,10 +12,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..checkpoint import tree
+from ..checkpoint.contents import Contents, Tensor, batches
+from ..checkpoint.tensors import ITEM_BYTES
 from ..resilience.errors import UsageError
-from . import tree
-from .contents import Contents, Tensor, batches
-from .tensors import ITEM_BYTES
 
 FILE_BYTES = 5_000_000_000
 """Of one file at most, unless one tensor is larger: as Hugging Face's hub does it."""

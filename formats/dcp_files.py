@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.geometry import Shape
+from ..checkpoint.tensors import ITEM_BYTES
 from ..resilience.errors import MachineError, SnapshotError, UsageError
 from . import pickles, torch_files
-from .geometry import Shape
 from .pickles import Record, stand_in
-from .tensors import ITEM_BYTES
 from .torch_files import Held
 
 METADATA = ".metadata"

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint import catalog, commit, fingerprint, layout, tree
+from ..checkpoint.arena import View
+from ..checkpoint.contents import Words
+from ..checkpoint.geometry import Part
+from ..checkpoint.header import Header, Stamp
+from ..checkpoint.layout import Attempt
+from ..checkpoint.shares import Share
+from ..checkpoint.stores import Place
+from ..checkpoint.tensors import ITEM_BYTES, plan
+from ..checkpoint.writers import writer
 from ..resilience import clock
 from ..resilience.errors import MachineError, SnapshotError, UsageError
-from . import catalog, commit, fingerprint, layout, tree
-from .arena import View
-from .contents import Words
 from .foreign import OPTIMIZER, Foreign, Found, FoundBox
-from .geometry import Part
-from .header import Header, Stamp
-from .layout import Attempt
-from .shares import Share
-from .stores import Place
-from .tensors import ITEM_BYTES, plan
 from .torch_files import Held
-from .writers import writer
 
 PART_BYTES = 1 << 30
 """Of one part, and of memory, at most, unless a chunk of a tensor is larger."""

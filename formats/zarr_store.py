@@ -24,9 +24,10 @@ try:
 except ImportError as error:
     raise ImportError(f"zarr-python 3.1 or newer is wanted ({error}): pip install 'mt-resilient[zarr]'") from error
 
-from . import catalog, tree, zarr_nodes
-from .contents import Contents
-from .reshard import Saved, word
+from ..checkpoint import catalog, tree
+from ..checkpoint.contents import Contents
+from ..checkpoint.reshard import Saved, word
+from . import zarr_nodes
 from .zarr_nodes import METADATA, Array
 
 
