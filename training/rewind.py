@@ -6,56 +6,34 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 
-from ..checkpoint import catalog, commit, stores
+from ..checkpoint import stores
 from ..checkpoint.arena import RankArena, Slot, State, View
-from ..checkpoint.geometry import Part
 from ..checkpoint.header import Header
-from ..checkpoint.restore import chunks, open_rank
-from ..checkpoint.staging import Stager, destinations, fill
+from ..checkpoint.staging import Stager, fill
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Piece, Table
-from ..checkpoint.tree import flatten, unflatten
+from ..checkpoint.tree import flatten
 from ..resilience.boundary import Held, Judgement
 from ..resilience.clock import monotonic_s, sleep
-from ..resilience.errors import LayoutError, MachineError, SnapshotError
+from ..resilience.errors import MachineError, SnapshotError
 from . import device
 from .attach import Attachment
-from .elsewhere import parts_of, restore_elsewhere
+from .elsewhere import parts_of
 from .offload import Job, Offload
 from .optimizers import Optimizers
 from .pace import Pace, uncollected
 from .randomness import Randomness
-from .state import Modules, Preparing, Source
+from .restoring import RANDOMNESS, Restorer, Unrestorable
+from .state import Modules, Source
 
-RANDOMNESS = "randomness"
 _RETRY_S = 0.05
 """Between looks for a slot, where a snapshot may wait for one."""
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Between tries to read a snapshot from storage that fails; then the gang starts again, as often as the budget allows."""
-
-
-class Unrestorable(SnapshotError):
-    """The state that the agent chose cannot be restored by this rank: the agent rejects it and chooses another one."""
-
-    def __init__(self, step: int, snapshot: str, why: str) -> None:
-        """snapshot: its name; empty for one in memory."""
-        super().__init__(f"cannot restore step {step}: {why}")
-        self.farewell = {"kind": "snapshot", "step": step, "snapshot": snapshot}
-
-
-class Unreadable(MachineError):
-    """Storage does not give the state that the agent chose; it may be as sound as ever, and is kept."""
-
-    def __init__(self, step: int, why: str) -> None:
-        super().__init__(f"cannot read the snapshot of step {step}: {why}")
-        self.farewell = {"kind": "unreadable", "step": step}
 
 
 @dataclass
@@ -91,9 +69,9 @@ class Tape:
         kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
         self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
-        self._randomness = Randomness(kinds)
-        self._sources: dict[str, Source] = {**sources, RANDOMNESS: self._randomness}
-        self._kept_randomness: Any = None
+        randomness = Randomness(kinds)
+        self._sources: dict[str, Source] = {**sources, RANDOMNESS: randomness}
+        self._restorer = Restorer(sources, randomness, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest."""
         self._sides: Sides | None = None
@@ -268,107 +246,37 @@ class Tape:
         self.finish()
         self._attempts, self.owed = [], False
         slot = self._arena.holding(step)
-        if slot is not None:
-            with slot.reading() as view:
-                if view is not None and (view.header.rank, view.header.world) == (self._at.rank, self._at.world):
-                    self._restore_slot(slot, view)
-                    self._arena.drop_after(step)
-                    return
-        for pause_s in (*_PAUSES_S, 0.0):
-            try:
-                self._restore_durable(step)
-                break
-            except (MachineError, OSError) as error:
-                if not pause_s:
-                    raise Unreadable(step, str(error)) from error
-                sleep(pause_s)
+        if slot is None or not self._from_slot(slot):
+            self._restorer.from_store(stores.at(self._at.handoff.snapshots), step)
         self._arena.drop_after(step)
+
+    def _from_slot(self, slot: Slot) -> bool:
+        """From memory; False where it is not this rank's. What does not arrive as it left is freed: the next life takes this step from the
+        next tier, or another step."""
+        offload = self._offload
+        with slot.reading() as view:
+            if view is None or (view.header.rank, view.header.world) != (self._at.rank, self._at.world):
+                return False
+            try:
+                known, encoded = self._tables.get(slot, (None, b""))
+                table = known if known is not None and encoded == view.table else Table.from_json(view.table)
+                if offload is None:
+                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
+                else:
+                    self._restorer.fill(table, lambda into: offload.fill(slot, view, table, into))
+            except SnapshotError as error:
+                slot.free()
+                raise Unrestorable(view.header.step, "", f"its copy in memory is damaged: {error}") from error
+        return True
 
     def start_from(self, origin: Place) -> int:
         """Fill the live state with that of the newest snapshot under `origin`, another job's, whatever its parallel layout; its step.
         Raises as `go_back` does."""
-        snapshot, step = _newest(origin)
-        try:
-            try:
-                self._restore_file(snapshot, parts_of(self._sources))
-            except LayoutError:
-                with commit.reading(snapshot):
-                    restore_elsewhere(snapshot, self._sources, RANDOMNESS)
-        except SnapshotError as error:
-            raise Unrestorable(step, "", f"{snapshot}: {error}") from error
-        except (MachineError, OSError) as error:
-            raise Unreadable(step, str(error)) from error
-        return step
-
-    def _restore_slot(self, slot: Slot, view: View) -> None:
-        """From memory. What does not arrive as it left is freed: the next life takes this step from the next tier, or another step."""
-        offload = self._offload
-        try:
-            known, encoded = self._tables.get(slot, (None, b""))
-            table = known if known is not None and encoded == view.table else Table.from_json(view.table)
-            if offload is None:
-                self._restore(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
-            else:
-                self._restore(table, lambda into: offload.fill(slot, view, table, into))
-        except SnapshotError as error:
-            slot.free()
-            raise Unrestorable(view.header.step, "", f"its copy in memory is damaged: {error}") from error
-
-    def _restore_durable(self, step: int) -> None:
-        """From the store. Raises Unrestorable, LayoutError, and what storage raises."""
-        snapshot = _durable(stores.at(self._at.handoff.snapshots), step)
-        try:
-            self._restore_file(snapshot)
-        except SnapshotError as error:
-            raise Unrestorable(step, snapshot.name, str(error)) from error
-
-    def _restore_file(self, snapshot: Place, parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> None:
-        """What this very rank has written. parts: where live tensors lie now; where one has lain elsewhere, LayoutError is raised."""
-        with commit.reading(snapshot):
-            manifest = open_rank(snapshot, self._at.rank, self._at.world)
-            for piece in manifest.table.pieces:
-                if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
-                    raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
-            content = chunks(snapshot, manifest)
-            self._restore(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
-
-    def _restore(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        """Let `bring` fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is
-        touched."""
-        described = table.described()
-        if described.keys() != self._sources.keys():
-            raise LayoutError(
-                f"the snapshot holds {', '.join(described)}; this script registers {', '.join(self._sources)}"
-            )
-        preparing = {name: source for name, source in self._sources.items() if isinstance(source, Preparing)}
-        for name, preparer in preparing.items():
-            preparer.prepare(described[name])
-        _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
-        leaves = destinations(table, dict(live))
-        bring(leaves)
-        kept = unflatten(table.skeleton, leaves)
-        for name, source in self._sources.items():
-            source.restore(kept[name])
-        self._kept_randomness = kept[RANDOMNESS]
+        return self._restorer.start_from(origin)
 
     def restore_randomness(self) -> None:
         """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
-        if self._kept_randomness is not None:
-            self._randomness.restore(self._kept_randomness)
-            self._kept_randomness = None
-
-
-def _newest(origin: Place) -> tuple[Place, int]:
-    for attempt in catalog.look(origin).durable:
-        return attempt.under(origin), attempt.stamp.step
-    raise MachineError(f"there is no committed snapshot under {origin} any more")
-
-
-def _durable(root: Place, step: int) -> Place:
-    for attempt in catalog.look(root).durable:
-        if attempt.stamp.step == step:
-            return attempt.under(root)
-    raise MachineError(f"no committed snapshot of step {step} is under {root} any more")
+        self._restorer.restore_randomness()
 
 
 def _steady(source: Source, collected: Any) -> list[torch.Tensor]:

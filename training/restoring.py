@@ -1,0 +1,132 @@
+"""Going back: the live state of a rank is filled with a kept one, from a slot, from disk, or from another job's snapshot.
+
+table → tensors made ready (`Preparing`) → bytes into the live tensors → the small values into their sources
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..checkpoint import catalog, commit
+from ..checkpoint.geometry import Part
+from ..checkpoint.restore import chunks, open_rank
+from ..checkpoint.staging import destinations, fill
+from ..checkpoint.stores import Place
+from ..checkpoint.tensors import Table
+from ..checkpoint.tree import flatten, unflatten
+from ..resilience.clock import sleep
+from ..resilience.errors import LayoutError, MachineError, SnapshotError
+from .elsewhere import parts_of, restore_elsewhere
+from .randomness import Randomness
+from .state import Preparing, Source
+
+RANDOMNESS = "randomness"
+"""Name of the source that the generators are."""
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Between tries to read a snapshot from storage that fails; then the gang starts again, as often as the budget allows."""
+
+
+class Unrestorable(SnapshotError):
+    """The state that the agent chose cannot be restored by this rank: the agent rejects it and chooses another one."""
+
+    def __init__(self, step: int, snapshot: str, why: str) -> None:
+        """snapshot: its name; empty for one in memory."""
+        super().__init__(f"cannot restore step {step}: {why}")
+        self.farewell = {"kind": "snapshot", "step": step, "snapshot": snapshot}
+
+
+class Unreadable(MachineError):
+    """Storage does not give the state that the agent chose; it may be as sound as ever, and is kept."""
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"cannot read the snapshot of step {step}: {why}")
+        self.farewell = {"kind": "unreadable", "step": step}
+
+
+class Restorer:
+    def __init__(self, sources: Mapping[str, Source], randomness: Randomness, rank: int, world: int) -> None:
+        self._sources: dict[str, Source] = {**sources, RANDOMNESS: randomness}
+        self._randomness = randomness
+        self._rank, self._world = rank, world
+        self._kept_randomness: Any = None
+
+    def from_store(self, root: Place, step: int) -> None:
+        """What this very rank has written of `step`. Storage that fails is asked again for a while. Raises Unrestorable, Unreadable or
+        LayoutError."""
+        for pause_s in (*_PAUSES_S, 0.0):
+            try:
+                self._from_own(snapshot := _durable(root, step))
+                return
+            except SnapshotError as error:
+                raise Unrestorable(step, snapshot.name, str(error)) from error
+            except (MachineError, OSError) as error:
+                if not pause_s:
+                    raise Unreadable(step, str(error)) from error
+                sleep(pause_s)
+
+    def start_from(self, origin: Place) -> int:
+        """The newest snapshot under `origin`, whatever its parallel layout; its step. Raises as `from_store` does."""
+        snapshot, step = _newest(origin)
+        try:
+            try:
+                self._from_own(snapshot, parts_of(self._sources))
+            except LayoutError:
+                with commit.reading(snapshot):
+                    restore_elsewhere(snapshot, self._sources, RANDOMNESS)
+        except SnapshotError as error:
+            raise Unrestorable(step, "", f"{snapshot}: {error}") from error
+        except (MachineError, OSError) as error:
+            raise Unreadable(step, str(error)) from error
+        return step
+
+    def _from_own(self, snapshot: Place, parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> None:
+        """parts: where live tensors lie now; where one has lain elsewhere, LayoutError is raised."""
+        with commit.reading(snapshot):
+            manifest = open_rank(snapshot, self._rank, self._world)
+            for piece in manifest.table.pieces:
+                if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
+                    raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
+            content = chunks(snapshot, manifest)
+            self.fill(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
+
+    def fill(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Let `bring` fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is
+        touched: LayoutError."""
+        described = table.described()
+        if described.keys() != self._sources.keys():
+            raise LayoutError(
+                f"the snapshot holds {', '.join(described)}; this script registers {', '.join(self._sources)}"
+            )
+        preparing = {name: source for name, source in self._sources.items() if isinstance(source, Preparing)}
+        for name, preparer in preparing.items():
+            preparer.prepare(described[name])
+        _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
+        leaves = destinations(table, dict(live))
+        bring(leaves)
+        kept = unflatten(table.skeleton, leaves)
+        for name, source in self._sources.items():
+            source.restore(kept[name])
+        self._kept_randomness = kept[RANDOMNESS]
+
+    def restore_randomness(self) -> None:
+        """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
+        if self._kept_randomness is not None:
+            self._randomness.restore(self._kept_randomness)
+            self._kept_randomness = None
+
+
+def _newest(origin: Place) -> tuple[Place, int]:
+    for attempt in catalog.look(origin).durable:
+        return attempt.under(origin), attempt.stamp.step
+    raise MachineError(f"there is no committed snapshot under {origin} any more")
+
+
+def _durable(root: Place, step: int) -> Place:
+    for attempt in catalog.look(root).durable:
+        if attempt.stamp.step == step:
+            return attempt.under(root)
+    raise MachineError(f"no committed snapshot of step {step} is under {root} any more")
