@@ -18,13 +18,12 @@ that nobody's buffers and processes are counted. Each restored state is compared
 A figure is decided where medians and lowest of all rounds say the same: on a virtual disk, whose speed comes in bursts, one alone tells
 little.
 
-Measured with 1474 MiB on the CPU, torch 2.13.0, three rounds, and not on a quiet machine: two cores of an AMD EPYC that other
-people's tests took as well (load 5 to 8). Medians, in brackets the lowest, in seconds. Ours: stall 0.19 (0.18), write 0.55 (0.49),
-durable 0.89 (0.84), restore 1.04 (0.91), lost 0.35 (0.26). Direct I/O: write 0.46 (0.44), read 0.53 (0.50). Durable: DCP's best async
-1.75 (1.70), its stagers 2.09 (1.10) and 2.22 (1.88), torchsnapshot 1.64 (1.05), orbax zarr3 3.83 (3.14), uncompressed 4.40 (0.97). By
-medians no target of the CPU was met: 1.18 x the direct write, 2.0 x faster than DCP and 4.3 x than orbax, 1.96 x the direct read, 0.24 s
-lost a GiB. Later, two rounds with DCP's thread alone (load 3 to 4, the disk slower): write 0.59 (0.52) and direct 0.80 (0.64); restore
-1.29 (1.12) and direct 1.32 (1.30); durable 0.94 (0.92) and DCP 4.44 (4.35); lost 0.16 (-0.34).
+Measured with 1474 MiB on two cores of an AMD EPYC, torch 2.13.0, three rounds, nothing else running. Medians, in brackets the lowest, in
+seconds. Ours: stall 0.36 (0.22; in a loop 0.21), write 0.85 (0.82), durable 1.29 (1.05), restore 1.06 (0.70), lost 0.61 (0.36), of which
+the stall is a third. Direct I/O: write 0.90 (0.77), read 0.62 (0.56). Durable: DCP's best async 1.95 (1.88), torchsnapshot 2.75 (2.10),
+orbax 3.43 (3.33) at its best. Met: the write (0.95 x the direct one; lowest over lowest 1.06). Missed: 2.5 x faster than DCP (1.5 x;
+DCP is 2.2 x the disk's limit there), 5 x than orbax (2.7 x), 1.15 x the direct read (1.7 x; lowest 1.25 x), 0.1 s lost a GiB (0.42; lowest
+0.25). Once the disk's burst is spent, restoring and the bare read take alike: 1.28 (0.99) and 1.36 (1.28) in six turns each.
 
 Measured with 7690 MiB on one H200 (16 cores, a virtual disk, torch 2.11.0), one round: each peer once, ours twice, in a step 18 times, the
 link's limits twice. Ours: train stall 3.7 ms (3.3), staged 0.157 (0.154; link 0.150), durable 3.73 (3.67), write 3.53 (3.49), restore 5.30
