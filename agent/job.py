@@ -91,8 +91,10 @@ def run_job(
         run.take()
         closing.callback(run.release)
         kept: SnapshotPolicy = policies["snapshots"]
-        beginning = _begun_from(origin, kept) if origin else None
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
+        beginning = _begun_from(origin, kept) if origin and not catalog.look(root).durable else None
+        if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
+            closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
         run.own(root / layout.SNAPSHOTS)
         journal = Journal(run.journal)
@@ -118,8 +120,8 @@ def run_job(
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
         ranks = describe.count(launch.ranks, "rank")
-        if beginning and not node.durable_steps():
-            terminal.say(f"beginning with {catalog.committed(beginning)[0]}", wall_s())
+        if beginning:
+            terminal.say(f"beginning with {beginning}", wall_s())
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
         lost = node.unwritten() if code == 0 else ""
@@ -131,13 +133,14 @@ def run_job(
 
 
 def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
-    """The place that holds the `snapshots/` of the job that `origin` names: its run directory, or that place itself. Raises UsageError
+    """The newest snapshot of the job that `origin` names: its run directory, or the place that holds its `snapshots/`. Raises UsageError
     when there is none to start from."""
     address = stores.address(origin, kept.endpoint, kept.region) if "://" in origin else ""
     root = stores.at(address) if address else RunDirectory(Path(origin)).kept()
-    if not catalog.look(root).durable:
+    found = catalog.committed(root)
+    if not found:
         raise UsageError(f"--start-from {origin}: there is no committed snapshot under {root}; nothing was started")
-    return root
+    return found[0]
 
 
 def _endpoints(

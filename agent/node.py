@@ -54,7 +54,7 @@ class Node:
         run: str,
         origin: Place | None = None,
     ) -> None:
-        """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: as `root`, of another job to
+        """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
         start from."""
         self.launch, self.directory, self.root, self.policy = launch, directory, root, policy
         self.max_replays, self.origin = max_replays, origin

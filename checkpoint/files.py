@@ -88,7 +88,12 @@ class Files:
         return True
 
     def clear(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)  # another node may be at the same
+        with suppress(OSError):  # another node may be at the same
+            for file in [child for child in self.path.iterdir() if not child.is_dir()]:
+                file.unlink(
+                    missing_ok=True
+                )  # first: a manifest whose slab is gone would be taken for a part that is there
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def holding(self, names: Collection[str]) -> dict[str, set[str]]:
         with _told(self.path):

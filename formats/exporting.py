@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from ..checkpoint import commit
 from ..checkpoint.contents import Contents, Tensor
 from ..checkpoint.files import appearing
 from ..checkpoint.layout import Attempt
@@ -27,6 +28,11 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
 
     Raises UsageError where the target is there or a part is not; MachineError where it cannot be written; SnapshotError.
     """
+    with commit.reading(snapshot):
+        return _export(snapshot, write, target, only)
+
+
+def _export(snapshot: Place, write: Write, target: Path, only: Sequence[str]) -> str:
     contents = Contents(Saved(snapshot))
     tensors = [tensor for tensor in contents.tensors.values() if not only or _part(tensor.name) in only]
     values = {source: told for source, told in contents.values.items() if not only or source in only}

@@ -65,7 +65,7 @@ class SnapshotStore(Store):
             parts = path.split("/")
             for depth, part in enumerate(parts):
                 self._children.setdefault("/".join(parts[:depth]), {METADATA: None})[part] = None
-        self._arguments = (where, as_integers)
+        self._arguments = (str(self.snapshot), as_integers)  # of the newest there, by then, it may be another one
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SnapshotStore) and self._identity == other._identity

@@ -26,7 +26,7 @@ class Handoff:
     replay_until: Step
     """Step that the generation before had reached; -1: none."""
     origin: str
-    """Where the snapshots of another job lie to start from, where `resume_step` is none; empty: nowhere."""
+    """Address of the snapshot of another job to start from, where `resume_step` is none; empty: of none."""
     every_steps: int
     durable_every_steps: int
     reach_steps: int

@@ -73,6 +73,12 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
                 ScriptError,
                 f"the script failed {alike} times in the same way before its first step: an error of its own",
             )
+    unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
+    if unusable and restarts and restarts[-1].resume_step == -1:
+        return _give_up(
+            SnapshotError,
+            "the snapshot of another job to start from is damaged, and there is none of this job: name another one with --start-from",
+        )
     if verdict.cause in _NO_LIFE:
         return restart
     stuck = _lives_without_progress(restarts, reached, kept, verdict.at_s, policy.unwatched_progress_s)

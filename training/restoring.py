@@ -13,6 +13,7 @@ import torch
 
 from ..checkpoint import catalog, commit
 from ..checkpoint.geometry import Part
+from ..checkpoint.layout import Attempt
 from ..checkpoint.restore import chunks, open_rank
 from ..checkpoint.staging import destinations, fill
 from ..checkpoint.stores import Place
@@ -68,9 +69,11 @@ class Restorer:
                     raise Unreadable(step, str(error)) from error
                 sleep(pause_s)
 
-    def start_from(self, origin: Place) -> int:
-        """The newest snapshot under `origin`, whatever its parallel layout; its step. Raises as `from_store` does."""
-        snapshot, step = _newest(origin)
+    def start_from(self, snapshot: Place) -> int:
+        """Of another job, whatever its parallel layout; its step. Raises as `from_store` does."""
+        attempt = Attempt.parse(snapshot.name)
+        assert attempt
+        step = attempt.stamp.step
         try:
             try:
                 self._from_own(snapshot, parts_of(self._sources))
@@ -117,12 +120,6 @@ class Restorer:
         if self._kept_randomness is not None:
             self._randomness.restore(self._kept_randomness)
             self._kept_randomness = None
-
-
-def _newest(origin: Place) -> tuple[Place, int]:
-    for attempt in catalog.look(origin).durable:
-        return attempt.under(origin), attempt.stamp.step
-    raise MachineError(f"there is no committed snapshot under {origin} any more")
 
 
 def _durable(root: Place, step: int) -> Place:

@@ -270,8 +270,8 @@ class Tape:
         return True
 
     def start_from(self, origin: Place) -> int:
-        """Fill the live state with that of the newest snapshot under `origin`, another job's, whatever its parallel layout; its step.
-        Raises as `go_back` does."""
+        """Fill the live state with that of `origin`, a snapshot of another job, whatever its parallel layout; its step. Raises as
+        `go_back` does."""
         return self._restorer.start_from(origin)
 
     def restore_randomness(self) -> None:

@@ -5,13 +5,14 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 
 import pytest
 
 from mt_resilient.agent.drain_process import Drain, DrainConfig, Orders
-from mt_resilient.checkpoint import catalog
+from mt_resilient.checkpoint import catalog, commit
 from mt_resilient.checkpoint.arena import Slot
 from mt_resilient.checkpoint.drain import drain
 from mt_resilient.checkpoint.files import Files
@@ -174,3 +175,34 @@ def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
     assert [event.get("step") for event in state.tick()] == [3, 2, 1]
     for end in pipe:
         os.close(end)
+
+
+def test_what_a_killed_deletion_has_left_is_not_taken_for_a_part(node, monkeypatch):
+    """A newer step was written first, what an older one had left was being deleted, and then came the older one's turn."""
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    for number in count(1):
+        undrained(node, 1)
+        asked = killed_deleting(monkeypatch, number)
+        with suppress(KeyboardInterrupt):
+            commit.delete(snapshot)
+        monkeypatch.undo()
+        assert node.drain_here(1) == snapshot
+        assert catalog.verify(snapshot) == [], f"killed at {asked[-1]}"
+        if len(asked) < number:
+            break
+    assert number > 6
+
+
+def killed_deleting(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """The process ends at the `number`th file that it deletes from now on. What was to be deleted is given as it goes."""
+    asked: list[str] = []
+
+    def unlink(path: object, *, dir_fd: int | None = None, real=os.unlink) -> None:
+        asked.append(str(path))
+        if len(asked) == number:
+            raise KeyboardInterrupt
+        real(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    return asked

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import subprocess
 import sys
 import warnings
@@ -28,6 +29,7 @@ from mt_resilient.checkpoint.contents import Contents
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.reshard import Saved
+from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.cli import main
 from mt_resilient.formats import foreign, importing, safetensors_files
 from mt_resilient.formats.dcp_files import open_dcp
@@ -143,6 +145,14 @@ def test_zarr_s_store_is_read_only_and_travels(root: Path) -> None:
         SnapshotStore(str(root / "nowhere"))
 
 
+def test_a_store_that_has_travelled_is_of_the_same_snapshot(tmp_path: Path) -> None:
+    older = save(tmp_path, [[("t", torch.zeros(3), whole("t", torch.zeros(3)))]])
+    store = pickle.dumps(here := SnapshotStore(str(tmp_path)))
+    shutil.copytree(older.path, older.path.with_name(older.name.replace("1-g1-", "2-g1-", 1)))
+    assert catalog.find(str(tmp_path)) != older
+    assert pickle.loads(store) == here
+
+
 def test_a_damaged_chunk_is_no_number_of_zarr_s(tmp_path: Path) -> None:
     values = torch.arange(1000.0)
     snapshot = save(tmp_path, [[("t", values, whole("t", values))]])
@@ -164,6 +174,20 @@ def flip(snapshot: Files) -> None:
 
 def same_as(saved: Saved, name: str, tensor: torch.Tensor) -> bool:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() == saved.whole(name).tobytes()
+
+
+def test_what_is_being_exported_is_not_retired(tmp_path: Path) -> None:
+    older = save(tmp_path, [[("t", torch.zeros(3), whole("t", torch.zeros(3)))]])
+    shutil.copytree(older.path, older.path.with_name(older.name.replace("1-g1-", "2-g1-", 1)))
+    gone: list[list[Any]] = []
+
+    def slow(contents: Any, tensors: Any, values: Any, target: Path) -> None:
+        gone.append(catalog.retire(Files(tmp_path), RetentionPolicy(keep=1), 0.0))
+        safetensors_files.write(contents, tensors, values, target)
+
+    assert "1 tensors" in export(older, slow, tmp_path / "out")
+    assert gone == [[]]
+    assert len(catalog.retire(Files(tmp_path), RetentionPolicy(keep=1), 0.0)) == 1
 
 
 def test_safetensors_in_several_files(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,18 @@ def test_a_script_that_tells_no_steps_has_lived_long_enough(
     assert (plan(verdict(Cause.RANK_KILLED), reached, -1, past, POLICY).event is Event.FAULT) is goes_on
 
 
+@pytest.mark.parametrize(("resumed", "goes_on"), [((), True), ((10,), True), ((-1, 10), True), ((-1,), False)])
+def test_a_damaged_snapshot_of_another_job_is_not_tried_for_ever(resumed: tuple[int, ...], goes_on: bool) -> None:
+    """Nobody can set it aside: a life that began with no step of its own, and yet could not restore, was to begin with that one."""
+    answer = plan(verdict(Cause.SNAPSHOT_UNUSABLE, started=False), -1, -1, killed(*resumed), POLICY)
+    assert (answer.event is Event.FAULT) is goes_on
+    if not goes_on:
+        assert (answer.event, answer.exit_code) == (Event.GIVE_UP, SnapshotError.exit_code)
+        assert "--start-from" in answer.reason
+    rewound = plan(verdict(Cause.SNAPSHOT_UNUSABLE, started=True), 50, 50, killed(*resumed), POLICY)
+    assert rewound.event is Event.FAULT, "a copy in memory that a rewind in place has found damaged"
+
+
 @pytest.mark.parametrize("budget", [1, 2, 5])
 def test_the_budget_is_what_the_policy_says(budget: int) -> None:
     policy = RecoveryPolicy(max_without_progress=budget)
