@@ -75,14 +75,17 @@ class Stager:
             for leaf in chosen
         ]
         runs = self.runs(table, view.memory)
-        copies = []
+        copies: list[tuple[Bytes, Bytes, int]] = []
+        owners: list[int] = []
         for index, source in zip(indexes, sources, strict=True):
             at = 0
             for run in runs[index]:
-                copies.append((run, source[at : at + len(run)]))
+                copies.append((run, source[at : at + len(run)], at))
+                owners.append(index)
                 at += len(run)
-        _copy(copies, torch.get_num_threads())
-        view.fingerprints[list(indexes)] = [fingerprint.of_bytes(source.data) for source in sources]
+        view.fingerprints[list(indexes)] = 0
+        for index, word in zip(owners, _copy(copies, torch.get_num_threads()), strict=True):
+            view.fingerprints[index] ^= np.uint64(word)
 
     def runs(self, table: Table, memory: memoryview) -> list[list[Bytes]]:
         """For each piece the runs of `memory` that hold it."""
@@ -116,14 +119,19 @@ def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]
     return sorted(range(len(leaves)), key=rank)
 
 
-def _copy(copies: Sequence[tuple[Bytes, Bytes]], threads: int) -> None:
-    """Not by torch: the threads of its copies spin while they wait for each other, and cores are scarce beside a training (facts)."""
-    if threads == 1 or sum(len(run) for run, _ in copies) < _LARGE_BYTES:
-        for run, content in copies:
-            np.copyto(run, content)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda copy: np.copyto(*copy), copies, chunksize=max(1, len(copies) // (8 * threads))))
+def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]:
+    """What each part of a source, so many bytes from its start, gives to its fingerprint: looked at while it is in the cache.
+
+    Not by torch: the threads of its copies spin while they wait for each other, and cores are scarce beside a training (facts)."""
+
+    def copy(to: Bytes, content: Bytes, at: int) -> int:
+        np.copyto(to, content)
+        return fingerprint.of_part(content.data, at)
+
+    if threads == 1 or sum(len(run) for run, _, _ in copies) < _LARGE_BYTES:
+        return [copy(*each) for each in copies]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(copy, *zip(*copies, strict=True), chunksize=max(1, len(copies) // (8 * threads))))
 
 
 def flat(tensor: Tensor) -> Tensor:
