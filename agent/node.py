@@ -230,16 +230,13 @@ class Node:
 
     def unwritten(self) -> str:
         """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, and
-        where there was no memory to take it, which has been told."""
+        where there was no memory to take it, which has been told, and all that was taken is on disk."""
         ended = [page.step for page in self.board.pages if page.phase == RankPhase.FINISHED]
         self.shelf.fresh(_AT_THE_END_S)
-        if (
-            not ended
-            or any(page.starved for page in self.board.pages)
-            or max(ended) <= max(self.durable_steps(), default=-1)
-        ):
+        if not ended or max(ended) <= max(self.durable_steps(), default=-1):
             return ""
-        return self.drain.lost or f"step {max(ended)}: no snapshot of it was taken"
+        starved = any(page.starved for page in self.board.pages)
+        return self.drain.lost or ("" if starved else f"step {max(ended)}: no snapshot of it was taken")
 
     def all_attached(self) -> bool:
         return all(page.pid for page in self.board.pages)

@@ -51,7 +51,9 @@ class RunDirectory:
             raise MachineError(f"{self.endpoint} cannot be written ({error.strerror}); nothing was started") from error
 
     def kept(self) -> Place:
-        """The place that holds the `snapshots/` of the job that ran here last."""
+        """The place that holds the `snapshots/` of the job that ran here last; of a directory that was moved or copied, its own."""
+        if (self.root / layout.SNAPSHOTS / MARK).exists():
+            return Files(self.root)
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
         return stores.at(starts[-1]["snapshots"] if starts else str(self.root))
 

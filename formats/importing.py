@@ -56,8 +56,13 @@ def import_into(root: Place, foreign: Foreign, step: int | None = None, part_byt
     if not foreign.found:
         raise UsageError("the checkpoint has no tensors; nothing was imported")
     look = catalog.look(root)
-    if look.durable or look.rejected or look.remains or (root / layout.SNAPSHOTS).there(layout.JOB):
+    if look.durable or look.rejected or (root / layout.SNAPSHOTS).there(layout.JOB):
         raise UsageError(f"{root} holds snapshots already; nothing was imported. Name a new place for them")
+    for left in look.remains:
+        raise UsageError(
+            f"{left.under(root)} is what an import has written so far, or had when it was killed; nothing was imported. If none is under "
+            "way, delete it, or name a new place"
+        )
     names = Counter(name for found in foreign.found for name in (found.name, *found.also))
     for name, count in names.most_common(1):
         if count > 1:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mt_resilient.resilience.board import PAGE_BYTES, Page
 
 from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, undisturbed
 
@@ -179,12 +182,15 @@ def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path)
     assert "step 80 is on disk" in job.said()
 
 
-def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk: Path) -> None:
+@pytest.mark.parametrize("starved", [False, True], ids=["", "and memory was short once"])
+def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk: Path, starved: bool) -> None:
     """What cannot be written at the end is tried for 15 s; then the run says that it is not finished, and can be given again."""
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40"]
     job = Job(tmp_path, command, "--durable-every", "10", "--snapshots", str(small_disk))
     job.until_said("is on disk")
     job.until_step(29)
+    if starved:
+        page_of(job.agent.pid).starved += 1
     ballast = small_disk / "ballast"
     subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], capture_output=True, check=False)
     assert job.finish(120) == 3, job.said()
@@ -195,6 +201,13 @@ def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk:
     assert "step 40 is on disk" in job.said()
     job.start()
     assert job.finish() == 2
+
+
+def page_of(agent: int) -> Page:
+    """Of its first rank."""
+    board = next(fd for fd in Path(f"/proc/{agent}/fd").iterdir() if "mt-resilient-board" in os.readlink(fd))
+    with board.open("r+b") as file:
+        return Page(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
 
 
 def test_a_disk_that_was_always_full_does_not_make_a_training_begin_again(tmp_path: Path, small_disk: Path) -> None:

@@ -445,6 +445,10 @@ def test_what_keeps_an_import_from_being_is_one_sentence_and_leaves_nothing(tmp_
     assert main(["snapshots", "import", "--from", "dcp", str(torch_s), *to, "--step", "2"]) == 2
     assert "holds snapshots already; nothing was imported" in capsys.readouterr().err
     assert sorted(os.listdir(place / "snapshots")) == before
+    (place / "snapshots" / before[0] / "COMMIT").unlink()
+    assert main(["snapshots", "import", "--from", "dcp", str(torch_s), *to, "--step", "2"]) == 2
+    assert "or had when it was killed; nothing was imported. If none is under way, delete it" in capsys.readouterr().err
+    assert sorted(os.listdir(place / "snapshots")) == before
 
 
 def test_chunks_that_do_not_make_up_their_tensor_are_refused(tmp_path: Path) -> None:

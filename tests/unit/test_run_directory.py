@@ -1,6 +1,7 @@
 """The run directory: one agent at a time, and a sentence for what keeps it from being used."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from mt_resilient.agent.run_directory import RunDirectory, writable
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.errors import MachineError, UsageError
+from mt_resilient.resilience.journal import Journal
 
 
 @pytest.fixture
@@ -120,3 +122,16 @@ def test_a_snapshot_directory_is_tried_before_anything_starts(tmp_path: Path, bl
         MachineError, match=r"below cannot be written \(.*file: File exists\); nothing was started.*--snapshots"
     ):
         writable(Files(blocked))
+
+
+def test_a_run_directory_that_was_moved_or_copied_has_its_own_snapshots(tmp_path: Path) -> None:
+    """The journal tells where they were."""
+    run = RunDirectory(tmp_path / "run")
+    run.take()
+    run.own(Files(run.root / "snapshots"))
+    Journal(run.journal).write("start", 0.0, snapshots=str(run.root))
+    run.release()
+    shutil.copytree(run.root, tmp_path / "copy")
+    assert RunDirectory(tmp_path / "copy").kept() == Files(tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "snapshots")
+    assert RunDirectory(tmp_path / "copy").kept() == Files(run.root), "they were somewhere else all the time"
