@@ -73,7 +73,9 @@ def _snapshot_actions(actions: Any) -> None:
     )
     for action in (ls, verify, digest):
         action.add_argument(
-            "snapshot", nargs="?", help="a step, or a directory's name (default: all; digest: the newest)"
+            "snapshot",
+            nargs="?",
+            help="a step, a snapshot's directory or URL, or a run or place of several (default: all of the run; digest: the newest)",
         )
     digest.add_argument(
         "--global",
@@ -138,32 +140,36 @@ def _dispatch(words: list[str]) -> int:
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
         return _run(options, words[cut + 1 :])
-    if options.command == "snapshots" and options.action == "export":
-        return _export(options)
-    if options.command == "snapshots" and options.action == "import":
-        return _import(options)
+    if options.command == "snapshots":
+        return {"export": _export, "import": _import}.get(options.action, _snapshots)(options)
     from .agent import inspect
 
     directory = inspect.find_directory(options.run_dir)
-    match options.command:
-        case "status":
-            return inspect.status(directory, options.json)
-        case "explain":
-            return inspect.explain(directory, options.incident)
-    return inspect.snapshots(directory, options.action, options.snapshot, getattr(options, "whole", False))
+    if options.command == "status":
+        return inspect.status(directory, options.json)
+    return inspect.explain(directory, options.incident)
+
+
+def _snapshots(options: argparse.Namespace) -> int:
+    from .agent import inspect
+
+    return inspect.snapshots(_named(options), options.action, getattr(options, "whole", False))
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .agent import inspect
-    from .agent.job import SECTIONS
     from .formats import exporting
-    from .resilience.config import load
 
     write = _dcp_writer() if options.to == "dcp" else exporting.safetensors
-    policies = load(SECTIONS, None, os.environ, {})
-    snapshot = inspect.snapshot_named(options.snapshot, options.run_dir, policies["snapshots"])
-    print(exporting.export(snapshot, write, Path(options.target), options.only or ()))
+    print(exporting.export(_named(options)[0], write, Path(options.target), options.only or ()))
     return 0
+
+
+def _named(options: argparse.Namespace) -> list[Any]:
+    from .agent import inspect
+    from .agent.job import SECTIONS
+    from .resilience.config import load
+
+    return inspect.named(options.snapshot, options.run_dir, load(SECTIONS, None, os.environ, {})["snapshots"])
 
 
 def _import(options: argparse.Namespace) -> int:

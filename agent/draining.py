@@ -66,7 +66,10 @@ class Draining:
         if data:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                event = json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # a library's, which has printed something
+                    continue
                 self.finished = self.finished or event["event"] == "finished"
                 self._deaths = 0
                 if event["event"] in ("durable", "written", "failed") and event["step"] >= self._newest:

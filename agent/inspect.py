@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..checkpoint import catalog, commit
+from ..checkpoint import catalog, commit, stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.layout import Attempt
 from ..checkpoint.reshard import Saved
@@ -41,14 +41,17 @@ def find_directory(given: Path | None) -> RunDirectory:
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
 
 
-def snapshot_named(where: str, run_dir: Path | None, kept: SnapshotPolicy) -> Place:
-    """The snapshot that a person means: a step or a name of the run in `run_dir`, or of the one that was used last; a run directory; a
-    snapshot's own place, or one that holds `snapshots/`. The newest where there are several. Raises UsageError when there is none."""
+def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
+    """The snapshots that a person means, the newest first: all, or a step or a name, of the run in `run_dir` or of the one that was used
+    last; those of a run directory, or of a place that holds `snapshots/`; a snapshot's own place. Raises UsageError when there is none
+    of what was named."""
+    if where is None:
+        return catalog.committed(find_directory(run_dir).kept())
     if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
-        return _chosen(find_directory(run_dir), where)[0]
+        return _chosen(find_directory(run_dir), where)
     if (Path(where) / "journal.jsonl").exists():
-        return catalog.newest_at(RunDirectory(Path(where)).kept())
-    return catalog.find(where, kept.endpoint, kept.region)
+        return catalog.at(RunDirectory(Path(where)).kept())
+    return catalog.at(stores.at(stores.address(where, kept.endpoint, kept.region)))
 
 
 def look(directory: RunDirectory) -> World | None:
@@ -149,11 +152,10 @@ def explain(directory: RunDirectory, which: str | None) -> int:
     return 0
 
 
-def snapshots(directory: RunDirectory, action: str, which: str | None, whole: bool) -> int:
+def snapshots(found: list[Place], action: str, whole: bool) -> int:
     """List, verify or digest; whole: of global tensors. Verify gives 6 when a snapshot is not sound."""
-    found = catalog.committed(directory.kept()) if which is None else _chosen(directory, which)
     if not found:
-        print(f"no committed snapshot in {directory.root}")
+        print("there is no committed snapshot")
         return 0
     if action == "digest" and whole:
         with commit.reading(found[0]):

@@ -47,22 +47,22 @@ def committed(root: Place) -> list[Place]:
     return [attempt.under(root) for attempt in look(root).durable]
 
 
-def find(where: str, endpoint: str = "", region: str = "") -> Place:
-    """The snapshot that a person means by a path or a URL: `newest_at` there. Raises UsageError when there is none, MachineError when
-    storage does not answer."""
-    return newest_at(stores.at(stores.address(where, endpoint, region)))
+def find(where: str) -> Place:
+    """The snapshot that a person means by a path or a URL, the newest of several. Raises as `at` does."""
+    return at(stores.at(stores.address(where)))[0]
 
 
-def newest_at(place: Place) -> Place:
-    """The snapshot that is there, or the newest below a place that holds `snapshots/`. Raises as `find` does."""
+def at(place: Place) -> list[Place]:
+    """The snapshot that is there, or those below a place that holds `snapshots/`, the newest first. Raises UsageError when there is none,
+    MachineError when storage does not answer."""
     if Attempt.parse(place.name) is not None and commit.committed(place):
-        return place
+        return [place]
     found = committed(place)
     if not found:
         raise UsageError(
             f"there is no committed snapshot at {place}; name a run, a snapshot's directory, or a place that holds snapshots/"
         )
-    return found[0]
+    return found
 
 
 def next_generation(root: Place) -> int:
