@@ -75,12 +75,20 @@ class Stager:
         device. Complete on return."""
         import torch
 
+        runs = self.runs(layout, view.memory)
         indexes = range(len(leaves)) if only is None else only
+        scalars = _scalars(leaves, indexes)
+        for alike in scalars:
+            contents = _together([leaves[index] for index in alike])
+            for index, content in zip(alike, contents, strict=True):
+                runs[index][0][:] = content[: layout.pieces[index].nbytes]
+            view.fingerprints[alike] = contents.view("<u8")[:, 0]
+        done = {index for alike in scalars for index in alike}
+        indexes = [index for index in indexes if index not in done]
         sources = [
             flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf))).numpy(force=True)
             for leaf in (leaves[index] for index in indexes)
         ]
-        runs = self.runs(layout, view.memory)
         copies: list[tuple[Bytes, Bytes, int]] = []
         owners: list[int] = []
         for index, source in zip(indexes, sources, strict=True):
@@ -89,7 +97,7 @@ class Stager:
                 copies.append((run, source[at : at + len(run)], at))
                 owners.append(index)
                 at += len(run)
-        view.fingerprints[list(indexes)] = 0
+        view.fingerprints[indexes] = 0
         for index, word in zip(owners, _copy(copies, torch.get_num_threads()), strict=True):
             view.fingerprints[index] ^= np.uint64(word)
 
@@ -100,6 +108,30 @@ class Stager:
             zero_gaps(layout, memory)
             known = self._runs[id(memory)] = memory, [_runs(layout.image, piece, memory) for piece in layout.pieces]
         return known[1]
+
+
+def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
+    """Those of the leaves `indexes` that are one number on the CPU, by type: torch's Adam counts its steps in one a parameter, and each by
+    itself takes longer than it takes to launch the copy of a large tensor."""
+    import torch
+
+    found: dict[torch.dtype, list[int]] = {}
+    for index in indexes:
+        leaf: Any = leaves[index]
+        if type(leaf) is torch.Tensor and not leaf.ndim and leaf.is_cpu and leaf.itemsize <= fingerprint.WORD_BYTES:
+            found.setdefault(leaf.dtype, []).append(index)
+    return list(found.values())
+
+
+def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
+    """The bytes of each, filled up to those of a word, which is its fingerprint."""
+    import torch
+
+    with torch.no_grad():
+        values = torch.stack(tuple(numbers)).reshape(-1, 1).view(torch.uint8).numpy()
+    words = np.zeros((len(numbers), fingerprint.WORD_BYTES), np.uint8)
+    words[:, : values.shape[1]] = values
+    return words
 
 
 def lay_out(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> Layout:

@@ -64,18 +64,21 @@ def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch
     number = {id(module): at for at, module in enumerate(modules)}
     for module in modules:  # which grows meanwhile
         parameters, buffers, children = module._parameters, module._buffers, module._modules
-        form += (type(module), len(parameters), len(buffers), len(children))
+        form.append(type(module))
         if parameters:
             form += parameters
             found += parameters.values()
+        form.append(len(found))
         if buffers:
             form += buffers
             found += buffers.values()
-        for name, child in children.items():
-            at = -1 if child is None else number.setdefault(id(child), len(modules))
-            if at == len(modules):
-                modules.append(child)
-            form += (name, at)
+        if children:
+            form.append(len(found))
+            for name, child in children.items():
+                at = -1 if child is None else number.setdefault(id(child), len(modules))
+                if at == len(modules):
+                    modules.append(child)
+                form += (name, at)
     form += map(id, found)  # numbers: equal ones in the same look are one tensor, and None is always the same
     return modules, form, found
 

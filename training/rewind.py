@@ -6,7 +6,7 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -197,7 +197,9 @@ class Tape:
                     id(tensor) for name, source in self._sources.items() for tensor in _steady(source, state[name])
                 }
                 self._sides = self._divided(leaves, layout, steady if self._hooked else ())
-            attempt.job = self._hand_over(self._offload, slot, view, leaves, layout)
+            models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
+            checked = (tensor for model, collected in models for tensor in model.parameters(collected))
+            attempt.job = self._hand_over(self._offload, slot, view, leaves, layout, checked)
         self._at.page.snapshots += 1
         return True
 
@@ -207,20 +209,27 @@ class Tape:
         late = [index for index in away if id(leaves[index]) in steady]
         return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
 
-    def _hand_over(self, offload: Offload, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout) -> Job:
-        """What is on the CPU is copied here and now, the rest as `offload` does it."""
+    def _hand_over(
+        self,
+        offload: Offload,
+        slot: Slot,
+        view: View,
+        leaves: Sequence[Any],
+        layout: Layout,
+        checked: Iterable[torch.Tensor],
+    ) -> Job:
+        """What is on the CPU is copied here and now, the rest as `offload` does it. checked: parameters."""
         assert self._sides is not None
         _, here, early, late = self._sides
         self._stager.stage(leaves, layout, view, here)
         self._stager.runs(layout, view.memory)  # whatever it held before, its gaps are zero
         strips = offload.plan(layout)
-        models = [source for source in self._sources.values() if isinstance(source, Modules)]
         job = Job(
             slot=slot,
             view=view,
             early=[(index, (leaves[index], strips[index])) for index in early],
             late=((index, (leaves[index], strips[index])) for index in late),
-            checked=[parameter for model in models for parameter in model.parameters()],
+            checked=[tensor for tensor in checked if tensor.device.type != "cpu"],
         )
         offload.start(job)
         return job

@@ -69,21 +69,22 @@ class Modules:
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         self.chunks = list(chunks)
         self._names = Names()
+        self._buffers: set[str] = set()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         parameters, buffers = self._names.of(self.chunks)
+        self._buffers = set(buffers)
         named = parameters | buffers
         return named if whole(named.values()) else {name: local(tensor) for name, tensor in named.items()}
 
-    def parameters(self) -> list[torch.Tensor]:
-        """What of each lies here."""
-        return [local(parameter) for parameter in self._names.of(self.chunks)[0].values()]
+    def parameters(self, collected: Nested) -> list[torch.Tensor]:
+        """Those in what was `collected` last."""
+        return [tensor for name, tensor in collected.items() if name not in self._buffers]
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
         """What in `collected` only an optimizer's step writes: parameters, unless they are gathered during the forward pass."""
         gathered = any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
-        buffers = self._names.of(self.chunks)[1]
-        return [] if gathered else [tensor for name, tensor in collected.items() if name not in buffers]
+        return [] if gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
         return self.tensors()
