@@ -20,8 +20,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..checkpoint import fingerprint
-from ..checkpoint.arena import RankArena, Slot, View, image_offset
+from ..checkpoint.arena import RankArena, Slot, View
 from ..checkpoint.header import Header
+from ..checkpoint.slot import image_offset
 from ..checkpoint.staging import arrived, fill, flat
 from ..checkpoint.tensors import Layout
 from ..resilience.boundary import Held
