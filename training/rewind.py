@@ -74,6 +74,8 @@ class Tape:
         self._attempts: list[Attempt] = []
         """The two latest."""
         self._sides: Sides | None = None
+        self._written: list[tuple[bool, frozenset[str]]] = []
+        """By what of the models the forward pass writes, they were divided."""
         self._recorded = False
         self._complaint = ""
         """Why the state could not be saved, as it was told last."""
@@ -192,12 +194,14 @@ class Tape:
             self._stager.stage(leaves, layout, view)
             slot.staged()
         else:
-            if self._sides is None or self._sides[0] is not layout.pieces:
+            models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
+            written = [(model.gathered, model.buffers) for model, _ in models]
+            if self._sides is None or self._sides[0] is not layout.pieces or self._written != written:
+                self._written = written
                 steady = {
                     id(tensor) for name, source in self._sources.items() for tensor in _steady(source, state[name])
                 }
                 self._sides = self._divided(leaves, layout, steady if self._hooked else ())
-            models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
             checked = (tensor for model, collected in models for tensor in model.parameters(collected))
             attempt.job = self._hand_over(self._offload, slot, view, leaves, layout, checked)
         self._at.page.snapshots += 1

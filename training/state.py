@@ -69,22 +69,27 @@ class Modules:
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         self.chunks = list(chunks)
         self._names = Names()
-        self._buffers: set[str] = set()
+        self.buffers: frozenset[str] = frozenset()
+        """Names of those in what was collected last."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         parameters, buffers = self._names.of(self.chunks)
-        self._buffers = set(buffers)
+        self.buffers = frozenset(buffers)
         named = parameters | buffers
         return named if whole(named.values()) else {name: local(tensor) for name, tensor in named.items()}
 
     def parameters(self, collected: Nested) -> list[torch.Tensor]:
         """Those in what was `collected` last."""
-        return [tensor for name, tensor in collected.items() if name not in self._buffers]
+        return [tensor for name, tensor in collected.items() if name not in self.buffers]
+
+    @property
+    def gathered(self) -> bool:
+        """The parameters are, during the forward pass: it writes all of them then, and not the buffers alone."""
+        return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """What in `collected` only an optimizer's step writes: parameters, unless they are gathered during the forward pass."""
-        gathered = any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
-        return [] if gathered else self.parameters(collected)
+        """What in what was `collected` last only an optimizer's step writes."""
+        return [] if self.gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
         return self.tensors()
