@@ -61,11 +61,10 @@ class Stager:
         form = self._form if self._form is not None and self._form.fits(walk) else Form(walk, is_leaf)
         described = [_OF_ARRAY(leaf) if type(leaf) is np.ndarray else _OF_TENSOR(leaf) for leaf in walk.leaves]
         if form is not self._form or described != self._described:
-            self._form = None
             leaves, places = list(zip(form.names, walk.leaves, strict=True)), parts()
-            self._order = order(leaves, places)
-            self._layout, self._runs = lay_out([leaves[index] for index in self._order], places), {}
-            self._form, self._described = form, described
+            ordered = order(leaves, places)
+            self._layout, self._runs = lay_out([leaves[index] for index in ordered], places), {}
+            self._form, self._described, self._order = form, described, ordered
             self._pieces_json = tensors.pieces_json(self._layout.pieces)
         encoded = tensors.encoded(form.skeleton(walk.values), self._pieces_json, self._layout.payload_bytes)
         return self._layout, encoded, [walk.leaves[index] for index in self._order]

@@ -86,6 +86,7 @@ quiet, other = (struct.unpack(">d", bytes.fromhex(bits))[0] for bits in ("7ff800
         ({"a": torch.zeros(4)}, {"a": torch.zeros(2, 2)}),
         ({"a": torch.zeros(4)}, {"a": torch.zeros(4, dtype=torch.int32)}),
         ({"a": np.zeros(4, np.int32)}, {"a": np.zeros(4, np.uint32)}),
+        ({"a": np.zeros(4)}, {"a": np.zeros((2, 2))}),
         ({"a": torch.zeros(2), "b": torch.ones(3)}, {"a": torch.ones(3), "b": torch.zeros(2)}),
     ],
 )
@@ -125,6 +126,10 @@ def test_one_object_that_changes_its_type_and_shape():
 def test_a_refusal_is_forgotten():
     stager = Stager()
     as_if_anew(stager, {"a": torch.zeros(3, 3)})
+    as_if_anew(stager, {"a": torch.zeros(3, 3), "b": torch.zeros(2)})
+    with pytest.raises(SnapshotError, match="not dense"):
+        stager.plan({"a": torch.eye(1).to_sparse(), "b": torch.zeros(50)}, torch.is_tensor)
+    as_if_anew(stager, {"a": torch.zeros(3, 3), "b": torch.zeros(2)})
     for bad in ({"a": torch.eye(3).to_sparse()}, {"a": {1, 2}}, {"a": np.array(["x"])}, {True: torch.zeros(3, 3)}):
         with pytest.raises(SnapshotError, match="can't be saved"):
             stager.plan(bad, torch.is_tensor)
