@@ -52,8 +52,7 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Header
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.restore import chunks, open_rank
-from mt_resilient.checkpoint.staging import Stager, destinations, fill, plan
-from mt_resilient.checkpoint.tree import flatten
+from mt_resilient.checkpoint.staging import Stager, destinations, fill
 from mt_resilient.checkpoint.writers import writer
 
 FORMATS = (
@@ -95,16 +94,16 @@ class Damage:
 
 def save_ours(state: State, directory: Path) -> None:
     """Save `state` into `directory`, which is not there yet: staged into a slot of an arena, and drained from it."""
-    skeleton, leaves = flatten(state, torch.is_tensor)
-    table = plan(skeleton, leaves)
+    stager = Stager()
+    layout, encoded, leaves = stager.plan(state, torch.is_tensor)
     described = Header(
-        generation=1, step=1, rank=0, world=1, pieces=len(table.pieces), payload_bytes=table.payload_bytes
+        generation=1, step=1, rank=0, world=1, pieces=len(layout.pieces), payload_bytes=layout.payload_bytes
     )
     slots = RankArena(arena.paths(arena.create(ranks=1, slots=1), os.getpid())[0])
-    claimed = slots.claim(described, table.to_json())
+    claimed = slots.claim(described, encoded)
     assert claimed is not None
     slot, view = claimed
-    Stager().stage(leaves, table, view)
+    stager.stage(leaves, layout, view)
     slot.staged()
     slot.seal()
     report = drain(

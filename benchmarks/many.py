@@ -25,8 +25,7 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Header
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.restore import open_rank
-from mt_resilient.checkpoint.staging import Stager, plan
-from mt_resilient.checkpoint.tree import flatten
+from mt_resilient.checkpoint.staging import Stager
 from mt_resilient.checkpoint.writers import by_tensorstore
 
 RANKS = 2
@@ -46,15 +45,19 @@ class Saver:
         state = {f"layers.{index:05}.weight": torch.zeros(8) for index in range(tensors)}
         started = time.perf_counter()
         for rank, (slots, stager) in enumerate(zip(self._ranks, self._stagers, strict=True)):
-            skeleton, leaves = flatten(state, torch.is_tensor)
-            table = plan(skeleton, leaves)
+            layout, encoded, leaves = stager.plan(state, torch.is_tensor)
             described = Header(
-                generation=1, step=self._step, rank=rank, world=RANKS, pieces=tensors, payload_bytes=table.payload_bytes
+                generation=1,
+                step=self._step,
+                rank=rank,
+                world=RANKS,
+                pieces=tensors,
+                payload_bytes=layout.payload_bytes,
             )
-            claimed = slots.claim(described, table.to_json())
+            claimed = slots.claim(described, encoded)
             assert claimed is not None
             slot, view = claimed
-            stager.stage(leaves, table, view)
+            stager.stage(leaves, layout, view)
             slot.staged()
             slot.seal()
             self._described = described

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,8 +21,8 @@ from . import fingerprint, geometry, tensors
 from .arena import View
 from .geometry import Part
 from .image import Image
-from .tensors import Piece, Table
-from .tree import Json
+from .tensors import Layout, Piece
+from .walk import Form, Walk
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,49 +32,62 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = NDArray[np.uint8]
 _LARGE_BYTES = 32 << 20
 """From here on it is worth it to copy with several threads."""
+_OF_TENSOR, _OF_ARRAY = attrgetter("dtype", "shape", "layout", "device"), attrgetter("dtype", "shape")
+"""What may change about a live tensor that is still the same object, and an array: with it, the layout does."""
 
 
 class Stager:
-    """Copies states into slots; remembers how the last state was laid out, and where each slot's pieces lie, until the layout changes."""
+    """Copies states into slots; remembers how the last state was made and laid out, and where each slot's pieces lie, until one is made
+    otherwise."""
 
     def __init__(self) -> None:
-        self._described: list[tuple[Any, ...]] | None = None
-        self._table = tensors.plan(None, [])
-        self._order: list[int] = []
+        self._form: Form | None = None
+        self._described: list[tuple[Any, ...]] = []
+        self._layout = tensors.lay_out([])
         self._pieces_json = ""
+        self._order: list[int] = []
         self._runs: dict[int, tuple[memoryview, list[list[Bytes]]]] = {}
 
     def plan(
         self,
-        skeleton: Json,
-        leaves: Sequence[tuple[str, Leaf]],
+        state: Any,
+        is_leaf: Callable[[Any], bool],
         parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
-    ) -> tuple[Table, bytes, list[tuple[str, Leaf]]]:
-        """Where each leaf will lie, and that in JSON, and the leaves in that order; `parts` is asked for their places in global tensors
-        when the layout has changed. Raises SnapshotError for a leaf that has no plain bytes (sparse, quantized)."""
-        described = [(name, leaf.dtype, leaf.shape, getattr(leaf, "layout", None)) for name, leaf in leaves]
-        if described != self._described:
-            places = parts()
-            self._order = order(leaves, places)
-            self._table, self._runs = plan(skeleton, [leaves[index] for index in self._order], places), {}
-            self._described, self._pieces_json = described, tensors.pieces_json(self._table.pieces)
-        table = replace(self._table, skeleton=skeleton)
-        return table, table.to_json(self._pieces_json), [leaves[index] for index in self._order]
+    ) -> tuple[Layout, bytes, list[Leaf]]:
+        """Where each leaf will lie, its table in JSON, and the leaves in that order; `parts` is asked for their places in global tensors
+        when the layout has changed. Raises SnapshotError for what can't be saved: a tensor that has no plain bytes (sparse, quantized), or
+        what `walk.Form` refuses."""
+        walk = Walk(state)
+        form = self._form if self._form is not None and self._form.fits(walk) else Form(walk, is_leaf)
+        described = [_OF_ARRAY(leaf) if type(leaf) is np.ndarray else _OF_TENSOR(leaf) for leaf in walk.leaves]
+        if form is not self._form or described != self._described:
+            leaves, places = list(zip(form.names, walk.leaves, strict=True)), parts()
+            ordered = order(leaves, places)
+            self._layout, self._runs = lay_out([leaves[index] for index in ordered], places), {}
+            self._form, self._described, self._order = form, described, ordered
+            self._pieces_json = tensors.pieces_json(self._layout.pieces)
+        encoded = tensors.encoded(form.skeleton(walk.values), self._pieces_json, self._layout.payload_bytes)
+        return self._layout, encoded, [walk.leaves[index] for index in self._order]
 
-    def stage(
-        self, leaves: Sequence[tuple[str, Leaf]], table: Table, view: View, only: Sequence[int] | None = None
-    ) -> None:
-        """Copy the leaves (`only` these, by index), for which `plan` gave `table`, into the slot, and note their fingerprints: any strides,
-        any device. Complete on return."""
+    def stage(self, leaves: Sequence[Leaf], layout: Layout, view: View, only: Sequence[int] | None = None) -> None:
+        """Copy the leaves (`only` these, by index), one for each piece of `layout`, with their fingerprints into the slot: any strides, any
+        device. Complete on return."""
         import torch
 
+        runs = self.runs(layout, view.memory)
         indexes = range(len(leaves)) if only is None else only
-        chosen = [leaves[index][1] for index in indexes]
+        scalars = _scalars(leaves, indexes)
+        for alike in scalars:
+            contents = _together([leaves[index] for index in alike])
+            for index, content in zip(alike, contents, strict=True):
+                runs[index][0][:] = content[: layout.pieces[index].nbytes]
+            view.fingerprints[alike] = contents.view("<u8")[:, 0]
+        done = {index for alike in scalars for index in alike}
+        indexes = [index for index in indexes if index not in done]
         sources = [
             flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf))).numpy(force=True)
-            for leaf in chosen
+            for leaf in (leaves[index] for index in indexes)
         ]
-        runs = self.runs(table, view.memory)
         copies: list[tuple[Bytes, Bytes, int]] = []
         owners: list[int] = []
         for index, source in zip(indexes, sources, strict=True):
@@ -83,28 +96,50 @@ class Stager:
                 copies.append((run, source[at : at + len(run)], at))
                 owners.append(index)
                 at += len(run)
-        view.fingerprints[list(indexes)] = 0
+        view.fingerprints[indexes] = 0
         for index, word in zip(owners, _copy(copies, torch.get_num_threads()), strict=True):
             view.fingerprints[index] ^= np.uint64(word)
 
-    def runs(self, table: Table, memory: memoryview) -> list[list[Bytes]]:
+    def runs(self, layout: Layout, memory: memoryview) -> list[list[Bytes]]:
         """For each piece the runs of `memory` that hold it."""
         known = self._runs.get(id(memory))  # the view is kept along with its id, so the id can't come to mean another
         if known is None:
-            zero_gaps(table, memory)
-            known = self._runs[id(memory)] = memory, [_runs(table.image, piece, memory) for piece in table.pieces]
+            zero_gaps(layout, memory)
+            known = self._runs[id(memory)] = memory, [_runs(layout.image, piece, memory) for piece in layout.pieces]
         return known[1]
 
 
-def plan(
-    skeleton: Json, leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})
-) -> Table:
-    """As `Stager.plan`, anew."""
+def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
+    """Those of the leaves `indexes` that are one number on the CPU, by type: torch's Adam counts its steps in one a parameter, and each by
+    itself takes longer than it takes to launch the copy of a large tensor."""
+    import torch
+
+    found: dict[torch.dtype, list[int]] = {}
+    for index in indexes:
+        leaf: Any = leaves[index]
+        if type(leaf) is torch.Tensor and not leaf.ndim and leaf.is_cpu and leaf.itemsize <= fingerprint.WORD_BYTES:
+            found.setdefault(leaf.dtype, []).append(index)
+    return list(found.values())
+
+
+def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
+    """The bytes of each, filled up to those of a word, which is its fingerprint."""
+    import torch
+
+    with torch.no_grad():
+        values = torch.stack(tuple(numbers)).reshape(-1, 1).view(torch.uint8).numpy()
+    words = np.zeros((len(numbers), fingerprint.WORD_BYTES), np.uint8)
+    words[:, : values.shape[1]] = values
+    return words
+
+
+def lay_out(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> Layout:
+    """Where these leaves will lie, in this order. Raises SnapshotError for one that has no plain bytes."""
     for name, leaf in leaves:
         if not isinstance(leaf, np.ndarray) and str(leaf.layout) != "torch.strided":
             raise SnapshotError(f"tensor {name!r} is not dense ({leaf.layout}); it can't be saved")
     described = ((name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)) for name, leaf in leaves)
-    return tensors.plan(skeleton, described, parts)
+    return tensors.lay_out(described, parts)
 
 
 def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]]) -> list[int]:
@@ -141,7 +176,7 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def destinations(table: Table, live: Mapping[str, Any]) -> dict[str, Tensor]:
+def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
     """A tensor for each piece to be filled: the one that `live` has by that name, if it fits, so that nothing has to be copied again; a
     new one on the CPU otherwise."""
     import torch
@@ -160,12 +195,15 @@ def destinations(table: Table, live: Mapping[str, Any]) -> dict[str, Tensor]:
         piece.name: live[piece.name].detach()
         if fits(live.get(piece.name), piece)
         else torch.empty(piece.shape, dtype=getattr(torch, piece.dtype))
-        for piece in table.pieces
+        for piece in layout.pieces
     }
 
 
 def fill(
-    table: Table, into: Mapping[str, Tensor], chunks: Iterable[tuple[int, memoryview]], fingerprints: NDArray[np.uint64]
+    layout: Layout,
+    into: Mapping[str, Tensor],
+    chunks: Iterable[tuple[int, memoryview]],
+    fingerprints: NDArray[np.uint64],
 ) -> None:
     """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, or some of them, and compare what has
     arrived with `fingerprints`. A chunk's memory is not used after the next one is asked for.
@@ -174,8 +212,8 @@ def fill(
     """
     import torch
 
-    flats = {number: flat(into[piece.name]) for number, piece in enumerate(table.pieces) if piece.name in into}
-    by_chunk = table.by_chunk()
+    flats = {number: flat(into[piece.name]) for number, piece in enumerate(layout.pieces) if piece.name in into}
+    by_chunk = layout.by_chunk()
     missing = Counter(number for held in by_chunk.values() for number, *_ in held)
     found = dict.fromkeys(flats, 0)
     away = {number: each for number, each in flats.items() if each.device.type != "cpu"}
@@ -195,15 +233,15 @@ def fill(
     if away:
         words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
         found.update(zip(away, words.tolist(), strict=True))
-    arrived(table, found, fingerprints)
+    arrived(layout, found, fingerprints)
 
 
-def arrived(table: Table, found: Mapping[int, int], fingerprints: NDArray[np.uint64]) -> None:
+def arrived(layout: Layout, found: Mapping[int, int], fingerprints: NDArray[np.uint64]) -> None:
     """Compare the fingerprints found, by number of the piece, with those that the pieces left with. Raises as `fill` does."""
     for number, word in sorted(found.items()):
         if word != fingerprints[number]:
             raise SnapshotError(
-                f"tensor {table.pieces[number].name!r} arrived with the fingerprint {word:016x}, "
+                f"tensor {layout.pieces[number].name!r} arrived with the fingerprint {word:016x}, "
                 f"and left with {fingerprints[number]:016x}"
             )
 
@@ -214,10 +252,10 @@ def _runs(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:
     return [whole[at : at + run] for at, run in places]
 
 
-def zero_gaps(table: Table, memory: memoryview) -> None:
+def zero_gaps(layout: Layout, memory: memoryview) -> None:
     """Make the payload's bytes depend on nothing but the state, whatever the slot held before."""
-    image, end = table.image, 0
-    for offset, nbytes in [*((piece.offset, piece.nbytes) for piece in table.pieces), (table.payload_bytes, 0)]:
+    image, end = layout.image, 0
+    for offset, nbytes in [*((piece.offset, piece.nbytes) for piece in layout.pieces), (layout.payload_bytes, 0)]:
         for chunk, at, run in image.segments(end, offset - end):
             place = chunk * image.stride_bytes + at
             memory[place : place + run] = bytes(run)

@@ -1,6 +1,6 @@
 """What tensors a slot or slab holds, and where: a table of pieces. Pure.
 
-plan (names, dtypes, shapes) → `Table` → JSON beside the payload → `Table` again, believed only if every number fits.
+plan (names, dtypes, shapes) → `Layout` → with the skeleton as JSON beside the payload → `Table`, believed only if every number fits.
 Offsets are those of the payload; where a byte of it lies in memory and on disk is `image.py`'s.
 """
 
@@ -50,10 +50,9 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """Everything but the bytes. `payload_bytes` is padded to whole chunks, gaps and padding are zero."""
+class Layout:
+    """Where the bytes lie. `payload_bytes` is padded to whole chunks, gaps and padding are zero."""
 
-    skeleton: Json
     pieces: tuple[Piece, ...]
     payload_bytes: int
 
@@ -70,6 +69,13 @@ class Table:
                 found.setdefault(chunk, []).append((number, done, at, run))
                 done += run
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Layout):
+    """Everything but the bytes."""
+
+    skeleton: Json
 
     def described(self) -> Any:
         """The state, with a piece in the place of each tensor and array."""
@@ -99,16 +105,18 @@ class Table:
             end = piece.offset + piece.nbytes
         return cls(skeleton=table["skeleton"], pieces=pieces, payload_bytes=total)
 
-    def to_json(self, pieces: str | None = None) -> bytes:
-        """pieces: what `pieces_json` gave for these, where it is known."""
-        skeleton = json.dumps(self.skeleton, separators=(",", ":"), check_circular=False)  # `tree.flatten` has
-        pieces = pieces or pieces_json(self.pieces)
-        return f'{{"skeleton":{skeleton},"pieces":{pieces},"payload_bytes":{self.payload_bytes}}}'.encode()
+    def to_json(self) -> bytes:
+        return encoded(json.dumps(self.skeleton, separators=(",", ":")), pieces_json(self.pieces), self.payload_bytes)
 
     @classmethod
     def from_json(cls, data: bytes) -> Table:
         """The table in `data`. Raises SnapshotError for anything else."""
         return cls.from_object(parse(data, "the tensor table"))
+
+    @classmethod
+    def of(cls, layout: Layout, data: bytes) -> Table:
+        """The table in `data`, which this process has written for a state that lies as `layout` says."""
+        return cls(pieces=layout.pieces, payload_bytes=layout.payload_bytes, skeleton=json.loads(data)["skeleton"])
 
 
 def plan(
@@ -116,6 +124,14 @@ def plan(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
 ) -> Table:
+    """The table of a state with this skeleton, laid out as `lay_out` does."""
+    layout = lay_out(tensors, parts)
+    return Table(skeleton=skeleton, pieces=layout.pieces, payload_bytes=layout.payload_bytes)
+
+
+def lay_out(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})
+) -> Layout:
     """Lay out tensors given as (name, dtype, shape), in that order; `parts` by name, where they are known. Raises SnapshotError for an
     unknown dtype."""
     pieces: list[Piece] = []
@@ -129,7 +145,12 @@ def plan(
             Piece(name=name, dtype=dtype, shape=shape, offset=offset, nbytes=nbytes, parts=tuple(parts.get(name, ())))
         )
         end = offset + nbytes
-    return Table(skeleton=skeleton, pieces=tuple(pieces), payload_bytes=padded(max(end, 1)))
+    return Layout(pieces=tuple(pieces), payload_bytes=padded(max(end, 1)))
+
+
+def encoded(skeleton: str, pieces: str, payload_bytes: int) -> bytes:
+    """A table's JSON, of which the two large parts are written."""
+    return f'{{"skeleton":{skeleton},"pieces":{pieces},"payload_bytes":{payload_bytes}}}'.encode()
 
 
 def pieces_json(pieces: Sequence[Piece]) -> str:

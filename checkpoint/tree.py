@@ -1,6 +1,6 @@
-"""Nested state ⇄ a JSON skeleton and a flat list of named leaves. Pure; knows neither torch nor files.
+"""What a nested state is once its leaves are taken out: a JSON skeleton. Pure; knows neither torch nor files.
 
-Down: `flatten` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. Up: `unflatten`.
+Down: `walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. Up: `unflatten`.
 Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. JSON says what JSON can
 say; the rest is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`.
 """
@@ -25,60 +25,8 @@ Json = Any
 SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 """numpy's dtypes that are plain bytes."""
 
-_NO_LEAVES = frozenset((dict, OrderedDict, list, tuple, bool, str, int, float, bytes, type(None)))
 _PLAIN = 1 << 63
 """An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
-
-
-def flatten(state: Any, is_leaf: Callable[[Any], bool]) -> tuple[Json, list[tuple[str, Any]]]:
-    """Skeleton of `state`, and its leaves by unique name, in order: what `is_leaf` says (tensors), and numpy arrays.
-
-    Raises SnapshotError, with place and type, for whatever could not be given back exactly: other types, subclasses of
-    known ones.
-    """
-    leaves: dict[str, Any] = {}
-
-    def named(value: Any, path: str) -> str:
-        name, copy = path or "state", 2
-        while name in leaves:  # the keys 1 and "1", or a key with a slash in it
-            name, copy = f"{path}~{copy}", copy + 1
-        leaves[name] = value
-        return name
-
-    def down(value: Any, path: str) -> Json:  # at a training's boundary, hundreds of times: every test counts
-        kind = type(value)
-        if kind not in _NO_LEAVES and is_leaf(value):
-            return {"leaf": named(value, path)}
-        if kind in (dict, OrderedDict):
-            items = []
-            for key, item in value.items():
-                if type(key) is not str and type(key) is not int:
-                    raise SnapshotError(
-                        f"{_at(path)}: the key {key!r} is neither a string nor an integer; it can't be saved"
-                    )
-                at = f"{path}/{key}" if path else str(key)
-                items.append([key if type(key) is str else _plain(key), down(item, at)])
-            return {"dict" if kind is dict else "ordered": items}
-        if kind is list or kind is tuple:
-            items = [down(item, _join(path, index)) for index, item in enumerate(value)]
-            return items if kind is list else {"tuple": items}
-        if kind is np.ndarray and value.dtype.name in SCALARS and value.dtype.isnative:
-            return {"array": named(value, path)}
-        if isinstance(value, np.generic) and value.dtype.name in SCALARS:
-            return {"numpy": [value.dtype.name, value.tobytes().hex()]}
-        if value is None or kind in (bool, str, int, float, bytes):
-            return _plain(value)
-        what = f"an array of {value.dtype}" if kind is np.ndarray else f"a {kind.__module__}.{kind.__qualname__}"
-        raise SnapshotError(
-            f"{_at(path)}: {what} can't be saved; leave it out, or turn it into numbers, strings or tensors"
-        )
-
-    try:
-        return down(state, ""), list(leaves.items())
-    except RecursionError:
-        raise SnapshotError(
-            "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
-        ) from None
 
 
 def unflatten(
@@ -102,7 +50,7 @@ def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
         tag, inner = _tagged(node) if isinstance(node, dict) else ("list" if isinstance(node, list) else "", node)
         if tag in ("dict", "ordered", "tuple", "list"):
             pairs = list(_pairs(inner) if tag in ("dict", "ordered") else enumerate(_list(inner)))
-            todo += [(_join(path, key), item) for key, item in pairs]
+            todo += [(join(path, key), item) for key, item in pairs]
             yield path, {tag: len(pairs)}
         elif tag not in ("leaf", "array"):
             yield path, node
@@ -123,13 +71,16 @@ def readable(value: Any) -> Json:
     return value
 
 
-def _plain(value: Any) -> Json:
+def plain(value: Any) -> Json:
+    """A value that is no container as JSON, exact to the bit."""
     if type(value) is int and not -_PLAIN <= value < _PLAIN:
         return {"int": hex(value)}
     if type(value) is float and not math.isfinite(value):
         return {"float": struct.pack(">d", value).hex()}
     if type(value) is bytes:
         return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return {"numpy": [value.dtype.name, value.tobytes().hex()]}
     return value
 
 
@@ -188,9 +139,6 @@ def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
         yield key, pair[1]
 
 
-def _join(path: str, key: str | int) -> str:
+def join(path: str, key: str | int) -> str:
+    """The name of a place within another one."""
     return f"{path}/{key}" if path else str(key)
-
-
-def _at(path: str) -> str:
-    return f"state[{path}]" if path else "the state"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import catalog, commit, fingerprint, layout, tree
+from ..checkpoint import catalog, commit, fingerprint, layout
 from ..checkpoint.arena import View
 from ..checkpoint.contents import Words
 from ..checkpoint.geometry import Part
@@ -25,6 +25,7 @@ from ..checkpoint.layout import Attempt
 from ..checkpoint.shares import Share
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import ITEM_BYTES, plan
+from ..checkpoint.walk import flatten
 from ..checkpoint.writers import writer
 from ..resilience import clock
 from ..resilience.errors import MachineError, SnapshotError, UsageError
@@ -153,7 +154,7 @@ def _part(found: Found, name: str, box: FoundBox) -> Part:
 
 def _view(state: dict[str, Any], rank: int, world: int) -> View:
     """A part as a sealed slot would hold it."""
-    skeleton, named = tree.flatten(state, lambda value: isinstance(value, _Leaf))
+    skeleton, named = flatten(state, lambda value: isinstance(value, _Leaf))
     table = plan(
         skeleton,
         [(name, leaf.dtype, leaf.box.shape) for name, leaf in named],

@@ -13,14 +13,13 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from mt_resilient.checkpoint import arena, tree
+from mt_resilient.checkpoint import arena
 from mt_resilient.checkpoint.arena import RankArena, Slot
 from mt_resilient.checkpoint.drain import drain
 from mt_resilient.checkpoint.header import Header, Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.staging import Stager
 from mt_resilient.checkpoint.stores import Place
-from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.checkpoint.writers import writer
 
 RUN = "5eed5eed"
@@ -54,21 +53,21 @@ class Node:
             if self.shared_bytes:
                 state["shared"] = noise(self.shared_bytes, step, seed)
             state["x"] = noise(self.nbytes, rank, step, seed)
-            skeleton, leaves = tree.flatten(state, lambda value: False)
-            table = plan(skeleton, [(name, leaf.dtype.name, leaf.shape) for name, leaf in leaves])
+            stager = Stager()
+            layout, encoded, leaves = stager.plan(state, lambda value: False)
             wanted = Header(
                 generation=generation,
                 step=step,
                 durable=durable,
                 rank=rank,
                 world=self.world,
-                pieces=len(table.pieces),
-                payload_bytes=table.payload_bytes,
+                pieces=len(layout.pieces),
+                payload_bytes=layout.payload_bytes,
             )
-            claims.append(slots.claim(wanted, table.to_json()))
+            claims.append(slots.claim(wanted, encoded))
             if claims[-1] is not None:
                 slot, view = claims[-1]
-                Stager().stage(leaves, table, view)
+                stager.stage(leaves, layout, view)
                 slot.staged()
         whole = all(claims)
         for claimed in claims:

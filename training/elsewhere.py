@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import tree
 from ..checkpoint.contents import LAYOUT_KEYS, group_values, loose_groups
 from ..checkpoint.geometry import Part
 from ..checkpoint.manifest import RankManifest
 from ..checkpoint.reshard import Saved, Wanted, word
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Piece
+from ..checkpoint.tree import unflatten
+from ..checkpoint.walk import flatten
 from ..resilience.errors import LayoutError
 from .live import local
 from .optimizer_places import owned_parts, state_parts
@@ -95,7 +96,7 @@ def restore_elsewhere(snapshot: Place, sources: Mapping[str, Source], randomness
         if isinstance(source, Optimizers):
             _make_states(name, source, sources, saved)
     state = {name: source.collect() for name, source in sources.items() if isinstance(source, (Modules, Optimizers))}
-    skeleton, leaves = tree.flatten(state, torch.is_tensor)
+    skeleton, leaves = flatten(state, torch.is_tensor)
     parts = _parts_of(sources)
     buffers = {name: torch.empty(leaf.shape, dtype=leaf.dtype) for name, leaf in leaves if parts.get(name)}
     wanted = []
@@ -104,7 +105,7 @@ def restore_elsewhere(snapshot: Place, sources: Mapping[str, Source], randomness
         memory = buffer.reshape(-1).view(torch.uint8).numpy().view(word(dtype))
         wanted.append(Wanted(name, dtype, parts[name], memory))
     saved.fill(wanted)
-    kept = tree.unflatten(skeleton, dict(leaves) | buffers)
+    kept = unflatten(skeleton, dict(leaves) | buffers)
     for name, source in sources.items():
         if isinstance(source, Optimizers):
             _group_values(name, source, sources, saved, kept[name])
@@ -129,7 +130,7 @@ def _shared(saved: Saved, names: Sequence[str], randomness: str) -> dict[str, An
             piece.name: torch.from_numpy(saved.content(0, piece)).view(getattr(torch, piece.dtype)).view(piece.shape)
             for piece in pieces
         }
-        found[name] = tree.unflatten(kept[0][0], tensors)
+        found[name] = unflatten(kept[0][0], tensors)
     return found
 
 

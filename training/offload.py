@@ -20,10 +20,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..checkpoint import fingerprint
-from ..checkpoint.arena import RankArena, Slot, View, image_offset
+from ..checkpoint.arena import RankArena, Slot, View
 from ..checkpoint.header import Header
+from ..checkpoint.slot import image_offset
 from ..checkpoint.staging import arrived, fill, flat
-from ..checkpoint.tensors import Table
+from ..checkpoint.tensors import Layout
 from ..resilience.boundary import Held
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError
@@ -134,23 +135,23 @@ class Offload:
         for job in self.under_way():
             job.over.wait()
 
-    def plan(self, table: Table) -> list[list[Strip]]:
+    def plan(self, layout: Layout) -> list[list[Strip]]:
         """Where in a slot's image the bytes of each piece lie."""
-        return self._transfer.plan(table)
+        return self._transfer.plan(layout)
 
-    def fill(self, slot: Slot, view: View, table: Table, into: Mapping[str, torch.Tensor]) -> None:
+    def fill(self, slot: Slot, view: View, layout: Layout, into: Mapping[str, torch.Tensor]) -> None:
         """As `staging.fill`, from a slot: each tensor as soon as its memory is registered, and fingerprints beside the copies."""
-        pinned, image, plan = self._pinned[slot], view.header.image, self.plan(table)
+        pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
         self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
         here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}
-        away = [number for number, piece in enumerate(table.pieces) if piece.name not in here]
+        away = [number for number, piece in enumerate(layout.pieces) if piece.name not in here]
         words: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
         new_bytes = 0
         try:
             self._after(self._module.current_stream(), self._stream)
             for number in away:
-                content, some = flat(into[table.pieces[number].name]), plan[number]
+                content, some = flat(into[layout.pieces[number].name]), plan[number]
                 if some:
                     pinned.wait(some[-1].end(image.stride_bytes))
                 with self._module.stream(self._stream):
@@ -162,10 +163,10 @@ class Offload:
                     with self._module.stream(self._reading):
                         words += [fingerprint.on_device(each) for each in new]
                     new, new_bytes = [], 0
-            fill(table, here, view.chunks(), view.fingerprints)
+            fill(layout, here, view.chunks(), view.fingerprints)
             with self._module.stream(self._reading):
                 found = fingerprint.gather(words).tolist() if words else []
-            arrived(table, dict(zip(away, found, strict=True)), view.fingerprints)
+            arrived(layout, dict(zip(away, found, strict=True)), view.fingerprints)
         finally:
             self._stream.synchronize()  # nothing reads the slot any more
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
 
 from ..checkpoint.tensors import Piece
 from ..resilience.errors import LayoutError
-from .live import Nested, fits, local, plain, put, update
+from .live import Nested, fits, local, plain, put, update, whole
 
 
 def inner_optimizers(thing: Any) -> list[Any]:
@@ -45,13 +47,18 @@ class Optimizers:
 
     def _collect(self, wrapper: Any, inner: torch.optim.Optimizer) -> Nested:
         groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
+        named = dict(parameters_of(inner))
+        states = [inner.state.get(parameter, {}) for parameter in named.values()]
         kept: Nested = {"groups": [plain(group) for group in groups], "state": {}, "main": {}}
-        for key, parameter in parameters_of(inner):
-            kept["state"][key] = {
-                k: local(v) if torch.is_tensor(v) else v for k, v in inner.state.get(parameter, {}).items()
-            }
-            if wrapper is not inner:
-                kept["main"][key] = local(parameter)
+        if not (
+            all(type(state) is dict for state in states)
+            and whole(chain(named.values(), *(state.values() for state in states)))
+        ):
+            states = [{k: local(v) if torch.is_tensor(v) else v for k, v in state.items()} for state in states]
+            named = {key: local(parameter) for key, parameter in named.items()}
+        kept["state"] = dict(zip(named, states, strict=True))
+        if wrapper is not inner:
+            kept["main"] = named
         scaler = getattr(wrapper, "grad_scaler", None)
         if scaler is not None:
             kept["scaler"] = scaler.state_dict()
@@ -90,8 +97,12 @@ class Optimizers:
 def parameters_of(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
     """Parameters by place: group.position. The same layout gives the same places."""
     for g, group in enumerate(inner.param_groups):
-        for p, parameter in enumerate(group["params"]):
-            yield f"{g}.{p}", parameter
+        yield from zip(_places(g, len(group["params"])), group["params"], strict=True)
+
+
+@lru_cache
+def _places(group: int, parameters: int) -> list[str]:
+    return [f"{group}.{position}" for position in range(parameters)]
 
 
 def _make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 
-from ..checkpoint.arena import Slot, image_offset
 from ..checkpoint.header import Header
 from ..checkpoint.image import STRIDE_BYTES
+from ..checkpoint.slot import Slot, image_offset
 from ..resilience.clock import monotonic_s, sleep
 from . import device
 

@@ -18,7 +18,8 @@ from ..checkpoint.restore import chunks, open_rank
 from ..checkpoint.staging import destinations, fill
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Table
-from ..checkpoint.tree import flatten, unflatten
+from ..checkpoint.tree import unflatten
+from ..checkpoint.walk import flatten
 from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from .elsewhere import parts_of, restore_elsewhere

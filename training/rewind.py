@@ -6,7 +6,7 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,8 +17,7 @@ from ..checkpoint.arena import RankArena, Slot, State, View
 from ..checkpoint.header import Header
 from ..checkpoint.staging import Stager, fill
 from ..checkpoint.stores import Place
-from ..checkpoint.tensors import Piece, Table
-from ..checkpoint.tree import flatten
+from ..checkpoint.tensors import Layout, Piece, Table
 from ..resilience.boundary import Held, Judgement
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError
@@ -75,11 +74,13 @@ class Tape:
         self._attempts: list[Attempt] = []
         """The two latest."""
         self._sides: Sides | None = None
+        self._written: list[tuple[bool, frozenset[str]]] = []
+        """By what of the models the forward pass writes, they were divided."""
         self._recorded = False
         self._complaint = ""
         """Why the state could not be saved, as it was told last."""
-        self._tables: dict[Slot, tuple[Table, bytes]] = {}
-        """What this process has put into each slot: it need not be read again from its JSON."""
+        self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
+        """What this process has put into each slot, and its table: that need not be believed anew."""
         self.rewinds = 0
         self.owed = False
         """A snapshot is due on disk, and no attempt at it is under way."""
@@ -165,8 +166,7 @@ class Tape:
 
     def _begin(self, attempt: Attempt) -> bool:
         state = {name: source.collect() for name, source in self._sources.items()}
-        skeleton, leaves = flatten(state, torch.is_tensor)
-        table, encoded, leaves = self._stager.plan(skeleton, leaves, lambda: parts_of(self._sources))
+        layout, encoded, leaves = self._stager.plan(state, torch.is_tensor, lambda: parts_of(self._sources))
         described = Header(
             generation=self._at.handoff.generation,
             rewinds=self.rewinds,
@@ -174,8 +174,8 @@ class Tape:
             rank=self._at.rank,
             world=self._at.world,
             durable=attempt.durable,
-            pieces=len(table.pieces),
-            payload_bytes=table.payload_bytes,
+            pieces=len(layout.pieces),
+            payload_bytes=layout.payload_bytes,
         )
         ready = None if self._offload is None else self._offload.room(described, len(encoded))
         try:
@@ -189,42 +189,51 @@ class Tape:
         if claimed is None:
             return False
         slot, view = claimed
-        self._tables[slot] = table, encoded
+        self._layouts[slot] = layout, encoded
         if self._offload is None:
-            self._stager.stage(leaves, table, view)
+            self._stager.stage(leaves, layout, view)
             slot.staged()
         else:
-            if self._sides is None or self._sides[0] is not table.pieces:
+            models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
+            written = [(model.gathered, model.buffers) for model, _ in models]
+            if self._sides is None or self._sides[0] is not layout.pieces or self._written != written:
+                self._written = written
                 steady = {
                     id(tensor) for name, source in self._sources.items() for tensor in _steady(source, state[name])
                 }
-                self._sides = self._divided(leaves, table, steady if self._hooked else ())
-            attempt.job = self._hand_over(self._offload, slot, view, leaves, table)
+                self._sides = self._divided(leaves, layout, steady if self._hooked else ())
+            checked = (tensor for model, collected in models for tensor in model.parameters(collected))
+            attempt.job = self._hand_over(self._offload, slot, view, leaves, layout, checked)
         self._at.page.snapshots += 1
         return True
 
-    def _divided(self, leaves: Sequence[tuple[str, Any]], table: Table, steady: Collection[int]) -> Sides:
+    def _divided(self, leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> Sides:
         """steady: ids of the tensors that nothing but an optimizer's step writes, where that can be waited for."""
-        away = [index for index, (_, leaf) in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
-        late = [index for index in away if id(leaves[index][1]) in steady]
-        return table.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
+        away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
+        late = [index for index in away if id(leaves[index]) in steady]
+        return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
 
     def _hand_over(
-        self, offload: Offload, slot: Slot, view: View, leaves: Sequence[tuple[str, Any]], table: Table
+        self,
+        offload: Offload,
+        slot: Slot,
+        view: View,
+        leaves: Sequence[Any],
+        layout: Layout,
+        checked: Iterable[torch.Tensor],
     ) -> Job:
-        """What is on the CPU is copied here and now, the rest as `offload` does it."""
+        """What is on the CPU is copied here and now, the rest as `offload` does it. checked: parameters."""
         assert self._sides is not None
         _, here, early, late = self._sides
-        self._stager.stage(leaves, table, view, here)
-        self._stager.runs(table, view.memory)  # whatever it held before, its gaps are zero
-        strips = offload.plan(table)
-        models = [source for source in self._sources.values() if isinstance(source, Modules)]
+        self._stager.stage(leaves, layout, view, here)
+        self._stager.runs(layout, view.memory)  # whatever it held before, its gaps are zero
+        strips = offload.plan(layout)
         job = Job(
             slot=slot,
             view=view,
-            early=[(index, (leaves[index][1], strips[index])) for index in early],
-            late=((index, (leaves[index][1], strips[index])) for index in late),
-            checked=[parameter for model in models for parameter in model.parameters()],
+            early=[(index, (leaves[index], strips[index])) for index in early],
+            late=((index, (leaves[index], strips[index])) for index in late),
+            checked=[tensor for tensor in checked if tensor.device.type != "cpu"],
         )
         offload.start(job)
         return job
@@ -258,8 +267,9 @@ class Tape:
             if view is None or (view.header.rank, view.header.world) != (self._at.rank, self._at.world):
                 return False
             try:
-                known, encoded = self._tables.get(slot, (None, b""))
-                table = known if known is not None and encoded == view.table else Table.from_json(view.table)
+                known, encoded = self._layouts.get(slot, (None, b""))
+                same = known is not None and encoded == view.table
+                table = Table.of(known, encoded) if known is not None and same else Table.from_json(view.table)
                 if offload is None:
                     self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
                 else:

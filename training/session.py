@@ -262,8 +262,9 @@ class Session:
         parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
         looked at on their way out (`offload.py`), so that nobody waits."""
         tensors = [t for s in self._sources.values() if isinstance(s, Modules) for t in s.tensors().values()]
-        sums = [t.sum(dtype=torch.float32) for t in tensors if t.is_floating_point() and t.device.type == "cpu"]
-        return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+        with torch.no_grad():
+            sums = [t.sum(dtype=torch.float32) for t in tensors if t.device.type == "cpu" and t.is_floating_point()]
+            return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False

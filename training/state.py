@@ -10,13 +10,14 @@ with `state_dict` and `load_state_dict`; or a mutable mapping of plain values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ..resilience.errors import LayoutError
-from .live import Nested, fits, local, plain, put, update
+from .live import Nested, fits, local, plain, put, update, whole
+from .names import Names
 from .optimizers import Optimizers, inner_optimizers
 
 
@@ -67,30 +68,31 @@ class Modules:
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         self.chunks = list(chunks)
+        self._names = Names()
+        self.buffers: frozenset[str] = frozenset()
+        """Names of those in what was collected last."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        named = (*self._named(torch.nn.Module.named_parameters), *self._named(torch.nn.Module.named_buffers))
-        return {name: local(tensor) for name, tensor in named}
+        parameters, buffers = self._names.of(self.chunks)
+        self.buffers = frozenset(buffers)
+        named = parameters | buffers
+        return named if whole(named.values()) else {name: local(tensor) for name, tensor in named.items()}
 
-    def _named(
-        self, what: Callable[[torch.nn.Module], Iterable[tuple[str, torch.Tensor]]]
-    ) -> Iterable[tuple[str, torch.Tensor]]:
-        for index, chunk in enumerate(self.chunks):
-            prefix = f"chunk{index}." if len(self.chunks) > 1 else ""
-            for name, tensor in what(chunk):
-                yield prefix + name, tensor
+    def parameters(self, collected: Nested) -> list[torch.Tensor]:
+        """Those in what was `collected` last."""
+        return [tensor for name, tensor in collected.items() if name not in self.buffers]
 
-    def parameters(self) -> list[torch.Tensor]:
-        return [parameter for chunk in self.chunks for parameter in chunk.parameters()]
+    @property
+    def gathered(self) -> bool:
+        """The parameters are, during the forward pass: it writes all of them then, and not the buffers alone."""
+        return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """What in `collected` only an optimizer's step writes: parameters, unless they are gathered during the forward pass."""
-        gathered = any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
-        buffers = {name for name, _ in self._named(torch.nn.Module.named_buffers)}
-        return [] if gathered else [tensor for name, tensor in collected.items() if name not in buffers]
+        """What in what was `collected` last only an optimizer's step writes."""
+        return [] if self.gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
-        return dict(self.tensors())
+        return self.tensors()
 
     def prepare(self, described: Nested) -> None:
         live = self.tensors()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..checkpoint.image import Image
-from ..checkpoint.tensors import Table
+from ..checkpoint.tensors import Layout
 from . import device
 
 
@@ -57,11 +57,11 @@ class Transfer:
         self._rows = device.copy_rows(kind)
         self._planned: tuple[object, list[list[Strip]]] = None, []
 
-    def plan(self, table: Table) -> list[list[Strip]]:
+    def plan(self, layout: Layout) -> list[list[Strip]]:
         """The strips of each piece; remembered until the layout changes."""
-        if self._planned[0] is not table.pieces:
-            pieces = ((piece.offset, piece.nbytes) for piece in table.pieces)
-            self._planned = table.pieces, [strips(table.image, *piece, self._within) for piece in pieces]
+        if self._planned[0] is not layout.pieces:
+            pieces = ((piece.offset, piece.nbytes) for piece in layout.pieces)
+            self._planned = layout.pieces, [strips(layout.image, *piece, self._within) for piece in pieces]
         return self._planned[1]
 
     def down(self, content: torch.Tensor, memory: memoryview, stride: int, some: Sequence[Strip], stream: Any) -> None:

@@ -29,10 +29,10 @@ from mt_resilient.checkpoint.arena import RankArena, Slot, State
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Header, restorable
 from mt_resilient.checkpoint.restore import chunks, open_rank
-from mt_resilient.checkpoint.staging import Stager, destinations, fill, plan
+from mt_resilient.checkpoint.staging import Stager, destinations, fill
 from mt_resilient.checkpoint.stores import Place
 from mt_resilient.checkpoint.tensors import Table
-from mt_resilient.checkpoint.tree import flatten, unflatten
+from mt_resilient.checkpoint.tree import unflatten
 from mt_resilient.resilience import leash
 
 RANKS, SLOTS, KEEP = 2, 3, 3
@@ -131,17 +131,17 @@ class Rank:
                     say(said, event="restored", step=self._restore(step))
 
     def _stage(self, step: int, generation: int) -> bool:
-        skeleton, leaves = flatten(state_of(self._rank, step, self._seed, self._nbytes), torch.is_tensor)
-        table = plan(skeleton, leaves)
+        state = state_of(self._rank, step, self._seed, self._nbytes)
+        layout, encoded, leaves = self._stager.plan(state, torch.is_tensor)
         described = Header(
-            generation=generation, step=step, rank=self._rank, world=RANKS, durable=True, pieces=len(table.pieces),
-            payload_bytes=table.payload_bytes,
+            generation=generation, step=step, rank=self._rank, world=RANKS, durable=True, pieces=len(layout.pieces),
+            payload_bytes=layout.payload_bytes,
         )  # fmt: skip
-        claimed = self._slots.claim(described, table.to_json())
+        claimed = self._slots.claim(described, encoded)
         if claimed is None:
             return False
         slot, view = claimed
-        self._stager.stage(leaves, table, view)
+        self._stager.stage(leaves, layout, view)
         slot.staged()
         return True
 

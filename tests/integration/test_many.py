@@ -19,8 +19,8 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Header, Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.retention import Stored
-from mt_resilient.checkpoint.staging import Stager, destinations, fill, plan
-from mt_resilient.checkpoint.tree import flatten, unflatten
+from mt_resilient.checkpoint.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.tree import unflatten
 from mt_resilient.checkpoint.writers import by_tensorstore
 
 RANKS, SNAPSHOTS, TENSORS = 2, 100, 10_000
@@ -40,15 +40,15 @@ def save(tmp_path: Path) -> Iterator[Saving]:
 
     def saved(step: int, tensors: int) -> Path:
         for rank, slots in enumerate(ranks):
-            skeleton, leaves = flatten(state_of(rank, tensors), lambda leaf: False)
-            table = plan(skeleton, leaves)
+            stager = Stager()
+            layout, encoded, leaves = stager.plan(state_of(rank, tensors), lambda leaf: False)
             described = Header(
-                generation=1, step=step, rank=rank, world=RANKS, pieces=tensors, payload_bytes=table.payload_bytes
+                generation=1, step=step, rank=rank, world=RANKS, pieces=tensors, payload_bytes=layout.payload_bytes
             )
-            claimed = slots.claim(described, table.to_json())
+            claimed = slots.claim(described, encoded)
             assert claimed is not None
             slot, view = claimed
-            Stager().stage(leaves, table, view)
+            stager.stage(leaves, layout, view)
             slot.staged()
             slot.seal()
         attempt = Attempt(run="5eed5eed", stamp=Stamp(1, 0, step))

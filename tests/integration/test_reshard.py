@@ -34,12 +34,10 @@ def save(root: Path, ranks: Sequence[Held]) -> Files:
     fds = arena.create(len(ranks), 1)
     slots = [[Slot(path) for path in row] for row in arena.paths(fds, os.getpid())]
     for rank, held in enumerate(ranks):
-        stager, leaves = Stager(), [(name, tensor) for name, tensor, _ in held]
+        stager, state = Stager(), {name: tensor for name, tensor, _ in held}
         places = {name: parts for name, _, parts in held}
-        table, encoded, leaves = stager.plan(
-            {"dict": [[name, {"leaf": name}] for name, _ in leaves]}, leaves, lambda p=places: p
-        )
-        assert Table.from_json(encoded) == table
+        table, encoded, leaves = stager.plan(state, torch.is_tensor, lambda p=places: p)
+        assert Table.from_json(encoded) == Table.of(table, encoded)
         wanted = Header(
             generation=1,
             step=1,
@@ -202,7 +200,7 @@ def test_a_flipped_bit_is_found_on_this_way_too(tmp_path):
 def test_parts_in_a_hostile_table_are_refused():
     values = torch.arange(12.0).view(3, 4)
     stager = Stager()
-    table, encoded, _ = stager.plan({"leaf": "t"}, [("t", values)], lambda: {"t": whole("t", values)})
+    table, encoded, _ = stager.plan({"t": values}, torch.is_tensor, lambda: {"t": whole("t", values)})
     assert boxes(table.pieces[0].parts[0])[0].strides == row_major((3, 4))
     good = '["t",[3,4],[0,0],[3,4],null,[],0,null,0,false]'
     assert good in encoded.decode()

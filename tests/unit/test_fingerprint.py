@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import fingerprint
@@ -22,6 +22,7 @@ def on_device(flat: torch.Tensor) -> int:
     return int(fingerprint.on_device(flat)) & (1 << 64) - 1
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 8))
 def test_as_bytes_as_tensors_and_by_the_definition(content, start):
     held = torch.frombuffer(bytearray(b"\xff" * 8 + content), dtype=torch.uint8)[8 - min(start, 8) :]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint import tree
+from mt_resilient.checkpoint.walk import flatten
 from mt_resilient.resilience.errors import SnapshotError
 
 
@@ -74,7 +75,7 @@ def same(one: object, other: object) -> bool:
 @settings(deadline=None)
 @given(states)
 def test_round_trip(state):
-    skeleton, leaves = tree.flatten(state, is_leaf)
+    skeleton, leaves = flatten(state, is_leaf)
     assert len(dict(leaves)) == len(leaves), "names are unique"
     assert same(tree.unflatten(json.loads(json.dumps(skeleton)), dict(leaves)), state)
 
@@ -82,7 +83,7 @@ def test_round_trip(state):
 @settings(deadline=None)
 @given(states)
 def test_every_place_is_a_leaf_or_a_value(state):
-    skeleton, leaves = tree.flatten(state, is_leaf)
+    skeleton, leaves = flatten(state, is_leaf)
     places = list(tree.values(json.loads(json.dumps(skeleton))))
 
     def count(value):
@@ -99,9 +100,9 @@ def test_names_are_readable_and_unique():
         "a": {"b": Leaf(3)},
         "a/b": Leaf(4),
     }
-    names = [name for name, _ in tree.flatten(state, is_leaf)[1]]
+    names = [name for name, _ in flatten(state, is_leaf)[1]]
     assert names == ["model/decoder.layers.0.weight", "opt/0/1", "opt/0/1~2", "a/b", "a/b~2"]
-    assert tree.flatten(Leaf(0), is_leaf)[1][0][0] == "state"
+    assert flatten(Leaf(0), is_leaf)[1][0][0] == "state"
 
 
 def test_random_states_of_python_and_numpy():
@@ -110,7 +111,7 @@ def test_random_states_of_python_and_numpy():
         "numpy": np.random.get_state(),
         "pcg": np.random.default_rng(1).bit_generator.state,
     }
-    skeleton, leaves = tree.flatten(state, is_leaf)
+    skeleton, leaves = flatten(state, is_leaf)
     assert same(tree.unflatten(json.loads(json.dumps(skeleton)), dict(leaves)), state)
 
 
@@ -129,14 +130,14 @@ def test_random_states_of_python_and_numpy():
 )
 def test_what_cannot_be_given_back_exactly_is_refused_by_place_and_type(value, words):
     with pytest.raises(SnapshotError, match=words):
-        tree.flatten(value, is_leaf)
+        flatten(value, is_leaf)
 
 
 def test_a_state_that_contains_itself():
     state: list = []
     state.append(state)
     with pytest.raises(SnapshotError, match="contains itself"):
-        tree.flatten(state, is_leaf)
+        flatten(state, is_leaf)
 
 
 json_values = st.recursive(
@@ -192,5 +193,5 @@ def test_deep_nesting_is_a_sentence():
 
 def test_nan_keeps_its_payload():
     weird = struct.unpack(">d", bytes.fromhex("7ff8dead00000001"))[0]
-    back = tree.unflatten(tree.flatten([weird, -0.0, math.inf], is_leaf)[0], {})
+    back = tree.unflatten(flatten([weird, -0.0, math.inf], is_leaf)[0], {})
     assert struct.pack(">3d", *back) == struct.pack(">3d", weird, -0.0, math.inf)

@@ -1,0 +1,87 @@
+"""Parameters and buffers of modules by name, as torch names them, in one look at the modules where they are made as before.
+
+torch's own walk (`named_parameters`, `named_buffers`) takes some microseconds a module, twice, and a large model has thousands: more than
+all the rest of a snapshot's boundary. What is looked at here decides every name: the modules' types, the names in each, and which
+modules and tensors are the same ones. The tensors are those of the look; none is held on to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn import Module
+
+Named: TypeAlias = dict[str, torch.Tensor]
+
+_NAMING = ("named_parameters", "named_buffers", "named_modules", "_named_members")
+"""What else could have a say, where a module brings its own."""
+
+
+class Names:
+    def __init__(self) -> None:
+        self._form: list[Any] | None = None
+        """What the last look has seen but for the tensors; None where torch is asked each time."""
+        self._names: list[tuple[list[str], list[int]]] = []
+        """Of parameters and of buffers: the names, and which of the tensors that a look finds they name."""
+
+    def of(self, chunks: Sequence[Module]) -> tuple[Named, Named]:
+        """The parameters and the buffers of one module, or of the chunks of a pipeline stage."""
+        modules, form, found = _look(chunks)
+        if self._form is None or form != self._form:
+            return self._anew(chunks, modules, form, found)
+        parameters, buffers = (
+            dict(zip(names, [found[place] for place in places], strict=True)) for names, places in self._names
+        )
+        return parameters, buffers
+
+    def _anew(
+        self, chunks: Sequence[Module], modules: Sequence[Module], form: list[Any], found: Sequence[torch.Tensor | None]
+    ) -> tuple[Named, Named]:
+        parameters, buffers = dict(_named(chunks, "named_parameters")), dict(_named(chunks, "named_buffers"))
+        place = {id(tensor): number for number, tensor in enumerate(found)}
+        known = all(id(tensor) in place for tensor in (*parameters.values(), *buffers.values()))
+        self._form = form if known and all(map(_as_torch_does, modules)) else None
+        if self._form is not None:
+            self._names = [
+                (list(named), [place[id(tensor)] for tensor in named.values()]) for named in (parameters, buffers)
+            ]
+        return parameters, buffers
+
+
+def _named(chunks: Sequence[Module], what: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, chunk in enumerate(chunks):
+        prefix = f"chunk{index}." if len(chunks) > 1 else ""
+        for name, tensor in getattr(chunk, what)():
+            yield prefix + name, tensor
+
+
+def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch.Tensor | None]]:
+    """All modules below `chunks`; what they look like; and their tensors, in order."""
+    modules, found = list(chunks), []
+    form: list[Any] = [len(chunks)]
+    number = {id(module): at for at, module in enumerate(modules)}
+    for module in modules:  # which grows meanwhile
+        parameters, buffers, children = module._parameters, module._buffers, module._modules
+        form.append(type(module))
+        if parameters:
+            form += parameters
+            found += parameters.values()
+        form.append(len(found))
+        if buffers:
+            form += buffers
+            found += buffers.values()
+        if children:
+            form.append(len(found))
+            for name, child in children.items():
+                at = -1 if child is None else number.setdefault(id(child), len(modules))
+                if at == len(modules):
+                    modules.append(child)
+                form += (name, at)
+    form += map(id, found)  # numbers: equal ones in the same look are one tensor, and None is always the same
+    return modules, form, found
+
+
+def _as_torch_does(module: Module) -> bool:
+    return all(getattr(getattr(module, name), "__func__", None) is getattr(Module, name) for name in _NAMING)
