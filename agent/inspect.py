@@ -56,7 +56,7 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 def look(directory: RunDirectory) -> World | None:
     """The job as its store has it now; None when no agent is running."""
-    if not directory.endpoint.exists():
+    if not directory.endpoint.is_file():
         return None
     place = json.loads(directory.endpoint.read_text())
     if not Path(f"/proc/{place['pid']}").exists():

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..resilience.errors import SnapshotError
+from .files import open_file
 from .image import PAGE_BYTES, Image, pages
 
 BLOCK_BYTES = 16 << 20
@@ -89,19 +90,23 @@ def tail(path: Path, offset: int, nbytes: int) -> memoryview:
 def _opened(path: Path, flags: int) -> Iterator[int]:
     """With direct I/O where the file system has it."""
     try:
-        descriptor = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o644)
-    except FileNotFoundError as error:
+        descriptor = _open(path, flags | os.O_DIRECT)
+    except (FileNotFoundError, NotADirectoryError) as error:
         if flags & os.O_CREAT:
             raise
         raise SnapshotError(f"{path} is missing") from error
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path, flags)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o644) if flags & os.O_CREAT else open_file(path, flags)
 
 
 def _write_all(descriptor: int, data: list[memoryview], offset: int) -> None:
