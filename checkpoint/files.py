@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -136,10 +137,7 @@ def appearing(target: Path) -> Iterator[Path]:
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
             raise UsageError(f"{target} is there already; nothing was written over it. Name a new directory")
         make_directory(target.parent)
-        for left in target.parent.glob(f".{target.name}.part-*"):  # by one that was killed
-            if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
-                shutil.rmtree(left, ignore_errors=True)
-        part = target.parent / f".{target.name}.part-{os.getpid()}"
+        part = own_directory(target.parent, f".{target.name}.part-")
         part.mkdir()
     try:
         yield part
@@ -155,6 +153,17 @@ def appearing(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def own_directory(parent: Path, mark: str) -> Path:
+    """Where this process may make a directory that is nobody else's: `mark`, host and process. What processes of this host have left there
+    that are no more is deleted; what those of others have, on a shared file system, may be in use."""
+    mine = f"{mark}{socket.gethostname()}-"
+    for left in parent.iterdir() if parent.is_dir() else ():
+        host, _, pid = left.name.rpartition("-")
+        if f"{host}-" == mine and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return parent / f"{mine}{os.getpid()}"
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import warnings
@@ -308,7 +309,7 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(root: Path, tmp_path: Path,
 
 def test_what_a_killed_export_has_left_goes_with_the_next(tmp_path: Path) -> None:
     small_run(tmp_path / "run")
-    left = tmp_path / ".out.part-4194305"  # no process has this number
+    left = tmp_path / f".out.part-{socket.gethostname()}-4194305"  # no process has this number
     left.mkdir()
     (left / "model.safetensors").write_text("half")
     assert main(["snapshots", "export", str(tmp_path / "run"), "--to", "dcp", str(tmp_path / "out")]) == 0
