@@ -37,6 +37,7 @@ from mt_resilient.formats.dcp_files import open_dcp
 from mt_resilient.formats.exporting import export
 from mt_resilient.resilience.errors import SnapshotError, UsageError
 
+from ..played import Node
 from .test_reshard import save, whole
 
 Capture = pytest.CaptureFixture[str]
@@ -82,6 +83,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     save(place, [first, second])
     return place
+
+
+def test_a_value_that_is_not_a_number_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    node = Node(Files(tmp_path))
+    node.snapshot(1, values={"best": {"loss": float("nan"), "at": (1, np.float32("nan"))}})
+    contents = Contents(Saved(node.drain_here(1)))
+    node.close()
+    assert contents.values.keys() == {"step", "seed", "best"}, "said once, and not by rank"
+    assert contents.tensors.keys() == {"rank-00000/x", "rank-00001/x"}
 
 
 # zarr
