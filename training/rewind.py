@@ -109,7 +109,7 @@ class Tape:
                     self._pace.copied(attempt.job.took_s)
                 continue
             if attempt.job is not None:
-                attempt.job.given_up = True  # if it is still under way
+                attempt.job.give_up()
             slot = self._arena.holding(attempt.step)
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
