@@ -20,8 +20,9 @@ from .stores import Place
 def open_rank(snapshot: Place, rank: int, world: int = 0) -> RankManifest:
     """What global `rank` has written; with `world`, only if so many ranks wrote it.
 
-    Raises LayoutError when they were others; SnapshotError, in one sentence, when anything is missing, damaged, or from another
-    attempt; MachineError or OSError when storage does not give it, which says nothing about the snapshot.
+    Raises LayoutError when they were others; FormatError when another version of this program wrote it; SnapshotError, in one sentence,
+    when anything is missing, damaged, or from another attempt; MachineError or OSError when storage does not give it, which says nothing
+    about the snapshot.
     """
     promised = commit.read_commit(snapshot)
     if world and world != promised.world:
