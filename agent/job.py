@@ -97,10 +97,9 @@ def run_job(
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
         run.own(root / layout.SNAPSHOTS)
-        for chosen in (
-            [beginning] if beginning else catalog.committed(root)[:1]
-        ):  # refused where another version wrote it
-            with suppress(SnapshotError, MachineError):  # a rank finds out, and says what becomes of it
+        # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
+        for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
+            with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
         journal = Journal(run.journal)
         control: ControlPolicy = policies["control"]
