@@ -281,7 +281,7 @@ def test_a_script_that_leaves_early_while_the_disk_is_full_does_not_go_on_from_t
     assert last.endswith("give the same command once more: it goes on from step 20")
     (small_disk / "ballast").unlink()
     job.start()
-    assert job.finish() == 0, job.said()
+    assert job.finish(120) == 0, job.said()
     assert "before the end of the training; the same command goes on from step 30" in job.said().splitlines()[-1]
 
 
