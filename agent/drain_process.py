@@ -153,10 +153,17 @@ class Drain:
         self._orders.listen(0.0)  # a write takes long, and ranks may have gone back meanwhile
         with suppress(MachineError):  # the next snapshot tries again
             for attempt, why in catalog.retire(
-                self._root, self._config, clock.wall_s(), self._orders.protected, self._known
+                self._root, self._config, clock.wall_s(), self._orders.protected | self._undrained(), self._known
             ):
                 place = str(attempt.under(self._root))
                 yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
+
+    def _undrained(self) -> frozenset[Attempt]:
+        """What is written again, by the same name, after a kill amid its COMMIT: in an object store a deletion that hung may be carried
+        out over it."""
+        headers = [slot.header() for slots in self._slots for slot in slots]
+        waiting = {header.stamp for header in headers if header.whole and header.durable and not header.drained}
+        return frozenset(Attempt(run=self._config.run, stamp=stamp) for stamp in waiting)
 
     def hurry(self) -> None:
         """Forget what failed before: the last tries begin."""

@@ -19,7 +19,7 @@ from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
 from ..resilience import describe
 from ..resilience.clock import wall_s
-from ..resilience.errors import SnapshotError, StoreUnavailable, UsageError
+from ..resilience.errors import FormatError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -56,7 +56,7 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 def look(directory: RunDirectory) -> World | None:
     """The job as its store has it now; None when no agent is running."""
-    if not directory.endpoint.exists():
+    if not directory.endpoint.is_file():
         return None
     place = json.loads(directory.endpoint.read_text())
     if not Path(f"/proc/{place['pid']}").exists():
@@ -195,23 +195,34 @@ def _list(snapshots: list[Place]) -> int:
         ("directory", "left"),
     ):
         table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    others = []
     for snapshot in snapshots:
         stamp = _attempt(snapshot).stamp
         try:
             found = commit.read_commit(snapshot)
         except SnapshotError:  # damaged, or retired just now
             told = "?", "–", "–"
+        except FormatError as error:
+            told = "–", "–", "–"
+            others.append(str(error))
         else:
             told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", _time(found.figures.written_s)
         table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
     Console(highlight=False, width=200).print(table)
+    for sentence in others:
+        print(sentence)
     return 0
 
 
 def _verify(found: list[Place]) -> int:
-    bad = 0
+    codes = set()
     for snapshot in found:
-        problems = catalog.verify(snapshot)
-        bad += bool(problems)
+        try:
+            problems = catalog.verify(snapshot)
+        except (FormatError, MachineError) as error:  # nothing is known of it, but of the others
+            codes.add(error.exit_code)
+            problems = [str(error)]
+        else:
+            codes |= {SnapshotError.exit_code} if problems else set()
         print(f"{snapshot.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
-    return SnapshotError.exit_code if bad else 0
+    return max(codes, default=0)

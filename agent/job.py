@@ -6,19 +6,19 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import catalog, layout, stores
+from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.stores import Place
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
 from ..resilience.election import Election
-from ..resilience.errors import MachineError, SiteError, UsageError
+from ..resilience.errors import MachineError, SiteError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -97,6 +97,10 @@ def run_job(
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
         run.own(root / layout.SNAPSHOTS)
+        # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
+        for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
+            with suppress(SnapshotError, MachineError):
+                commit.read_commit(chosen)
         journal = Journal(run.journal)
         control: ControlPolicy = policies["control"]
         server, endpoints = _endpoints(control, run, terminal, closing)
@@ -124,11 +128,13 @@ def run_job(
             terminal.say(f"beginning with {beginning}", wall_s())
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
         code = supervisor.run()
-        lost = node.unwritten() if code == 0 else ""
-        if lost:
+        record = supervisor.record
+        asked = record is not None and record.last_snapshot
+        lost = node.unwritten(asked) if code == 0 or asked else ""
+        if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.durable_steps(), default=None)
-        _say_the_end(code, supervisor.record, lost, newest, run, supervisor.telling)
+        _say_the_end(code, record, lost, newest, run, supervisor.telling)
         return code
 
 
@@ -266,7 +272,10 @@ def _say_the_end(
     code: int, record: GenerationRecord | None, lost: str, newest: int | None, run: RunDirectory, telling: Telling
 ) -> None:
     """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is."""
-    if lost and newest is None:
+    again = "begins anew" if newest is None else f"goes on from step {newest}"
+    if lost and code > 128:
+        telling.say(f"ended as asked, but without the last snapshot ({lost}); the same command {again}", "bad")
+    elif lost and newest is None and record and record.complete:
         run.finished.touch()  # whoever gives the command again does not mean to train all of it again
         telling.say(
             f"the training is over, but no state of it is on disk ({lost}): what the script has saved is all there is",
@@ -275,14 +284,14 @@ def _say_the_end(
     elif lost:
         telling.say(
             f"the ranks are through, but their last state is not on disk ({lost}). Mend that, and give the same command once more: "
-            f"it goes on from step {newest}",
+            f"it {again}",
             "bad",
         )
     elif code == 0 and record and record.complete:
         run.finished.touch()
         telling.say(record.reason, "good")
     elif code == 0 and record:
-        telling.say(f"{record.reason}; the same command goes on from there", "good")
+        telling.say(f"{record.reason}; the same command {again}", "good")
     elif code > 128:
         telling.say(f"ended as asked; the same command goes on from the newest snapshot in {run.root}", "warn")
     else:

@@ -228,15 +228,21 @@ class Node:
             commit.reject(snapshot, reason)
         self.shelf.fresh(_FRESH_S)
 
-    def unwritten(self) -> str:
-        """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, and
-        where there was no memory to take it, which has been told, and all that was taken is on disk."""
-        ended = [page.step for page in self.board.pages if page.phase == RankPhase.FINISHED]
+    def unwritten(self, asked: bool) -> str:
+        """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, where the
+        script has left its loop without a snapshot, and where there was no memory to take it, which has been told, and all that was taken
+        is on disk. asked: somebody wants a last snapshot of whatever step the ranks have reached."""
+        pages, over = self.board.pages, (RankPhase.FINISHED, RankPhase.STOPPED)
+        reached = max((page.step for page in pages if asked or page.phase in over), default=-1)
         self.shelf.fresh(_AT_THE_END_S)
-        if not ended or max(ended) <= max(self.durable_steps(), default=-1):
+        if reached <= max(self.durable_steps(), default=-1):
             return ""
-        starved = any(page.starved for page in self.board.pages)
-        return self.drain.lost or ("" if starved else f"step {max(ended)}: no snapshot of it was taken")
+        unsaved = next((page.unsaved for page in pages if page.unsaved), "")
+        finished = any(page.phase == RankPhase.FINISHED for page in pages)
+        if unsaved or self.drain.lost:
+            return f"step {reached}: {unsaved}" if unsaved else self.drain.lost
+        taken = asked or (finished and not any(page.starved for page in pages))
+        return f"step {reached}: no snapshot of it was taken" if taken else ""
 
     def all_attached(self) -> bool:
         return all(page.pid for page in self.board.pages)

@@ -87,7 +87,10 @@ class Performer:
         assert self._node.gang
         how = f", {self._node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
         ranks = describe.count(self._node.launch.ranks, "rank")
-        self._telling.say(f"generation {record.number}: {ranks} start {describe.resumed(record.resume_step)}{how}")
+        beginning = str(self._node.origin or "the script's own start")
+        self._telling.say(
+            f"generation {record.number}: {ranks} start {describe.resumed(record.resume_step, beginning)}{how}"
+        )
 
     def _end(self, record: GenerationRecord) -> bool:
         """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""

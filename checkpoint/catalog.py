@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from ..resilience.errors import MachineError, SnapshotError, UsageError
+from ..resilience.errors import FormatError, MachineError, SnapshotError, UsageError
 from . import commit, fingerprint, layout, restore, retention, stores, tree
 from .header import Stamp
 from .layout import Attempt
@@ -71,11 +71,12 @@ def next_generation(root: Place) -> int:
 
 
 def verify(snapshot: Place) -> list[str]:
-    """What is wrong with `snapshot`, one sentence a rank at most, after reading every byte; empty when it is sound."""
-    problems = []
+    """What is wrong with `snapshot`, one sentence a rank at most, after reading every byte; empty when it is sound. Raises FormatError for
+    another version's, of which nothing is known, and MachineError where it cannot be read and nothing else is wrong."""
+    problems, unread = [], None
     try:
         world = commit.read_commit(snapshot).world
-    except (SnapshotError, MachineError) as error:
+    except SnapshotError as error:
         return [str(error)]
     for rank in range(world):
         try:
@@ -83,8 +84,12 @@ def verify(snapshot: Place) -> list[str]:
                 manifest = restore.open_rank(snapshot, rank)
                 _whole(snapshot, manifest)
             tree.unflatten(manifest.table.skeleton, {piece.name: 0 for piece in manifest.table.pieces})
-        except (SnapshotError, MachineError) as error:
+        except SnapshotError as error:
             problems.append(str(error))
+        except MachineError as error:
+            unread = unread or error
+    if unread and not problems:
+        raise unread
     return problems
 
 
@@ -137,7 +142,7 @@ def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored
     found = []
     for attempt in attempts:
         if attempt not in known:
-            with suppress(SnapshotError, MachineError):
+            with suppress(SnapshotError, FormatError, MachineError):
                 figures = commit.read_commit(attempt.under(root)).figures
                 known[attempt] = Stored(attempt=attempt, **asdict(figures))
         found.append(known.get(attempt, Stored(attempt=attempt)))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 
-from ..resilience.errors import MachineError, SnapshotError
+from ..resilience.errors import FormatError, MachineError, SnapshotError
 from . import layout
 from .layout import Attempt
 from .manifest import Commit, Entry, Figures, RankManifest
@@ -45,13 +45,16 @@ def committed(snapshot: Place) -> bool:
 
 
 def read_commit(snapshot: Place) -> Commit:
-    """What COMMIT says. Raises SnapshotError when there is none, or one that does not belong here."""
+    """What COMMIT says. Raises SnapshotError when there is none, or one that does not belong here; FormatError for another version's."""
     if not committed(snapshot):
         why = "it has no COMMIT"
         if snapshot.there(layout.REJECTED):
             why = f"it was rejected: {snapshot.read(layout.REASON).decode(errors='replace')}"
         raise SnapshotError(f"{snapshot} is not a snapshot: {why}")
-    found = Commit.from_json(snapshot.read(layout.COMMIT))
+    try:
+        found = Commit.from_json(snapshot.read(layout.COMMIT))
+    except FormatError as error:
+        raise FormatError(f"{snapshot}: {error}") from None
     if found.attempt != snapshot.name:
         raise SnapshotError(f"COMMIT in {snapshot} belongs to the attempt {found.attempt}")
     return found

@@ -24,6 +24,7 @@ from .geometry import Part, Shape
 from .manifest import RankManifest
 from .reshard import Saved, Wanted, word
 from .tensors import ITEM_BYTES, Piece
+from .tree import flatten
 
 LAYOUT_KEYS = ("is_expert_parallel",)
 """In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
@@ -177,11 +178,12 @@ def without_tensors(state: Any) -> Any:
     return None if isinstance(state, Piece) else state
 
 
-def _told(manifest: RankManifest, state: Any) -> tuple[Any, list[tuple[str, str, Shape, str]]]:
-    """What a rank says of a source: the values, and the tensors without a place, by their fingerprints."""
+def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str, Shape, str]]]:
+    """What a rank says of a source: the values, to the bit, so that a NaN is like another one; and the tensors without a place, by their
+    fingerprints."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
-    return without_tensors(state), own
+    return json.dumps(flatten(without_tensors(state), lambda leaf: False)[0]), own
 
 
 def _is_optimizer(state: Any) -> bool:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..resilience.errors import SnapshotError
+from .files import open_file
 from .image import PAGE_BYTES, Image, pages
 
 BLOCK_BYTES = 16 << 20
@@ -89,19 +90,23 @@ def tail(path: Path, offset: int, nbytes: int) -> memoryview:
 def _opened(path: Path, flags: int) -> Iterator[int]:
     """With direct I/O where the file system has it."""
     try:
-        descriptor = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o644)
-    except FileNotFoundError as error:
+        descriptor = _open(path, flags | os.O_DIRECT)
+    except (FileNotFoundError, NotADirectoryError) as error:
         if flags & os.O_CREAT:
             raise
         raise SnapshotError(f"{path} is missing") from error
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path, flags)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o644) if flags & os.O_CREAT else open_file(path, flags)
 
 
 def _write_all(descriptor: int, data: list[memoryview], offset: int) -> None:
@@ -115,13 +120,19 @@ def _write_all(descriptor: int, data: list[memoryview], offset: int) -> None:
 
 
 def _read_all(descriptor: int, buffer: memoryview, offset: int, path: Path, least: int | None = None) -> memoryview:
-    """Fill `buffer`, or at least `least` bytes of it, of which the view is then."""
+    """Fill `buffer`, or at least `least` bytes of it, of which the view is then. A read may give less than there is, where a network file
+    system was interrupted; direct I/O goes on from a page's start."""
     wanted, done = len(buffer) if least is None else least, 0
-    while done < wanted:
-        read = os.preadv(descriptor, [buffer[done:]], offset + done)
-        if read == 0:
-            raise SnapshotError(f"{path} ends at byte {offset + done}; it is damaged")
-        done += read
-        if done < wanted and done % PAGE_BYTES:
-            raise SnapshotError(f"{path} ends at byte {offset + done}; it is damaged")
-    return buffer[:wanted]
+    while True:
+        try:
+            end = done + os.preadv(descriptor, [buffer[done:]], offset + done)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        if end >= wanted:
+            return buffer[:wanted]
+        if offset + end >= os.fstat(descriptor).st_size:
+            raise SnapshotError(f"{path} ends at byte {offset + end}; it is damaged")
+        if end == done:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        done = end - end % PAGE_BYTES

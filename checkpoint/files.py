@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import socket
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -40,7 +43,7 @@ class Files:
     def read(self, name: str) -> bytes:
         path = self.path / name
         try:
-            return path.read_bytes()
+            return read_file(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise SnapshotError(f"{path}: {error.strerror}") from error
         except OSError as error:
@@ -71,19 +74,22 @@ class Files:
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
         with ExitStack() as stack:
-            with suppress(OSError):  # not there, which is found out soon; being deleted; or a file system without locks
-                file = stack.enter_context((self.path / name).open("rb"))
+            # Not there, or no file, which is found out soon; being deleted; or a file system without locks.
+            with suppress(OSError, SnapshotError):
+                file = stack.enter_context(os.fdopen(open_file(self.path / name), "rb"))
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield
 
     def retract(self, name: str) -> bool:
-        with _told(self.path / name), (self.path / name).open("r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            except OSError:  # without locks, the reader finds out
-                pass
+        with ExitStack() as stack:
+            with _told(self.path / name), suppress(SnapshotError):  # what is no file nobody reads
+                file = stack.enter_context(os.fdopen(open_file(self.path / name, os.O_RDWR), "r+b"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                except OSError:  # without locks, the reader finds out
+                    pass
             self.delete(name)
         return True
 
@@ -116,7 +122,7 @@ class Files:
 
     def sync(self) -> None:
         with _told(self.path):
-            for directory, _, _ in os.walk(self.path, topdown=False):
+            for directory, _, _ in os.walk(self.path, topdown=False, onerror=_raise):
                 sync_directory(Path(directory))
             sync_directory(self.path.parent)
 
@@ -131,14 +137,11 @@ def appearing(target: Path) -> Iterator[Path]:
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
             raise UsageError(f"{target} is there already; nothing was written over it. Name a new directory")
         make_directory(target.parent)
-        for left in target.parent.glob(f".{target.name}.part-*"):  # by one that was killed
-            if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
-                shutil.rmtree(left, ignore_errors=True)
-        part = target.parent / f".{target.name}.part-{os.getpid()}"
+        part = own_directory(target.parent, f".{target.name}.part-")
         part.mkdir()
     try:
         yield part
-        for directory, _, names in os.walk(part):
+        for directory, _, names in os.walk(part, onerror=_raise):
             for name in names:
                 _sync(Path(directory) / name)
             _sync(Path(directory))
@@ -150,6 +153,38 @@ def appearing(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def own_directory(parent: Path, mark: str) -> Path:
+    """Where this process may make a directory that is nobody else's: `mark`, host and process. What processes of this host have left there
+    that are no more is deleted; what those of others have, on a shared file system, may be in use."""
+    mine = f"{mark}{socket.gethostname()}-"
+    for left in parent.iterdir() if parent.is_dir() else ():
+        host, _, pid = left.name.rpartition("-")
+        if f"{host}-" == mine and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return parent / f"{mine}{os.getpid()}"
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of what is there already. Whoever opens a pipe waits for its other end, and a device may give bytes for ever: what is no
+    regular file is SnapshotError. Raises OSError."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket, or a device without a driver
+            raise
+        raise SnapshotError(f"{path} is no regular file; it was not read") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SnapshotError(f"{path} is no regular file; it was not read")
+    return descriptor
+
+
+def read_file(path: Path) -> bytes:
+    """As `open_file`."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
 
 
 def sync_directory(path: Path) -> None:
@@ -171,6 +206,11 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
+
+
+def _raise(error: OSError) -> None:
+    """`os.walk` passes over what it cannot list, unless it is told otherwise."""
+    raise error
 
 
 def _there(path: Path) -> bool:

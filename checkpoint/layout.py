@@ -7,7 +7,8 @@
 
 Every node of a job names an attempt alike without talk: the number at its end is the run's (agreed when the run starts)
 and the count of rewinds. So an attempt's name stands for its bytes, and whoever finds its own part of it complete need
-not write it again.
+not write it again. The next life of the job has another number, a rewind another count: whatever hung when a process died, a deletion
+that an object store carries out an hour later, hits nothing but what it was meant for.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from ..resilience.errors import SnapshotError
+from ..resilience.errors import FormatError, SnapshotError
 from .sharing import Sources
 from .tensors import Table, parse, strict
 
@@ -48,7 +48,7 @@ class RankManifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> RankManifest:
-        """Raises SnapshotError for anything that `to_json` can't have made."""
+        """Raises SnapshotError for anything that `to_json` can't have made, FormatError for what another version's may have."""
         where = "the rank manifest"
         found = dict(
             strict(
@@ -128,7 +128,7 @@ class Commit:
 
     @classmethod
     def from_json(cls, data: bytes) -> Commit:
-        """Raises SnapshotError for anything that `to_json` can't have made."""
+        """As `RankManifest.from_json`."""
         found = strict(_versioned(data, "COMMIT"), "COMMIT", format=int, attempt=str, ranks=list, figures=object)
         entries = [strict(entry, "a rank in COMMIT", bytes=int, sha256=str) for entry in found["ranks"]]
         if not entries or any(not re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in entries):
@@ -144,6 +144,11 @@ def _dump(found: dict[str, object]) -> bytes:
 def _versioned(data: bytes, where: str) -> object:
     found = parse(data, where)
     version = found.get("format") if isinstance(found, dict) else None
+    if type(version) is not int or version < 1:
+        raise SnapshotError(f"{where} does not say of which format it is; it is damaged")
     if version != FORMAT:
-        raise SnapshotError(f"{where} is of format {version!r}, and this program reads {FORMAT}")
+        raise FormatError(
+            f"{where} is written in format {version}; this version of mt-resilient reads format {FORMAT}, and has left it as it is. Use "
+            f"{'a newer version' if version > FORMAT else 'the version that wrote it'}, or name another snapshot"
+        )
     return found

@@ -6,22 +6,27 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
+from typing import TypeAlias
 
 from crc32c import crc32c
 
-from ..resilience.errors import LayoutError, SnapshotError
+from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from . import commit, direct, layout, slabs
 from .files import Files
 from .image import CRC_BYTES
 from .manifest import RankManifest
 from .stores import Place
 
+_Chunk: TypeAlias = tuple[object, memoryview, int | None]
+"""File, bytes and stored checksum."""
+
 
 def open_rank(snapshot: Place, rank: int, world: int = 0) -> RankManifest:
     """What global `rank` has written; with `world`, only if so many ranks wrote it.
 
-    Raises LayoutError when they were others; SnapshotError, in one sentence, when anything is missing, damaged, or from another
-    attempt; MachineError or OSError when storage does not give it, which says nothing about the snapshot.
+    Raises LayoutError when they were others; FormatError when another version of this program wrote it; SnapshotError, in one sentence,
+    when anything is missing, damaged, or from another attempt; MachineError when storage does not give it, which says nothing about the
+    snapshot.
     """
     promised = commit.read_commit(snapshot)
     if world and world != promised.world:
@@ -43,8 +48,10 @@ def _measure(shard: Path, nbytes: int) -> None:
         return
     try:
         size = shard.stat().st_size
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise SnapshotError(f"{shard} is missing") from error
+    except OSError as error:
+        raise MachineError(f"{shard} cannot be read: {error.strerror}") from error
     if size != nbytes:
         raise SnapshotError(f"{shard} has not the {nbytes} bytes that were written")
 
@@ -60,7 +67,7 @@ def chunks(
         if isinstance(snapshot, Files)
         else _from_store(snapshot, manifest, every)
     )
-    for index, (where, chunk, stored) in zip(every, content, strict=True):
+    for index, (where, chunk, stored) in zip(every, _read(snapshot, content), strict=True):
         found, expected = crc32c(chunk), manifest.chunk_crc32c[index]
         if found != expected or stored not in (None, expected):
             other = stored in (None, found)
@@ -72,10 +79,16 @@ def chunks(
         yield index, chunk
 
 
-def _from_shards(
-    snapshot: Files, manifest: RankManifest, every: Sequence[int]
-) -> Iterator[tuple[object, memoryview, int | None]]:
-    """File, bytes and stored checksum of each chunk; in the end this rank's own index is looked at."""
+def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
+    """Storage that fails says nothing about what it holds."""
+    try:
+        yield from content
+    except OSError as error:
+        raise MachineError(f"{error.filename or snapshot} cannot be read: {error.strerror}") from error
+
+
+def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
+    """Each chunk; in the end this rank's own index is looked at."""
     image, sources = manifest.table.image, manifest.sources
     shards = {rank: (snapshot / layout.slab_name(rank)).path / slabs.SHARD for rank in range(manifest.world)}
     places = [sources.places[index] for index in every]
@@ -88,9 +101,7 @@ def _from_shards(
             raise SnapshotError(f"{shard}: its index is damaged")
 
 
-def _from_store(
-    snapshot: Place, manifest: RankManifest, every: Sequence[int]
-) -> Iterator[tuple[object, memoryview, int | None]]:
+def _from_store(snapshot: Place, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
     """The same from an object store; the stored checksums and the indexes have been looked at."""
     by_rank = groupby(every, key=lambda index: manifest.sources.places[index][0])
     for slab, run in ((snapshot / layout.slab_name(rank), list(run)) for rank, run in by_rank):

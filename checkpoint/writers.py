@@ -4,8 +4,6 @@ there; an object store is tensorstore's."""
 from __future__ import annotations
 
 import mmap
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -15,7 +13,7 @@ from ..resilience import clock
 from ..resilience.errors import ResilientError
 from . import direct, layout, slabs
 from .arena import View
-from .files import Files, make_directory
+from .files import Files, make_directory, own_directory
 from .header import Header
 from .image import CHUNK_BYTES, PAGE_BYTES, Image
 from .objects import Objects
@@ -106,12 +104,9 @@ class Fastest:
         view = View(
             header=Header(payload_bytes=TRIAL_BYTES), table=b"", fingerprints=np.zeros(0, np.uint64), memory=memory
         )
-        home = self._root / layout.SNAPSHOTS
-        for left in home.path.glob(f"{_MARK}*"):  # by a drain process that was killed
-            shutil.rmtree(left, ignore_errors=True)
         took: dict[Writer, float] = {}
         for writer in (by_tensorstore, self._stream, by_tensorstore, self._stream):
-            place = home / f"{_MARK}{os.getpid()}"
+            place = Files(own_directory((self._root / layout.SNAPSHOTS).path, _MARK))
             try:
                 make_directory(place.path)
                 started = clock.monotonic_s()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.files import read_file
 from ..checkpoint.geometry import Shape
 from ..checkpoint.tensors import ITEM_BYTES
 from ..resilience.errors import MachineError, SnapshotError, UsageError
@@ -114,7 +115,7 @@ def open_dcp(path: Path) -> Dcp:
     try:
         if file.stat().st_size > pickles.MOST_BYTES:
             raise SnapshotError(f"{file} is larger than any metadata; it is damaged")
-        data = file.read_bytes()
+        data = read_file(file)
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.contents import Words
+from ..checkpoint.files import read_file
 from ..resilience.errors import SnapshotError, UsageError
 from . import torch_files
 from .dcp_files import METADATA, Chunked, open_dcp
@@ -101,7 +102,7 @@ def from_megatron(given: Path) -> Foreign:
 
 def _check_format(path: Path) -> None:
     try:
-        said = json.loads((path / "metadata.json").read_text())
+        said = json.loads(read_file(path / "metadata.json"))
         backend = said.get("sharded_backend")
     except FileNotFoundError:
         return

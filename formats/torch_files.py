@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.files import open_file
 from ..checkpoint.geometry import Shape
 from ..checkpoint.reshard import word
 from ..checkpoint.tensors import ITEM_BYTES
@@ -105,8 +106,10 @@ def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool =
     """
     where = f"{path} at byte {offset}" if offset else str(path)
     try:
-        window = _Window(path.open("rb", buffering=0), offset, length)
+        window = _Window(os.fdopen(open_file(path), "rb", buffering=0), offset, length)
         return _load(zipfile.ZipFile(io.BufferedReader(window, 1 << 20)), where, lenient)
+    except SnapshotError:
+        raise
     except FileNotFoundError:
         raise SnapshotError(f"{path} is missing") from None
     except OSError as error:

@@ -10,7 +10,9 @@ import asyncio
 import json
 import math
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +26,7 @@ try:
 except ImportError as error:
     raise ImportError(f"zarr-python 3.1 or newer is wanted ({error}): pip install 'mt-resilient[zarr]'") from error
 
-from ..checkpoint import catalog, tree
+from ..checkpoint import catalog, commit, layout, tree
 from ..checkpoint.contents import Contents
 from ..checkpoint.reshard import Saved, word
 from . import zarr_nodes
@@ -33,7 +35,9 @@ from .zarr_nodes import METADATA, Array
 
 class SnapshotStore(Store):
     """The tensors of one snapshot by name: groups for what stands before a slash, an array a tensor. All that is no tensor is in the root
-    group's attribute `values`."""
+    group's attribute `values`.
+
+    While it is open, in whatever process it was pickled to or forked into, its snapshot is not retired."""
 
     def __init__(self, where: str, as_integers: bool = False) -> None:
         """where: a snapshot's directory, a run directory or the place of its snapshots (the newest is taken), or s3:// or gs:// of one.
@@ -45,7 +49,11 @@ class SnapshotStore(Store):
         """
         super().__init__(read_only=True)
         self.snapshot = catalog.find(where)
-        self.contents = Contents(Saved(self.snapshot))
+        self._held = ExitStack()
+        weakref.finalize(self, self._held.close)
+        self._held.enter_context(self.snapshot.reading(layout.COMMIT))
+        with commit.reading(self.snapshot):
+            self.contents = Contents(Saved(self.snapshot))
         known = _register()
         held = {tensor.dtype for tensor in self.contents.tensors.values()} & zarr_nodes.FOREIGN
         if held and not (known or as_integers):
@@ -82,6 +90,10 @@ class SnapshotStore(Store):
     @property
     def _identity(self) -> tuple[str, bool]:
         return self.snapshot.address, self._arguments[1]
+
+    def close(self) -> None:
+        super().close()
+        self._held.close()
 
     # -- what zarr asks for ---------------------------------------------------------------------------------------------
 
@@ -156,7 +168,8 @@ class SnapshotStore(Store):
         """All of the chunk, zeros beyond the tensor's end."""
         box = array.box(indexes)
         assert box is not None
-        content = self.contents.read_box(array.tensor, *box)
+        with commit.reading(self.snapshot):
+            content = self.contents.read_box(array.tensor, *box)
         if box[1] == array.chunk:
             return content.tobytes()
         whole = np.zeros(array.chunk, word(array.tensor.dtype))

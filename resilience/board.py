@@ -16,6 +16,7 @@ from .boundary import ROW
 PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
+_UNSAVED_AT = 192
 _ROW_AT = 832
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _FAREWELL_AT = 1024
@@ -131,6 +132,19 @@ class Page:
         self.generation = generation
         self.rank = rank
         self.step = -1
+
+    @property
+    def unsaved(self) -> str:
+        """Why this rank's state could not be saved when it was last tried; empty while it can."""
+        length = self.ints[_UNSAVED_AT // 8]
+        return bytes(self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + length]).decode(errors="replace")
+
+    @unsaved.setter
+    def unsaved(self, why: str) -> None:
+        data = why.encode(errors="backslashreplace")[: _REWINDS_AT - _UNSAVED_AT - 8]
+        self.ints[_UNSAVED_AT // 8] = 0
+        self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + len(data)] = data
+        self.ints[_UNSAVED_AT // 8] = len(data)
 
     def say_farewell(self, **words: Any) -> None:
         """Leave a last message (a small JSON object; long texts are cut) for the agent to read after this process is gone."""

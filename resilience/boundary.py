@@ -24,6 +24,8 @@ class Held(IntEnum):
     WHOLE = 0
     UNDER_WAY = 1
     MISSED = 2
+    UNSAVABLE = 3
+    """Missed, and so will the next one be: the state has come to hold something that can't be saved."""
 
 
 class Directive(Enum):

@@ -53,8 +53,9 @@ def launched(how: str) -> str:
     return how.partition(":")[0]
 
 
-def resumed(step: int) -> str:
-    return "from the script's own start" if step < 0 else f"from step {step}"
+def resumed(step: int, beginning: str = "the job's beginning") -> str:
+    """beginning: the script's own start, or the snapshot of another job; where it matters which, it is said."""
+    return f"from {beginning}" if step < 0 else f"from step {step}"
 
 
 def story(incident: Incident, when: str, number: str) -> list[str]:

@@ -4,6 +4,7 @@
     ├── UserError            the person at the terminal changes something and starts again
     │   ├── UsageError         2   an option, a configuration key, the wrapped command
     │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank: the job ends with 5)
+    │   ├── FormatError        2   a snapshot that another version of this program has written
     │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
@@ -32,6 +33,10 @@ class UsageError(UserError):
 
 
 class LayoutError(UserError):
+    exit_code = 2
+
+
+class FormatError(UserError):
     exit_code = 2
 
 

@@ -30,7 +30,7 @@ class Journal:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All whole lines, oldest first; a torn last line is passed over."""
-        if not self.path.exists():
+        if not self.path.is_file():  # nor a pipe, which would be waited for
             return
         for line in self.path.read_bytes().splitlines():
             try:

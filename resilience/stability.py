@@ -27,7 +27,7 @@ def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> Resu
     held = [{*s.memory_steps, *({*s.durable_steps} - {*avoid})} for s in statuses]
     common = set.intersection(*held)
     if not common:
-        return ResumePoint(step=Step(-1), reason="the script's own start: there is no snapshot yet")
+        return ResumePoint(step=Step(-1), reason="the job's beginning: there is no snapshot yet")
     step = max(common)
     from_memory = sum(step in s.memory_steps for s in statuses)
     where = "memory" if from_memory == len(statuses) else "disk" if not from_memory else "memory and disk"

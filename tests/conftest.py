@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 MARK = "MT_RESILIENT_TEST"
 """Environment variable that every process started by a test inherits, however far down."""

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -46,10 +46,12 @@ class Node:
         self.paths = arena.paths(self.fds, os.getpid())
         self.arenas = [RankArena(row) for row in self.paths]
 
-    def snapshot(self, step: int, *, seed: int = 0, generation: int = 1, durable: bool = True) -> bool:
+    def snapshot(
+        self, step: int, *, seed: int = 0, generation: int = 1, durable: bool = True, values: Mapping[str, object] = {}
+    ) -> bool:
         claims = []
         for rank, slots in zip(self.ranks, self.arenas, strict=True):
-            state: dict[str, object] = {"step": step, "seed": seed}
+            state: dict[str, object] = {"step": step, "seed": seed, **values}
             if self.shared_bytes:
                 state["shared"] = noise(self.shared_bytes, step, seed)
             state["x"] = noise(self.nbytes, rank, step, seed)

@@ -60,7 +60,6 @@ class Job:
     """From the boundary until all of it had arrived."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
-    """By all ranks, since one has missed it."""
     finite: bool = True
     issued: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
@@ -71,6 +70,22 @@ class Job:
     words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     sources: list[torch.Tensor] = field(default_factory=list)
     """What copies read, until they have arrived: of a tensor with gaps that is a copy of its own."""
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def give_up(self) -> None:
+        """By all ranks, since one has missed it. From here on it is not staged any more; whether it has been, its slot says."""
+        with self._turn:
+            self.given_up = True
+
+    def conclude(self) -> None:
+        """All of it has arrived."""
+        with self._turn:  # given up between the question and the answer, it would stay staged for good
+            if self.finite and not self.given_up:
+                self.slot.staged()
+                self.held = Held.WHOLE
+            else:
+                self.slot.free()
+                self.held = Held.MISSED
 
 
 class Offload:
@@ -233,12 +248,7 @@ class Offload:
                         [word for _, word in job.words]
                     )
                 job.finite = not sums or bool(torch.isfinite(torch.stack(sums)).all())
-        if job.finite and not job.given_up:
-            job.slot.staged()
-            job.held = Held.WHOLE
-        else:
-            job.slot.free()
-            job.held = Held.MISSED
+        job.conclude()
 
     def _make_room(self) -> None:
         self._module.set_device(self._device)

@@ -57,34 +57,35 @@ class Restorer:
         self._kept_randomness: Any = None
 
     def from_store(self, root: Place, step: int) -> None:
-        """What this very rank has written of `step`. Storage that fails is asked again for a while. Raises Unrestorable, Unreadable or
-        LayoutError."""
-        for pause_s in (*_PAUSES_S, 0.0):
+        """What this very rank has written of `step`. Storage that fails is asked again for a while. Raises Unrestorable, Unreadable,
+        LayoutError or FormatError."""
+
+        def ask() -> None:
+            snapshot = _durable(root, step)
             try:
-                self._from_own(snapshot := _durable(root, step))
-                return
+                self._from_own(snapshot)
             except SnapshotError as error:
                 raise Unrestorable(step, snapshot.name, str(error)) from error
-            except (MachineError, OSError) as error:
-                if not pause_s:
-                    raise Unreadable(step, str(error)) from error
-                sleep(pause_s)
+
+        _patiently(step, ask)
 
     def start_from(self, snapshot: Place) -> int:
         """Of another job, whatever its parallel layout; its step. Raises as `from_store` does."""
         attempt = Attempt.parse(snapshot.name)
         assert attempt
         step = attempt.stamp.step
-        try:
+
+        def ask() -> None:
             try:
-                self._from_own(snapshot, parts_of(self._sources))
-            except LayoutError:
-                with commit.reading(snapshot):
-                    restore_elsewhere(snapshot, self._sources, RANDOMNESS)
-        except SnapshotError as error:
-            raise Unrestorable(step, "", f"{snapshot}: {error}") from error
-        except (MachineError, OSError) as error:
-            raise Unreadable(step, str(error)) from error
+                try:
+                    self._from_own(snapshot, parts_of(self._sources))
+                except LayoutError:
+                    with commit.reading(snapshot):
+                        restore_elsewhere(snapshot, self._sources, RANDOMNESS)
+            except SnapshotError as error:
+                raise Unrestorable(step, "", f"{snapshot}: {error}") from error
+
+        _patiently(step, ask)
         return step
 
     def _from_own(self, snapshot: Place, parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> None:
@@ -121,6 +122,18 @@ class Restorer:
         if self._kept_randomness is not None:
             self._randomness.restore(self._kept_randomness)
             self._kept_randomness = None
+
+
+def _patiently(step: int, ask: Callable[[], None]) -> None:
+    """What storage, or memory, does not give now is asked for again; then Unreadable. Only what was read and found wrong is damage."""
+    for pause_s in (*_PAUSES_S, 0.0):
+        try:
+            ask()
+            return
+        except (MachineError, OSError, MemoryError) as error:
+            if not pause_s:
+                raise Unreadable(step, str(error) or "there is no memory for it") from error
+            sleep(pause_s)
 
 
 def _durable(root: Place, step: int) -> Place:

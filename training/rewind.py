@@ -43,13 +43,14 @@ class Attempt:
     durable: bool
     job: Job | None = None
     missed: bool = False
+    unsavable: bool = False
     settled: bool = False
     """All ranks know what has become of it."""
 
     @property
     def held(self) -> Held:
         if self.missed:
-            return Held.MISSED
+            return Held.UNSAVABLE if self.unsavable else Held.MISSED
         return Held.WHOLE if self.job is None else self.job.held
 
 
@@ -110,11 +111,12 @@ class Tape:
                     self._pace.copied(attempt.job.took_s)
                 continue
             if attempt.job is not None:
-                attempt.job.given_up = True  # if it is still under way
+                attempt.job.give_up()
             slot = self._arena.holding(attempt.step)
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
-            self.owed = self.owed or attempt.durable
+            # What cannot be saved is not tried at each step: the next one that is due will tell.
+            self.owed = self.owed or (attempt.durable and held is not Held.UNSAVABLE)
 
     def may_record(self) -> bool:
         """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
@@ -142,8 +144,9 @@ class Tape:
             except SnapshotError as error:
                 if first:  # before the first step: nothing is lost yet, and it is the script's to mend
                     raise
+                attempt.unsavable = True
                 self._unsaved(error)
-                return
+                break
             if attempt.missed and monotonic_s() > until_s:
                 self._at.page.skipped += 1
                 return
@@ -155,6 +158,7 @@ class Tape:
     def _unsaved(self, error: SnapshotError) -> None:
         """The state has become one that can't be saved. Training goes on, and the reason is told once."""
         self._at.page.skipped += 1
+        self._at.page.unsaved = str(error)
         if str(error) != self._complaint:
             self._complaint = str(error)
             print(
@@ -205,6 +209,7 @@ class Tape:
             checked = (tensor for model, collected in models for tensor in model.parameters(collected))
             attempt.job = self._hand_over(self._offload, slot, view, leaves, layout, checked)
         self._at.page.snapshots += 1
+        self._at.page.unsaved = ""
         return True
 
     def _divided(self, leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> Sides:

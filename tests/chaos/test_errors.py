@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
 
 
 UNSAVED = """
-import sys
+import sys, time
 import torch
 from mt_resilient import Session
 
@@ -113,12 +114,15 @@ class Layer:  # its state cannot be saved while it is sparse
         self.steps, self.sparse = 0, sparse
     def collect(self):
         self.steps += 1
+        print("tried", flush=True)
         return {"x": torch.eye(3).to_sparse() if self.steps in self.sparse else torch.eye(3)}
     def restore(self, kept):
         pass
 
 session = Session(layer=Layer(eval(sys.argv[1])))
-for step in session.steps(6):
+steps, delay_s = sys.argv[2:] or (6, 0)
+for step in session.steps(int(steps)):
+    time.sleep(float(delay_s))
     print("step", step, flush=True)
 """
 
@@ -139,6 +143,36 @@ def test_a_state_that_can_for_a_while_not_be_saved_costs_snapshots_and_no_step(t
     assert job.finish() == 0, job.said()
     assert [line for line in job.printed().splitlines() if "step" in line] == [f"step {step}" for step in range(6)]
     assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
+
+
+def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and_named_at_the_end(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "unsaved.py"
+    script.write_text(UNSAVED)
+    command = ["--nproc-per-node", "1", str(script), "range(2, 99)", "42", "0"]
+    job = Job(tmp_path, command, "--snapshot-every", "1000", "--durable-every", "10")
+    assert job.finish() == 3, job.said()
+    assert job.printed().count("tried") == 6, "at the steps 0, 10, 20, 30, 40 and 42"
+    assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
+    last = job.said().splitlines()[-1]
+    assert "(step 42: tensor 'layer/x' is not dense (torch.sparse_coo); it can't be saved" in last
+
+
+def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "unsaved.py"
+    script.write_text(UNSAVED)
+    command = ["--nproc-per-node", "1", str(script), "range(8, 9999)", "9999", "0.01"]
+    job = Job(tmp_path, command, "--durable-every", "5", "--last-snapshot")
+    job.until_said("step 5 is on disk")
+    job.until_step(20)
+    job.agent.send_signal(signal.SIGTERM)
+    assert job.finish() == 143, job.said()
+    last = job.said().splitlines()[-1]
+    assert "ended as asked, but without the last snapshot (step " in last
+    assert "'layer/x' is not dense (torch.sparse_coo); it can't be saved" in last
+    assert last.endswith("; the same command goes on from step 5")
+    assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
 
 
 @pytest.mark.slow
@@ -201,6 +235,54 @@ def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk:
     assert "step 40 is on disk" in job.said()
     job.start()
     assert job.finish() == 2
+
+
+LEAVES = """
+import os, time
+import torch
+from mt_resilient import Session
+from mt_resilient.training.session import Figures
+
+class Layer:
+    def collect(self):
+        return {"x": torch.rand(99)}
+    def restore(self, kept):
+        pass
+
+session = Session(layer=Layer())
+step = session.begin(session.restore() or 0)
+while step < 30:  # as a loop of Megatron's does, whose time is up there
+    while step == 21 and not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.02)
+    step += 1
+    session.boundary(step, Figures(), judged_now=step == 30, last=step == 30)
+session.finish(complete=False)
+"""
+
+
+def test_a_script_that_leaves_early_while_the_disk_is_full_does_not_go_on_from_there(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    job = Job(
+        tmp_path,
+        ["--nproc-per-node", "1", str(script)],
+        "--durable-every",
+        "10",
+        "--snapshots",
+        str(small_disk),
+    )
+    job.until_said("step 20 is on disk")
+    subprocess.run(["dd", "if=/dev/zero", f"of={small_disk / 'ballast'}", "bs=4k"], capture_output=True, check=False)
+    assert job.finish(120) == 3, job.said()
+    last = job.said().splitlines()[-1]
+    assert "their last state is not on disk (step 30:" in last
+    assert last.endswith("give the same command once more: it goes on from step 20")
+    (small_disk / "ballast").unlink()
+    job.start()
+    assert job.finish(120) == 0, job.said()
+    assert "before the end of the training; the same command goes on from step 30" in job.said().splitlines()[-1]
 
 
 def page_of(agent: int) -> Page:

@@ -177,6 +177,22 @@ def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
         os.close(end)
 
 
+def test_what_will_be_written_again_is_not_deleted_before(node, tmp_path):
+    """The drain process was killed between COMMIT and its note of it. Were its snapshot deleted and then written by the same name, a
+    deletion that hangs in an object store could be carried out over it."""
+    config = DrainConfig(arena=node.paths, root=str(tmp_path), run=RUN, local_ranks=2, keep=1)
+    silent, _ = pipe = os.pipe()
+    node.snapshot(1)
+    node.drain_here(1)
+    undrained(node, 1)
+    node.snapshot(2)
+    state = Drain(config, Orders(silent, ()))
+    assert [(event["event"], event["step"]) for event in state.tick()] == [("durable", 2)]
+    assert [(event["event"], event["step"]) for event in state.tick()] == [("durable", 1), ("retired", 1)]
+    for end in pipe:
+        os.close(end)
+
+
 def test_what_a_killed_deletion_has_left_is_not_taken_for_a_part(node, monkeypatch):
     """A newer step was written first, what an older one had left was being deleted, and then came the older one's turn."""
     node.snapshot(1)

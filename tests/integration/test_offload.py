@@ -171,6 +171,27 @@ assert tape._arena.holding(1) is None
 """)
 
 
+def test_what_is_given_up_at_the_very_moment_it_is_staged_is_not_kept():
+    run("""
+import threading
+from mt_resilient.checkpoint.arena import Slot
+about_to, really = threading.Event(), Slot.staged
+
+def staged(slot):
+    about_to.set()
+    time.sleep(0.3)
+    really(slot)
+
+Slot.staged = staged
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, durable=True)
+about_to.wait()
+tape.settle(agreed(Held.MISSED))
+tape.finish()
+assert tape._arena.holding(1) is None, "for the disk it would be one that waits, and keep its slot"
+""")
+
+
 def test_a_small_copy_that_comes_late_never_ends_in_the_wrong_slot():
     run(
         """

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import warnings
@@ -24,7 +25,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from mt_resilient import SnapshotStore
-from mt_resilient.checkpoint import catalog
+from mt_resilient.checkpoint import catalog, commit
 from mt_resilient.checkpoint.contents import Contents
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.geometry import Part
@@ -34,8 +35,9 @@ from mt_resilient.cli import main
 from mt_resilient.formats import foreign, importing, safetensors_files
 from mt_resilient.formats.dcp_files import open_dcp
 from mt_resilient.formats.exporting import export
-from mt_resilient.resilience.errors import SnapshotError, UsageError
+from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
 
+from ..played import Node
 from .test_reshard import save, whole
 
 Capture = pytest.CaptureFixture[str]
@@ -83,6 +85,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def test_a_value_that_is_not_a_number_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    node = Node(Files(tmp_path))
+    node.snapshot(1, values={"best": {"loss": float("nan"), "at": (1, np.float32("nan"))}})
+    contents = Contents(Saved(node.drain_here(1)))
+    node.close()
+    assert contents.values.keys() == {"step", "seed", "best"}, "said once, and not by rank"
+    assert contents.tensors.keys() == {"rank-00000/x", "rank-00001/x"}
+
+
 # zarr
 
 
@@ -103,6 +114,57 @@ def test_zarr_lists_and_reads_every_tensor(root: Path) -> None:
     for name, tensor in FP8.items():
         assert group[f"model/{name}"].dtype == getattr(ml_dtypes, name)
         assert group[f"model/{name}"][:].tobytes() == tensor.view(torch.uint8).numpy().tobytes()
+
+
+OPEN_ELSEWHERE = """
+import pickle, sys
+store = pickle.loads(bytes.fromhex(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["here", "pickled", "forked"])
+def test_what_a_zarr_store_has_open_is_not_retired(how: str, tmp_path: Path) -> None:
+    node = Node(Files(tmp_path))
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    node.close()
+    store = SnapshotStore(str(tmp_path))
+    assert not commit.delete(snapshot)
+    if how == "pickled":
+        command = [sys.executable, "-c", OPEN_ELSEWHERE, pickle.dumps(store).hex()]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"open\n"
+            store.close()
+            assert not commit.delete(snapshot)
+    if how == "forked":
+        ends, end = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(end)
+            os.read(ends, 1)
+            os._exit(0)
+        store.close()
+        assert not commit.delete(snapshot)
+        for descriptor in (end, ends):
+            os.close(descriptor)
+        os.waitpid(child, 0)
+    del store
+    assert commit.delete(snapshot)
+
+
+def test_a_zarr_store_whose_snapshot_is_gone_says_so(tmp_path: Path) -> None:
+    node = Node(Files(tmp_path))
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    node.close()
+    array = zarr.open_group(store := SnapshotStore(str(tmp_path)), mode="r")["rank-00001/x"]
+    store.close()
+    assert commit.delete(snapshot)
+    with pytest.raises(MachineError, match="it was deleted before it was read"):
+        array[:]
 
 
 def test_zarr_gives_foreign_dtypes_as_integers_where_it_is_asked_to(root: Path) -> None:
@@ -308,7 +370,7 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(root: Path, tmp_path: Path,
 
 def test_what_a_killed_export_has_left_goes_with_the_next(tmp_path: Path) -> None:
     small_run(tmp_path / "run")
-    left = tmp_path / ".out.part-4194305"  # no process has this number
+    left = tmp_path / f".out.part-{socket.gethostname()}-4194305"  # no process has this number
     left.mkdir()
     (left / "model.safetensors").write_text("half")
     assert main(["snapshots", "export", str(tmp_path / "run"), "--to", "dcp", str(tmp_path / "out")]) == 0

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,16 +17,18 @@ import numpy as np
 import pytest
 import zarr
 
-from mt_resilient.checkpoint import catalog, commit, layout, restore, tree
+from mt_resilient.checkpoint import catalog, commit, layout, manifest, restore, tree
 from mt_resilient.checkpoint.arena import Slot, State
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header
 from mt_resilient.checkpoint.image import CHUNK_BYTES
 from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.reshard import Saved
 from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.checkpoint.staging import destinations, fill
-from mt_resilient.resilience.errors import LayoutError, SnapshotError
+from mt_resilient.resilience.errors import FormatError, LayoutError, SnapshotError
 
+from ..harness import MINIMAL, cli
 from ..played import PATIENCE_S, Node
 
 
@@ -335,6 +338,37 @@ def test_another_world_or_rank_is_a_sentence(snapshot):
         restore.open_rank(Files(snapshot), 0, world=4)
     with pytest.raises(SnapshotError, match="no rank 2"):
         restore.open_rank(Files(snapshot), 2)
+
+
+@pytest.mark.parametrize("version", [manifest.FORMAT - 1, manifest.FORMAT + 1])
+def test_what_another_version_has_written_is_refused_and_left_as_it_is(tmp_path, node, snapshot, version):
+    node.snapshot(2)
+    newer = node.drain_here(2)
+    path = snapshot / "COMMIT"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": version, "of a later time": True}))
+    before, sentence = (
+        path.read_bytes(),
+        f"{snapshot}: COMMIT is written in format {version}; this version of mt-resilient",
+    )
+    for look in (catalog.verify, catalog.digest, Saved, lambda place: restore.open_rank(place, 0)):
+        with pytest.raises(FormatError, match=re.escape(sentence)):
+            look(Files(snapshot))
+    policy = RetentionPolicy(keep=1, keep_every_steps=1, max_age_h=1e-9)
+    assert catalog.retire(node.root, policy, 1e12) == [], "of what age it is, is not known"
+    for code, *words in (
+        (0, "snapshots", "ls", str(tmp_path)),
+        (2, "snapshots", "verify", str(tmp_path)),
+        (2, "snapshots", "export", str(snapshot), "--to", "safetensors", str(tmp_path / "out")),
+        (2, "run", "--run-dir", str(tmp_path), "--", "torchrun", str(MINIMAL)),
+        (2, "run", "--run-dir", str(tmp_path / "b"), "--start-from", str(tmp_path), "--", "torchrun", str(MINIMAL)),
+    ):
+        if words[0] == "run":
+            commit.delete(newer)
+        done = cli(*words)
+        assert done.returncode == code, done.stderr
+        assert sentence in done.stdout + done.stderr
+    assert path.read_bytes() == before
+    assert not (snapshot / "REJECTED").exists()
 
 
 def test_a_rejected_snapshot_is_none_but_its_bytes_stay(node, snapshot):

@@ -150,3 +150,16 @@ def test_a_released_page_lets_its_memory_go() -> None:
     memory = bytearray(PAGE_BYTES)
     Page(memoryview(memory)).release()
     memory.append(0)  # a BufferError while anything still looks at it
+
+
+def test_why_a_state_could_not_be_saved_stays_beside_the_rest() -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    page.order, page.durable = 2, 3
+    page.rewound(onset=1, reached=2, to=0, at_ns=4, done_ns=5)
+    for why in ("", "tensor 'x' is sparse", "ü" * 500, "x" * 1000):
+        page.unsaved = why
+        assert why.startswith(page.unsaved.rstrip("\ufffd"))
+        assert len(page.unsaved) >= min(len(why), 150)
+    page.unsaved = ""
+    assert page.unsaved == ""
+    assert (page.order, page.durable, page.rewinds, page.rewind(1)) == (2, 3, 1, (1, 2, 0, 4, 5))

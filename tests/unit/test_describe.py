@@ -77,7 +77,7 @@ def test_the_story_of_a_restart() -> None:
     [
         (incident(resume_step=Step(9)), "  went on    from step 9"),
         (incident(resume_step=Step(0)), "  went on    from step 0"),
-        (incident(resume_step=Step(-1)), "  went on    from the script's own start"),
+        (incident(resume_step=Step(-1)), "  went on    from the job's beginning"),
         (incident(), "  went on    not yet"),
         (incident(open=False), "  went on    no: the job ended first"),
     ],

@@ -1,0 +1,136 @@
+"""Storage that fails while a state is read back: it is asked again, and what it holds is not called damaged for that."""
+
+import errno
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mt_resilient.checkpoint import arena, catalog, restore
+from mt_resilient.checkpoint.arena import Slot
+from mt_resilient.checkpoint.drain import drain
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.header import Stamp
+from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.writers import writer
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.errors import MachineError
+from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.training import restoring
+from mt_resilient.training.attach import Attachment
+from mt_resilient.training.pace import Pace
+from mt_resilient.training.restoring import Unreadable
+from mt_resilient.training.rewind import Tape
+from mt_resilient.training.state import source_of
+
+TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.ENOMEM]
+
+
+class Rank:
+    """The only one of its job, with a snapshot of step 1 on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.model = nn.Linear(700, 300)
+        self.expected = self.model.weight.detach().clone()
+        self.fds = arena.create(1, 3)
+        paths = arena.paths(self.fds, os.getpid())
+        handoff = Handoff(
+            agent_pid=os.getpid(),
+            generation=1,
+            board="",
+            arena=tuple(map(tuple, paths)),
+            snapshots=str(root),
+            resume_step=-1,
+            replay_until=-1,
+            origin="",
+            every_steps=1,
+            durable_every_steps=1,
+            reach_steps=100,
+            max_replays=2,
+            modules="",
+        )
+        page = Page(memoryview(bytearray(PAGE_BYTES)))
+        at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
+        self.tape = Tape(at, {"model": source_of("model", self.model)}, Pace(1))
+        self.tape.record(1, durable=True)
+        self.tape.settle(Judgement(directive=Directive.GO_ON, step=1, newest=Held.WHOLE, earlier=Held.WHOLE))
+        slots = [[Slot(path) for path in row] for row in paths]
+        report = drain(slots, Attempt(run="5eed5eed", stamp=Stamp(1, 0, 1)), Files(root), 0, writer(Files(root)))
+        for slot in chain(*slots):
+            slot.close()
+        assert report is not None
+        self.snapshot = report.snapshot
+        with torch.no_grad():
+            self.model.weight.zero_()
+
+    def close(self) -> None:
+        self.tape._arena.close()
+        for fd in chain(*self.fds):
+            os.close(fd)
+
+
+@pytest.fixture
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    monkeypatch.setattr(restoring, "_PAUSES_S", (0.01,) * 4)
+    rank = Rank(tmp_path)
+    yield rank
+    rank.close()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, code: int, times: int) -> None:
+    """The next so many reads of a slab fail with `code`."""
+    left = [times]
+
+    def preadv(*given: object, real=os.preadv) -> int:
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError(code, os.strerror(code))
+        return real(*given)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+
+
+def go_back(rank: Rank, whose: str) -> None:
+    if whose == "own":
+        rank.tape._restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
+    else:
+        assert rank.tape.start_from(rank.snapshot) == 1
+
+
+@pytest.mark.parametrize("code", TRANSIENT)
+@pytest.mark.parametrize("whose", ["own", "another job's"])
+def test_a_read_that_fails_for_a_while_is_asked_again(rank, code, whose, monkeypatch):
+    failing(monkeypatch, code, 3)
+    go_back(rank, whose)
+    assert torch.equal(rank.model.weight, rank.expected)
+
+
+@pytest.mark.parametrize("whose", ["own", "another job's"])
+def test_a_read_that_goes_on_failing_says_nothing_about_the_snapshot(rank, whose, monkeypatch):
+    failing(monkeypatch, errno.ESTALE, 10**6)
+    with pytest.raises(Unreadable, match=r"cannot read the snapshot of step 1: .*c/0/0 cannot be read: Stale"):
+        go_back(rank, whose)
+    with pytest.raises(MachineError, match="cannot be read"):
+        catalog.verify(rank.snapshot)
+    monkeypatch.undo()
+    assert catalog.verify(rank.snapshot) == []
+
+
+@pytest.mark.parametrize("short", [100, 4096, 5000])
+def test_a_read_that_gives_less_than_there_is_is_no_end_of_the_file(rank, short, monkeypatch):
+    """As a network file system's may, that was interrupted."""
+    expected = [bytes(chunk) for _, chunk in restore.chunks(rank.snapshot, restore.open_rank(rank.snapshot, 0))]
+    done = []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int, real=os.preadv) -> int:
+        done.append(offset)
+        return min(real(descriptor, buffers, offset), short if len(done) == 1 else 1 << 40)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    found = restore.chunks(rank.snapshot, restore.open_rank(rank.snapshot, 0))
+    assert [bytes(chunk) for _, chunk in found] == expected
