@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from ..resilience import clock
 from ..resilience.errors import MachineError, SiteError, SnapshotError
-from . import catalog, commit, layout
+from . import catalog, commit, layout, shares
 from .arena import Slot, View
 from .files import Files
 from .header import Stamp
 from .layout import Attempt
 from .objects import Objects
-from .shares import divide
 from .stores import Place
 from .writers import Writer
 
@@ -59,12 +58,11 @@ def drain(
             ranks, world = [view.header.rank for _, view in held], held[0][1].header.world
             if 0 in ranks:
                 catalog.sweep(root, attempt, _resumable(slots_by_rank, root, alone=world == len(ranks)))
-            shares = divide([view for _, view in held])
+            parts = shares.divide([view for _, view in held])
             if commit.committed(snapshot):
                 snapshot.sync()  # its name may be what killed or failed the one who committed it
             else:
-                for share in shares:
-                    share.write(snapshot, write)
+                shares.write(parts, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
                 return None  # given up by its rank meanwhile: the job went back to before it
         written = clock.monotonic_s()
@@ -78,7 +76,7 @@ def drain(
     return DrainReport(
         stamp=attempt.stamp,
         snapshot=snapshot,
-        written_bytes=sum(share.nbytes for share in shares),
+        written_bytes=sum(share.nbytes for share in parts),
         commits=0 in ranks,
         write_s=written - started,
         commit_s=clock.monotonic_s() - written,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from .stores import Place
 
 Writer: TypeAlias = Callable[[Place, View, Sequence[int]], list[int]]
 """Write some chunks of the view, ascending, as a new slab at that place, durable but for the directories; gives the checksum of each.
-Raises MachineError, SnapshotError or OSError."""
+Called by several threads, for a slab each. Raises MachineError, SnapshotError or OSError."""
 
 TRIAL_BYTES = 4 * CHUNK_BYTES
 """One trial's. Smaller slabs are tensorstore's: there is nothing to be gained."""
@@ -42,19 +43,21 @@ def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
 
 
 class Pace:
-    """Waits until so many bytes may go."""
+    """Waits until so many bytes may go, those of all threads together."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
         self._free_at_s = 0.0
+        self._lock = Lock()
 
     def __call__(self, nbytes: int) -> None:
         if not self._rate:
             return
-        now = clock.monotonic_s()
-        self._free_at_s = max(self._free_at_s, now - _BURST_S) + nbytes / self._rate
-        if self._free_at_s > now:
-            clock.sleep(self._free_at_s - now)
+        with self._lock:
+            now = clock.monotonic_s()
+            self._free_at_s = free_at_s = max(self._free_at_s, now - _BURST_S) + nbytes / self._rate
+        if free_at_s > now:
+            clock.sleep(free_at_s - now)
 
 
 class Puts:
@@ -92,10 +95,12 @@ class Fastest:
         self._root = root
         self._stream = Direct(bytes_per_s)
         self._chosen: Writer | None = self._stream if bytes_per_s else None
+        self._choosing = Lock()
 
     def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
-        if self._chosen is None and len(chunks) * view.header.image.chunk_bytes >= TRIAL_BYTES:
-            self._chosen = self._trial()
+        with self._choosing:
+            if self._chosen is None and len(chunks) * view.header.image.chunk_bytes >= TRIAL_BYTES:
+                self._chosen = self._trial()
         return (self._chosen or by_tensorstore)(slab, view, chunks)
 
     def _trial(self) -> Writer:

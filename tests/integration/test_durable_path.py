@@ -134,16 +134,37 @@ def test_what_is_in_the_way_of_a_slab_may_go_away(node):
 
 def test_what_an_older_step_has_left_is_not_the_space_that_the_last_one_lacks(small_disk):
     node = Node(Files(small_disk), nbytes=2 << 20, slots=3)
+    node.snapshot(1)
+    snapshot = node.drain_here(1).path
+    undrained(node, 1)
+    for name in ("COMMIT", "rank-00001.json", "rank-00001/c/0/0"):
+        (snapshot / name).unlink()
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(5 << 20))
-    node.snapshot(1)
     process = node.drain()
     process.events("failed")
-    assert list(small_disk.rglob("rank-00000.json")), "the part of one rank did fit"
+    assert (snapshot / "rank-00000.json").exists(), "the part of one rank is there"
     node.snapshot(2)
     ballast.write_bytes(bytes(7 << 19))
     assert process.events("durable")[-1]["step"] == 2
     process.kill()
+    node.close()
+
+
+def test_slabs_that_find_no_space_are_told_once_and_tried_again(small_disk):
+    node = Node(Files(small_disk), nbytes=2 << 20)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(5 << 20))
+    node.snapshot(1)
+    slots = [[Slot(path) for path in row] for row in node.paths]
+    attempt = Attempt(run=RUN, stamp=Stamp(1, 0, 1))
+    with pytest.raises(MachineError, match="No space left"):
+        drain(slots, attempt, node.root, 0, Direct())
+    ballast.unlink()
+    assert drain(slots, attempt, node.root, 0, Direct()) is not None
+    assert catalog.verify(attempt.under(node.root)) == []
+    for slot in chain(*slots):
+        slot.close()
     node.close()
 
 
