@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..resilience.errors import SnapshotError
@@ -60,7 +60,7 @@ def read(places: Sequence[tuple[Path, int]], nbytes: int) -> Iterator[memoryview
 
     Raises OSError, and SnapshotError for a file that is missing or too short.
     """
-    buffers = [memoryview(mmap.mmap(-1, nbytes)) for _ in range(min(len(places), _READERS + _AHEAD))]
+    buffers = _buffers(min(len(places), _READERS + _AHEAD), nbytes)
     with ExitStack() as stack, ThreadPoolExecutor(_READERS) as readers:
         opened = {path: stack.enter_context(_opened(path, os.O_RDONLY)) for path in dict.fromkeys(p for p, _ in places)}
 
@@ -83,6 +83,14 @@ def tail(path: Path, offset: int, nbytes: int) -> memoryview:
     """The `nbytes` from `offset` on, which is a page's. Raises as `read` does."""
     with _opened(path, os.O_RDONLY) as descriptor:
         return _read_all(descriptor, memoryview(mmap.mmap(-1, pages(nbytes))), offset, path, nbytes)
+
+
+def _buffers(number: int, nbytes: int) -> list[memoryview]:
+    """In huge pages, where the kernel has them: a request of many scattered pages is split up, and can fill a device's queue alone."""
+    memory = mmap.mmap(-1, max(1, number) * nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return [memoryview(memory)[at : at + nbytes] for at in range(0, number * nbytes, nbytes)]
 
 
 @contextmanager
