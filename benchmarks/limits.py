@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -26,9 +27,11 @@ class Limits:
         """kind: of the device that the state is on."""
         self._kind, self._nbytes = kind, nbytes(state)
         self._image = memoryview(mmap.mmap(-1, -(-self._nbytes // PAGE) * PAGE))
-        self._ring = [mmap.mmap(-1, READ) for _ in range(READERS)]
-        for buffer in self._ring:
-            buffer[:] = bytes(READ)  # the first touch of a page is no part of reading
+        ring = mmap.mmap(-1, READERS * READ, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages
+            ring.madvise(mmap.MADV_HUGEPAGE)
+        ring[:] = bytes(len(ring))  # the first touch of a page is no part of reading
+        self._ring = [memoryview(ring)[at : at + READ] for at in range(0, len(ring), READ)]
         self.down(state)
         if kind != "cpu" and not device.register(kind, self._image):
             raise RuntimeError(f"{kind} does not pin memory here")

@@ -24,7 +24,7 @@ from .geometry import Part, Shape
 from .manifest import RankManifest
 from .reshard import Saved, Wanted, word
 from .tensors import ITEM_BYTES, Piece
-from .tree import flatten
+from .walk import flatten
 
 LAYOUT_KEYS = ("is_expert_parallel",)
 """In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
