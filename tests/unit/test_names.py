@@ -72,6 +72,9 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "a module contains the whole": lambda m: m[2]._modules.__setitem__("whole", m),
     "a module is shared": share,
     "another one is shared": swap_what_is_shared,
+    "one is shared with another": lambda m: m[2].update({"b": m[2]["c"]}),
+    "a parameter is renamed": lambda m: m[0]._parameters.__setitem__("other", m[0]._parameters.pop("bias")),
+    "a buffer is renamed": lambda m: m._buffers.__setitem__("other", m._buffers.pop("table")),
 }
 
 
