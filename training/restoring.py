@@ -21,6 +21,7 @@ from ..checkpoint.tensors import Table
 from ..checkpoint.tree import flatten, unflatten
 from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
+from .course import COURSE
 from .elsewhere import parts_of, restore_elsewhere
 from .randomness import Randomness
 from .state import Preparing, Source
@@ -79,7 +80,7 @@ class Restorer:
                 self._from_own(snapshot, parts_of(self._sources))
             except LayoutError:
                 with commit.reading(snapshot):
-                    restore_elsewhere(snapshot, self._sources, RANDOMNESS)
+                    restore_elsewhere(snapshot, self._sources, alone={RANDOMNESS}, optional={COURSE})
         except SnapshotError as error:
             raise Unrestorable(step, "", f"{snapshot}: {error}") from error
         except (MachineError, OSError) as error:
