@@ -82,8 +82,13 @@ def turn(to: int, remedy: Remedy, window: Window | None) -> str:
     if remedy is Remedy.REPLAY_EARLIER:
         what = "replay the same data, from an older state this time"
     if window:
-        what = f"leave out the batches {window.start} to {window.stop - 1}"
+        what = f"leave out {batches(window)}"
     return f"all ranks went back to step {to} in place, with no process restarted, and {what}"
+
+
+def batches(window: Window) -> str:
+    last = window.stop - 1
+    return f"batch {window.start}" if window.start == last else f"batches {window.start} to {last}"
 
 
 def remedies(done: Sequence[Remedy]) -> str:
