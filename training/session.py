@@ -348,6 +348,12 @@ class Session:
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False
         assert self._at is not None
+        if self._course.windows and self.fixed_data:
+            left_out = ", ".join(map(describe.batches, self._course.windows))
+            raise UsageError(
+                f"{left_out} of the data are to be left out, but this script does not take its batches by session.data_step: let it, or "
+                "leave --skip-data out"
+            )
         if self._at.local_rank == 0:
             modules.note(Path(self._handoff.modules))
         self._page.stepped_ns = now_ns  # from here on the agent may start the warm process
