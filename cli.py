@@ -38,6 +38,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR|URL",
         help="begin with the newest snapshot of another run, in whatever layout it was",
     )
+    run.add_argument(
+        "--skip-data",
+        action="append",
+        default=[],
+        metavar="FROM:TO",
+        help="leave these global batches of the data out, counted from 0, TO not included; may be given again",
+    )
     run.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML")
     run.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one configuration value")
     run.add_argument("--etcd", metavar="HOST:PORT,…", help="etcd endpoints (default: an etcd of its own)")
@@ -204,6 +211,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     from .agent.job import SECTIONS, run_job
     from .agent.terminal import Terminal
     from .resilience.config import load
+    from .resilience.windows import Window
 
     flags = {}
     for pair in options.set:
@@ -221,7 +229,9 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     }
     flags |= {key: str(value) for key, value in shorthands.items() if value is not None}
     policies = load(SECTIONS, options.config, os.environ, flags)
-    return run_job(command, options.run_dir, options.snapshots, options.start_from, policies, Terminal(options.quiet))
+    windows = [Window.parse(text) for text in options.skip_data]
+    terminal = Terminal(options.quiet)
+    return run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal)
 
 
 if __name__ == "__main__":

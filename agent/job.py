@@ -15,20 +15,25 @@ from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.stores import Place
 from ..resilience import describe
+from ..resilience.boundary import RankPolicy
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
+from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, SiteError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
+from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import GenerationRecord
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
+from ..resilience.spikes import SpikePolicy
 from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.windows import Window
 from ..resilience.wire import dumps, loads
 from .embedded_etcd import EmbeddedEtcd, probe
 from .etcd_binary import find_server
@@ -57,6 +62,8 @@ class ControlPolicy:
 
 SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
+    "spikes": SpikePolicy,
+    "ladder": LadderPolicy,
     "recovery": RecoveryPolicy,
     "agent": AgentPolicy,
     "control": ControlPolicy,
@@ -80,11 +87,13 @@ def run_job(
     directory: Path | None,
     snapshots: str | None,
     origin: str | None,
+    windows: Sequence[Window],
     policies: Mapping[str, Any],
     terminal: Terminal,
 ) -> int:
     """Run `command` until it is over, through whatever happens; the exit code. Raises ResilientError for what keeps it from
-    starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default."""
+    starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default. windows: batches of
+    data that are left out."""
     launch = understand(command, os.environ)
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
@@ -111,13 +120,14 @@ def run_job(
         _register(store, keys, launch, run, me, catalog.next_generation(root))
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
-        recovery: RecoveryPolicy = policies["recovery"]
-        node = Node(launch, run, root, kept, recovery.max_replays, secrets.token_hex(4), beginning)
+        deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
+        judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"])
+        node = Node(launch, run, root, kept, judged_by, secrets.token_hex(4), beginning, tuple(windows))
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)
         supervisor = _supervisor(
-            store, keys, me, node, recovery, policies["agent"], Telling(terminal, journal, metrics)
+            store, keys, me, node, deciding, policies["agent"], Telling(terminal, journal, metrics)
         )
         closing.callback(supervisor.heartbeat.end)
         if server:
@@ -217,13 +227,13 @@ def _supervisor(
     keys: Keys,
     me: NodeRecord,
     node: Node,
-    recovery: RecoveryPolicy,
+    deciding: Policy,
     policy: AgentPolicy,
     telling: Telling,
 ) -> Supervisor:
     heartbeat = Heartbeat(store, keys, NodeId(me.host), me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
-    controller = Controller(store, keys, election, recovery, telling.decided)
+    controller = Controller(store, keys, election, deciding, telling.decided)
     performer = Performer(
         node_id=NodeId(me.host),
         instance=me.instance,

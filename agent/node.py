@@ -17,14 +17,17 @@ from ..checkpoint.aftermath import settle
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
 from ..checkpoint.header import Header, restorable
+from ..checkpoint.layout import Attempt
 from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
 from ..resilience import leash
+from ..resilience.boundary import RankPolicy
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
 from ..resilience.handoff import Handoff
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
+from ..resilience.windows import Window
 from . import report
 from .board import Board
 from .draining import Draining
@@ -50,14 +53,15 @@ class Node:
         directory: RunDirectory,
         root: Place,
         policy: SnapshotPolicy,
-        max_replays: int,
+        judged_by: RankPolicy,
         run: str,
         origin: Place | None = None,
+        windows: tuple[Window, ...] = (),
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
-        start from."""
+        start from; windows: of data, to be left out."""
         self.launch, self.directory, self.root, self.policy = launch, directory, root, policy
-        self.max_replays, self.origin = max_replays, origin
+        self.judged_by, self.origin, self.windows = judged_by, origin, windows
         self.board = Board(launch.ranks)
         self.arena = arena.create(launch.ranks, policy.slots)
         self.paths = arena.paths(self.arena, os.getpid())
@@ -102,7 +106,9 @@ class Node:
             every_steps=self.policy.every_steps,
             durable_every_steps=self.policy.durable_every_steps,
             reach_steps=self.policy.reach_steps,
-            max_replays=self.max_replays,
+            policy=self.judged_by,
+            turns=record.turns,
+            windows=self.windows,
             modules=str(self.directory.modules),
         )
         arguments = self.launch.arguments(
@@ -179,8 +185,20 @@ class Node:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
+            self._abandon(further)
             ended = ended or bool(further)
         return ended
+
+    def _abandon(self, rewinds: Sequence[InPlaceRewind]) -> None:
+        """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
+        if rewinds:
+            self.shelf.fresh(_FRESH_S)
+        for rewind in rewinds:
+            for step, name in self.shelf.seen.durable:
+                attempt = Attempt.parse(name)
+                older = attempt and attempt.stamp[:2] < (rewind.generation, rewind.ordinal)
+                if older and step > rewind.to:
+                    self.reject(name, f"the training has gone back to step {rewind.to} and taken another course")
 
     def _adopt(self) -> None:
         if self.gang:

@@ -80,15 +80,20 @@ def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) 
 
 def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: int) -> InPlaceRewind:
     seen = [page.rewind(ordinal) for page in pages]
-    onset, reached, to, at_ns, _ = seen[0]
+    first = seen[0]
     return InPlaceRewind(
         ordinal=ordinal,
         generation=Generation(generation),
-        onset=Step(onset),
-        to=Step(to),
-        reached=Step(reached),
-        at_s=at_ns / 1e9 + offset_s,
-        restore_s=max(done - began for *_, began, done in seen) / 1e9,
+        cause=first.kind,
+        onset=Step(first.onset),
+        to=Step(first.to),
+        reached=Step(first.reached),
+        remedy=first.remedy,
+        window=first.window,
+        value=first.value,
+        expected=first.expected,
+        at_s=first.at_ns / 1e9 + offset_s,
+        restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
     )
 
 

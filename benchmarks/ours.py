@@ -25,7 +25,7 @@ from mt_resilient.agent.draining import Draining
 from mt_resilient.checkpoint import arena, catalog
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.resilience.signals import Generation, Step
 from mt_resilient.training.attach import Attachment
@@ -187,7 +187,7 @@ class Ours(AsyncPeer):
         handoff = Handoff(
             agent_pid=os.getpid(), generation=Generation(1), board="", snapshots=str(self.root), resume_step=Step(-1),
             arena=tuple(map(tuple, arena.paths(slots, os.getpid()))), replay_until=Step(-1), every_steps=1,
-            durable_every_steps=1, reach_steps=100, max_replays=1, modules="", origin="",
+            durable_every_steps=1, reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="", origin="",
         )  # fmt: skip
         page = Page(memoryview(bytearray(PAGE_BYTES)))
         attachment = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)

@@ -38,6 +38,7 @@ from jobs import GPT, REPOSITORY, plain, workplace, wrapped
 from measure import Result, median, report, say
 
 from mt_resilient.agent.board import Board
+from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.clock import monotonic_ns
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.resilience.signals import Generation, Step
@@ -141,7 +142,8 @@ def beat_result(batches: int) -> Result:
     board.clear(1)
     handoff = Handoff(
         agent_pid=os.getpid(), generation=Generation(1), board=board.path, arena=(), snapshots="", resume_step=Step(-1),
-        replay_until=Step(-1), every_steps=1, durable_every_steps=1, reach_steps=100, max_replays=1, modules="", origin="",
+        replay_until=Step(-1), every_steps=1, durable_every_steps=1, reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
+        origin="",
     )  # fmt: skip
     page = claim(handoff, {"RANK": "0", "LOCAL_RANK": "0"}, monotonic_ns())
     assert page

@@ -9,17 +9,23 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 from .boundary import ROW
+from .ladder import Remedy
+from .spikes import Kind
+from .windows import Window
 
 PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
-_UNSAVED_AT = 192
-_ROW_AT = 832
+_UNSAVED_AT = 256
+_REWIND = 11
+"""Numbers in one of them."""
+_ROW_AT = 1280
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
-_FAREWELL_AT = 1024
+_FAREWELL_AT = 1536
 
 
 class _Int:
@@ -37,6 +43,25 @@ class _Int:
 
     def __set__(self, page: Page, value: int) -> None:
         page.ints[self.index] = value
+
+
+_KINDS, _REMEDIES = tuple(Kind), tuple(Remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewound:
+    """A rewind in place that is done. Times in CLOCK_MONOTONIC nanoseconds."""
+
+    kind: Kind
+    onset: int
+    reached: int
+    to: int
+    remedy: Remedy
+    window: Window | None
+    value: float
+    expected: float
+    at_ns: int
+    done_ns: int
 
 
 class Page:
@@ -95,19 +120,34 @@ class Page:
         ints[4] = step
         ints[7] = now_ns
 
-    def rewound(self, *, onset: int, reached: int, to: int, at_ns: int, done_ns: int) -> None:
+    def rewound(self, done: Rewound) -> None:
         """Note a rewind in place that is done."""
         ordinal = self.rewinds + 1
-        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * 5
-        self.ints[place : place + 5] = memoryview(array("q", (onset, reached, to, at_ns, done_ns)))
-        self.step = to
+        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
+        window = (done.window.start, done.window.stop) if done.window else (0, 0)
+        kind, remedy = _KINDS.index(done.kind), _REMEDIES.index(done.remedy)
+        numbers = (done.onset, done.reached, done.to, done.at_ns, done.done_ns, kind, remedy, *window)
+        self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
+        self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = done.value, done.expected
+        self.step = done.to
         self.rewinds = ordinal  # last: from here on the agent reads it
 
-    def rewind(self, ordinal: int) -> tuple[int, int, int, int, int]:
-        """Onset, step reached, step gone back to, start and end (ns) of the `ordinal`-th rewind, one of the last eight."""
-        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * 5
-        onset, reached, to, at_ns, done_ns = self.ints[place : place + 5].tolist()
-        return onset, reached, to, at_ns, done_ns
+    def rewind(self, ordinal: int) -> Rewound:
+        """The `ordinal`-th rewind, one of the last eight."""
+        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
+        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop = self.ints[place : place + 9].tolist()
+        return Rewound(
+            kind=_KINDS[kind],
+            onset=onset,
+            reached=reached,
+            to=to,
+            remedy=_REMEDIES[remedy],
+            window=Window(start, stop) if stop else None,
+            value=self.floats[place + 9],
+            expected=self.floats[place + 10],
+            at_ns=at_ns,
+            done_ns=done_ns,
+        )
 
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
         """Say the `ordinal`-th row (from 1) to whoever reads this page: the other ranks of the node. It may be said when all of them

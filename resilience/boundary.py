@@ -8,14 +8,19 @@ tells of the two latest snapshots that were begun: always the same two on all ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from .ladder import Answer, LadderPolicy, Remedy, Turn, answer
 from .signals import Order, Step
+from .spikes import Figure, Finding, Kind, SpikePolicy, spike
 
-ROW = 8
-"""Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order."""
+ROW = 11
+"""Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order, loss, gradient norm, fixed data."""
+_NONE = -math.inf
+"""A figure that a rank does not know: any other rank's is more."""
 
 
 class Held(IntEnum):
@@ -53,12 +58,25 @@ class Tally:
     durable: bool = False
     """A snapshot on disk is asked for."""
     order: Order = Order.NONE
+    loss: float | None = None
+    """The largest that any rank gave; None where no rank gave a finite one. So the norm of the gradient."""
+    grad_norm: float | None = None
+    fixed_data: bool = False
+    """Some rank has no way to leave data out."""
+
+    @property
+    def figure(self) -> Figure:
+        return Figure(self.step, self.loss, self.grad_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     directive: Directive
     step: Step
+    finding: Finding | None = None
+    """With REWIND and GIVE_UP: what is wrong,"""
+    answer: Answer | None = None
+    """and what is done about it."""
     newest: Held = Held.UNDER_WAY
     """What is certain of the two latest snapshots: WHOLE is sealed, MISSED given up, UNDER_WAY waited for."""
     earlier: Held = Held.UNDER_WAY
@@ -79,12 +97,15 @@ def row(said: Tally) -> tuple[float, ...]:
         said.stride,
         said.durable,
         said.order,
+        _NONE if said.loss is None else said.loss,
+        _NONE if said.grad_norm is None else said.grad_norm,
+        said.fixed_data,
     )
     return tuple(map(float, numbers))
 
 
 def tally(reduced: Sequence[float]) -> Tally:
-    high, low, non_finite, newest, earlier, stride, durable, order = reduced
+    high, low, non_finite, newest, earlier, stride, durable, order, loss, grad_norm, fixed_data = reduced
     return Tally(
         step=Step(int(high)),
         same_step=high == -low,
@@ -94,16 +115,29 @@ def tally(reduced: Sequence[float]) -> Tally:
         stride=int(stride),
         durable=bool(durable),
         order=Order(int(order)),
+        loss=loss if math.isfinite(loss) else None,
+        grad_norm=grad_norm if math.isfinite(grad_norm) else None,
+        fixed_data=bool(fixed_data),
     )
 
 
-def judge(said: Tally, replays: int, max_replays: int) -> Judgement:
-    """`replays`: how often the ranks have already gone back because of this very step."""
+@dataclass(frozen=True, kw_only=True)
+class RankPolicy:
+    """What ranks judge by, the same on all of them."""
+
+    spikes: SpikePolicy = SpikePolicy()
+    ladder: LadderPolicy = LadderPolicy()
+
+
+def judge(said: Tally, before: Sequence[Figure], turns: Sequence[Turn], policy: RankPolicy) -> Judgement:
+    """before: the figures of the steps before, ascending; turns: all rewinds of the job so far."""
     if not said.same_step:
         return Judgement(directive=Directive.DIVERGED, step=said.step)
-    if said.non_finite:  # and nothing is sealed by it: the ranks do not go on from here
-        directive = Directive.REWIND if replays < max_replays else Directive.GIVE_UP
-        return Judgement(directive=directive, step=said.step)
+    found = _finding(said, before, policy.spikes)
+    if found:  # and nothing is sealed by it: the ranks do not go on from here
+        what = answer(found, turns, policy.ladder, skippable=not said.fixed_data)
+        directive = Directive.GIVE_UP if what.remedy is Remedy.GIVE_UP else Directive.REWIND
+        return Judgement(directive=directive, step=said.step, finding=found, answer=what)
     return Judgement(
         directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
         step=said.step,
@@ -113,3 +147,9 @@ def judge(said: Tally, replays: int, max_replays: int) -> Judgement:
         durable=said.durable,
         snapshot=said.order is Order.SNAPSHOT_AND_STOP,
     )
+
+
+def _finding(said: Tally, before: Sequence[Figure], policy: SpikePolicy) -> Finding | None:
+    if said.non_finite:
+        return Finding(kind=Kind.NON_FINITE, onset=said.step, seen=said.step)
+    return spike((*before, said.figure), policy)

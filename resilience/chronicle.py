@@ -5,13 +5,17 @@ World → new or changed `Incident`s. Nothing is decided here; `decision` writes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from . import describe
+from .ladder import AGAIN, LadderPolicy, Remedy, origin
 from .machine import Phase
 from .orders import PHASES, Incident
 from .recovery import RESTART_GANG, REWIND_IN_PLACE, Plan
 from .signals import InPlaceRewind, NodeStatus, Step
+from .spikes import Finding, Kind
 from .verdict import Verdict
 from .world import World
 
@@ -41,8 +45,8 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
     )
 
 
-def rewinds_told(world: World) -> tuple[Incident, ...]:
-    """Rewinds in place that ranks report, as incidents; and their replay time once that is known."""
+def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
+    """Rewinds in place that ranks report, as incidents: new ones, and those that are over."""
     known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
     fresh: list[Incident] = []
     for status in world.statuses():
@@ -51,26 +55,47 @@ def rewinds_told(world: World) -> tuple[Incident, ...]:
             if signature not in known:
                 known[signature] = _of_rewind(told, signature, next_id(world, len(fresh)))
                 fresh.append(known[signature])
-    return tuple(fresh)
+    ordered = [*(i for i in world.incidents if i.rung == REWIND_IN_PLACE), *fresh]
+    over = [_cured(incident, ordered[at + 1 :], world, policy) for at, incident in enumerate(ordered)]
+    return tuple(after for before, after in zip(ordered, over, strict=True) if after != before or before in fresh)
 
 
 def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
+    finding = Finding(
+        kind=Kind(told.cause), onset=told.onset, seen=told.reached, value=told.value, expected=told.expected
+    )
     return Incident(
         id=ident,
         generation=told.generation,
         cause=told.cause,
         rung=REWIND_IN_PLACE,
-        summary=f"step {told.onset} gave NaN or Inf",
-        evidence=(f"loss or gradient norm of step {told.onset} was not finite on at least one rank",),
-        plan=f"all ranks went back to step {told.to} in place, with no process restarted, and replay the same data",
+        summary=describe.finding(finding),
+        evidence=(describe.evidence(finding),),
+        plan=describe.turn(told.to, Remedy(told.remedy), told.window),
         at_s=told.at_s,
         step_at_fault=told.reached,
         resume_step=told.to,
         started=True,
         signature=signature,
+        onset=told.onset,
+        remedy=told.remedy,
+        window=told.window,
         phases_s={"restore": round(told.restore_s, 4)},
-        open=False,
     )
+
+
+def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: LadderPolicy) -> Incident:
+    """A rewind is over when the ranks are past the onset for good, or have gone back for the same fault again. later: rewinds after it."""
+    if not incident.open:
+        return incident
+    for other in later:
+        if abs(other.onset - incident.onset) <= policy.same_fault_steps:
+            return replace(incident, open=False, origin=AGAIN)
+    statuses = world.statuses()
+    past = [s.finished or s.min_step >= incident.step_at_fault + policy.settled_steps for s in statuses]
+    if len(statuses) < len(world.members) or not all(past):
+        return incident
+    return replace(incident, open=False, origin=origin(Remedy(incident.remedy)))
 
 
 def phases_told(world: World) -> tuple[Incident, ...]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .decision import Decision, decide
+from .decision import Decision, Policy, decide
 from .election import Election
 from .keys import Keys
-from .recovery import RecoveryPolicy
 from .store import KeyAbsent, ModifiedAt, Put, Store
 from .wire import dumps
 from .world import read_world
@@ -22,7 +21,7 @@ class Controller:
         store: Store,
         keys: Keys,
         election: Election,
-        policy: RecoveryPolicy,
+        policy: Policy,
         told: Callable[[Decision], None],
     ) -> None:
         """`told` hears of every decision that was accepted."""

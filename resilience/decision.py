@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from .chronicle import open_incident, phases_told, rewinds_told
 from .detectors import suspect
+from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
 from .recovery import Plan, RecoveryPolicy, may_resume, plan, unreadable
@@ -27,20 +28,31 @@ class Decision:
     reason: str = ""
 
 
-def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the controller decides by."""
+
+    recovery: RecoveryPolicy = RecoveryPolicy()
+    ladder: LadderPolicy = LadderPolicy()
+    """The ranks', whose rewinds it tells of."""
+
+
+def decide(world: World, now: float, policy: Policy) -> Decision:
     """`now`: wall-clock seconds."""
     if world.record is None:
         return _open_first(world, now)
-    rewinds = rewinds_told(world)
+    rewinds = rewinds_told(world, policy.ladder)
     told = (*rewinds, *phases_told(world))
-    event, verdict, answer = _event(world, policy)
+    event, verdict, answer = _event(world, policy.recovery)
     if event is None:
         return Decision(incidents=told)
     move, phase = TABLE[world.record.phase, event]
     if move is Move.IGNORE:
         return Decision(incidents=told)
     if verdict and answer:
-        incident = open_incident(world, verdict, answer, step_reached(world), len(rewinds))
+        known = {incident.id for incident in world.incidents}
+        fresh = sum(incident.id not in known for incident in rewinds)
+        incident = open_incident(world, verdict, answer, step_reached(world), fresh)
         if move is Move.REOPEN:
             decision = _reopen(world, now, incident)
         else:
@@ -133,7 +145,8 @@ def _advance(world: World, now: float, event: Event, phase: Phase) -> Decision:
     if event is Event.READY:
         point = _point(world)
         port = world.acks[world.members[0]].port
-        record = replace(record, resume_step=point.step, master_port=port, launched_s=now)
+        turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
+        record = replace(record, resume_step=point.step, master_port=port, launched_s=now, turns=turns)
         return Decision(record=record, reason=point.reason)
     if event is Event.STOP:
         asked = world.requests[0]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from .ladder import AGAIN, Origin, Remedy
 from .orders import PHASES, Incident
 from .recovery import RESTART_GANG, REWIND_IN_PLACE
+from .spikes import Finding, Kind
+from .windows import Window
 
 _RUNGS = {REWIND_IN_PLACE: "rewind in place", RESTART_GANG: "restart of the gang", 6: "stop"}
 
@@ -40,12 +45,73 @@ def phases(incident: Incident) -> str:
 def recovered(incident: Incident) -> str:
     """One line for an incident that is over."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
-    return f"recovered ({rung(incident.rung)}{start}): {steps(incident.lost_steps)} computed again; {phases(incident)}"
+    why = f"; {concluded(incident)}" if incident.origin else ""
+    return f"recovered ({rung(incident.rung)}{start}): {steps(incident.lost_steps)} computed again; {phases(incident)}{why}"
 
 
 def struck(incident: Incident) -> str:
     """When in the training it struck."""
     return "before the first step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+
+
+def finding(found: Finding) -> str:
+    """What is wrong with a step."""
+    match found.kind:
+        case Kind.NON_FINITE:
+            return f"step {found.onset} gave NaN or Inf"
+        case Kind.LOSS_SPIKE:
+            return f"the loss has gone up from step {found.onset} on"
+        case Kind.GRADIENT_SPIKE:
+            return f"the gradient of step {found.onset} is out of all proportion"
+
+
+def evidence(found: Finding) -> str:
+    """The figures that tell it."""
+    match found.kind:
+        case Kind.NON_FINITE:
+            return f"loss, gradient norm or parameters of step {found.onset} were not finite on at least one rank"
+        case Kind.LOSS_SPIKE:
+            return f"from step {found.onset} on the loss was {found.value:.6g} on average; {found.expected:.6g} was to be expected"
+        case Kind.GRADIENT_SPIKE:
+            return f"the gradient norm of step {found.onset} was {found.value:.6g}; {found.expected:.6g} is usual"
+
+
+def turn(to: int, remedy: Remedy, window: Window | None) -> str:
+    """What the ranks did among themselves."""
+    what = "replay the same data"
+    if remedy is Remedy.REPLAY_EARLIER:
+        what = "replay the same data, from an older state this time"
+    if window:
+        what = f"leave out {batches(window)}"
+    return f"all ranks went back to step {to} in place, with no process restarted, and {what}"
+
+
+def batches(window: Window) -> str:
+    last = window.stop - 1
+    return f"batch {window.start}" if window.start == last else f"batches {window.start} to {last}"
+
+
+def remedies(done: Sequence[Remedy]) -> str:
+    """`2 replays of the same data and 1 window of data left out`."""
+    skips = sum(remedy is Remedy.SKIP for remedy in done)
+    replays = len(done) - skips
+    said = [f"{replays} replay{'s' if replays != 1 else ''} of the same data"]
+    if skips:
+        said.append(f"{count(skips, 'window')} of data left out")
+    return " and ".join(said)
+
+
+_CONCLUSIONS = {
+    Origin.TRANSIENT: "it did not come again with the same data: a transient fault of the hardware",
+    Origin.STATE: "it did not come again from an older state: the state had been damaged in between, by the hardware",
+    Origin.DATA: "it came with the data, and went with it",
+    AGAIN: "it came again",
+}
+
+
+def concluded(incident: Incident) -> str:
+    """Where the fault came from, as far as the remedy has told; empty where it has not."""
+    return _CONCLUSIONS.get(incident.origin, "")
 
 
 def launched(how: str) -> str:
@@ -65,6 +131,8 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
         lines += [f"  seen       {text}" for text in _flat(incident.evidence) if text != incident.summary]
     lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, answered by {rung(incident.rung)}")
     lines.append(f"  done       {incident.plan}")
+    if incident.origin:
+        lines.append(f"  learned    {concluded(incident)}")
     if incident.rung in (REWIND_IN_PLACE, RESTART_GANG):
         start = f", ranks started {incident.launch}" if incident.launch else ""
         not_yet = "not yet" if incident.open else "no: the job ended first"

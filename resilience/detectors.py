@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from .machine import Phase
 from .signals import NodeId, Rank, RankExit, Step
+from .spikes import Kind
 from .world import World
 
 
@@ -23,8 +24,12 @@ class Cause(StrEnum):
     """A member's agent is a new process: none of its predecessor's ranks can be alive."""
     AGENT_LOST = "agent_lost"
     """A member's lease is gone."""
-    NON_FINITE = "non_finite"
-    """NaN or Inf in loss or gradient."""
+    NON_FINITE = Kind.NON_FINITE.value
+    """NaN or Inf in loss, gradient or parameters."""
+    LOSS_SPIKE = Kind.LOSS_SPIKE.value
+    """The loss has gone up and stays there."""
+    GRADIENT_SPIKE = Kind.GRADIENT_SPIKE.value
+    """The norm of the gradient is beyond what data can do."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     """The state to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"
@@ -55,8 +60,11 @@ def dead_ranks(world: World) -> list[Suspicion]:
 
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
-    if gone.kind == "non_finite":
-        cause, text = Cause.NON_FINITE, f"step {gone.step} gave NaN or Inf again and again"
+    if gone.kind in tuple(Kind):
+        cause, text = (
+            Cause(gone.kind),
+            gone.error.partition(": ")[2] or f"step {gone.step}: {gone.kind} again and again",
+        )
     elif gone.kind == "snapshot":
         cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
     elif gone.kind == "unreadable":

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .boundary import RankPolicy
+from .ladder import Turn
 from .signals import Generation, Step
+from .windows import Window
 from .wire import dumps, loads
 
 VARIABLE = "MT_RESILIENT_HANDOFF"
@@ -31,7 +34,11 @@ class Handoff:
     durable_every_steps: int
     reach_steps: int
     """How old the oldest snapshot in memory is to be."""
-    max_replays: int
+    policy: RankPolicy
+    turns: tuple[Turn, ...]
+    """Rewinds in place that ranks of earlier generations did."""
+    windows: tuple[Window, ...]
+    """Batches of data that are left out."""
     modules: str
     """File in which local rank 0 notes what the script has imported, for the warm process."""
 

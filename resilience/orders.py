@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from .ladder import Remedy, Turn
 from .machine import Phase
 from .signals import Generation, NodeId, Step
+from .spikes import Kind
+from .windows import Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,8 @@ class GenerationRecord:
     """State to start from; -1: none is kept anywhere, start as the script itself does."""
     replay_until: Step = Step(-1)
     """Step that the generation before had reached: up to there it is computed again. -1: none."""
+    turns: tuple[Turn, ...] = ()
+    """What ranks of earlier generations have done about wrong steps; with it, which data is left out."""
     reason: str = ""
     opened_s: float = 0.0
     """Wall-clock time of GATHER; and of LAUNCH:"""
@@ -63,6 +68,14 @@ class Incident:
     """Whether any rank had finished a step in this generation."""
     signature: str = ""
     """What makes two faults the same fault."""
+    onset: Step = Step(-1)
+    """Of a rewind in place: the first step that was wrong,"""
+    remedy: str = ""
+    """what the ranks did besides going back (`ladder.Remedy`),"""
+    window: Window | None = None
+    """the batches that they leave out since,"""
+    origin: str = ""
+    """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     launch: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of PHASES; a phase that is not over yet is missing."""
@@ -74,6 +87,19 @@ class Incident:
         if self.resume_step is None:
             return 0
         return max(0, self.step_at_fault - max(0, self.resume_step))
+
+    @property
+    def turn(self) -> Turn | None:
+        """The rewind in place that this is the story of."""
+        if not self.remedy or self.resume_step is None:
+            return None
+        return Turn(
+            kind=Kind(self.cause),
+            onset=self.onset,
+            to=self.resume_step,
+            remedy=Remedy(self.remedy),
+            window=self.window,
+        )
 
     def with_phase(self, name: str, seconds: float) -> Incident:
         if name in self.phases_s:

@@ -15,6 +15,7 @@ from .errors import BudgetSpent, MachineError, ResilientError, ScriptError, Snap
 from .machine import Event
 from .orders import Incident
 from .signals import NodeStatus, Step
+from .spikes import Kind
 from .stability import ResumePoint
 from .verdict import Verdict
 
@@ -32,11 +33,9 @@ class RecoveryPolicy:
     """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
     same_failure_at_start: int = 2
     """How often the script may fail in the same way before its first step until that counts as an error in the script."""
-    max_replays: int = 2
-    """How often the ranks replay one step that gave NaN or Inf, before the job stops."""
 
     def __post_init__(self) -> None:
-        for name in ("max_without_progress", "same_failure_at_start", "max_replays"):
+        for name in ("max_without_progress", "same_failure_at_start"):
             if getattr(self, name) < 1:
                 raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be at least 1")
         if self.unwatched_progress_s <= 0:
@@ -56,11 +55,8 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
     past: all earlier incidents of the job."""
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     restarts = [incident for incident in past if incident.rung == RESTART_GANG]
-    if verdict.cause is Cause.NON_FINITE:
-        return _give_up(
-            BudgetSpent,
-            f"replayed {policy.max_replays} times without a finite result: the data or the model do it, not the hardware",
-        )
+    if verdict.cause in tuple(Kind):
+        return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.SCRIPT_RAISED and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):

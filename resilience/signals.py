@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NewType
 
+from .windows import Window
+
 NodeId = NewType("NodeId", str)
 Rank = NewType("Rank", int)
 """Global rank of a training process, 0 to world size - 1."""
@@ -66,14 +68,22 @@ class InPlaceRewind:
     ordinal: int
     """Counted from 1 within the generation."""
     generation: Generation
+    cause: str
     onset: Step
-    """First step whose figures were not finite."""
+    """First step whose figures were wrong."""
     to: Step
     reached: Step
     """Newest step finished when the ranks turned back."""
+    remedy: str
+    """What they did besides going back (`ladder.Remedy`)."""
+    window: Window | None = None
+    """Batches that they leave out from now on."""
+    value: float = 0.0
+    """The figure that was wrong,"""
+    expected: float = 0.0
+    """and what was to be expected."""
     at_s: float
     restore_s: float
-    cause: str = "non_finite"
 
 
 @dataclass(frozen=True, kw_only=True)

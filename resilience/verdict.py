@@ -11,6 +11,8 @@ _WEIGHT = {
     Cause.SNAPSHOT_UNUSABLE: 0,
     Cause.SNAPSHOT_UNREADABLE: 0,
     Cause.NON_FINITE: 0,
+    Cause.LOSS_SPIKE: 0,
+    Cause.GRADIENT_SPIKE: 0,
     Cause.AGENT_RESTARTED: 1,
     Cause.AGENT_LOST: 1,
     Cause.RANK_KILLED: 2,

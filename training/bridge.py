@@ -71,6 +71,12 @@ class BridgeLoop(HookedLoop):
         saves = bool(config.checkpoint.save and every and step % every == 0)
         return self.boundary(step, lambda: original(*args, **kwargs), saves=saves, last=last)
 
+    def skips(self) -> bool:
+        return getattr(self.state.cfg.dataset, "dataloader_type", None) in ("single", "cyclic")
+
+    def skip(self, batches: int) -> None:
+        self.state.train_state.consumed_train_samples += batches * self.state.cfg.train.global_batch_size
+
     def rebuild(self, given: dict[str, Any]) -> None:
         timer = self.state.timers("interval-time")
         if getattr(timer, "_started", False):

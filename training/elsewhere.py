@@ -7,7 +7,7 @@ ranks (counters, schedulers) comes from rank 0. Generators have no place in anot
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,16 +82,18 @@ def _prefixed(name: str, parts: Sequence[Part]) -> list[Part]:
     return [replace(part, name=f"{name}/{part.name}") for part in parts]
 
 
-def restore_elsewhere(snapshot: Place, sources: Mapping[str, Source], randomness: str) -> None:
-    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. randomness: name of the source to leave alone.
+def restore_elsewhere(
+    snapshot: Place, sources: Mapping[str, Source], alone: Collection[str], optional: Collection[str]
+) -> None:
+    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. alone: names of sources to leave as they are; optional:
+    of those that may not be in it.
 
     Raises LayoutError, with nothing changed but tensors, when the snapshot does not hold all of it; SnapshotError, MachineError or OSError
     as `restore.open_rank` does.
     """
     saved = Saved(snapshot)
-    shared = _shared(
-        saved, [name for name, source in sources.items() if not isinstance(source, (Modules, Optimizers))], randomness
-    )
+    others = [name for name, source in sources.items() if not isinstance(source, (Modules, Optimizers))]
+    shared = _shared(saved, {*others} - {*alone}, optional)
     for name, source in sources.items():
         if isinstance(source, Optimizers):
             _make_states(name, source, sources, saved)
@@ -111,15 +113,17 @@ def restore_elsewhere(snapshot: Place, sources: Mapping[str, Source], randomness
             _group_values(name, source, sources, saved, kept[name])
         if name in kept:
             source.restore(kept[name])
-        elif name != randomness:
+        elif name in shared:
             source.restore(shared[name])
 
 
-def _shared(saved: Saved, names: Sequence[str], randomness: str) -> dict[str, Any]:
+def _shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:
     """The sources `names`, which have to be the same on all ranks."""
     found = {}
-    for name in set(names) - {randomness}:
+    for name in sorted(names):
         kept = [_one(manifest, name) for manifest in saved.manifests]
+        if name in optional and not any(kept):
+            continue
         if any(other != kept[0] for other in kept) or kept[0] is None:
             why = "is not in it" if kept[0] is None else "differs from rank to rank"
             raise LayoutError(

@@ -24,6 +24,10 @@ class RewindAsked(BaseException):
     """Leaves `train` at a boundary, on all ranks at once. Not an Exception: no handler on the way may keep it."""
 
 
+class JumpAsked(BaseException):
+    """Likewise, at a boundary after which data is left out: iterators are built anew behind it."""
+
+
 class Counters:
     """Counters kept as attributes of some object (Megatron's args, Bridge's train state), and others the loop keeps in locals."""
 
@@ -72,6 +76,14 @@ class HookedLoop:
         """Whether the last step of the training is done."""
         raise NotImplementedError
 
+    def skips(self) -> bool:
+        """Whether the data comes by the number of samples consumed, so that some can be left out."""
+        raise NotImplementedError
+
+    def skip(self, batches: int) -> None:
+        """Count so many global batches as consumed, without using them."""
+        raise NotImplementedError
+
     def rebuild(self, given: dict[str, Any]) -> None:
         """After a restore: make the loop enterable again, and put fresh data iterators into `given`."""
         raise NotImplementedError
@@ -83,8 +95,10 @@ class HookedLoop:
         given = self.given = bound.arguments
         self.first_validation = given.get(VALIDATION)
         self.session = Session(**self.sources(given))
+        self.session.fixed_data = not self.skips()
         self.prepare(given)
-        if self.session.restore() is not None:
+        restored = self.session.restore() is not None
+        if self.jump() or restored:
             self.rebuild(given)
         self.session.begin(self.iteration())
         while True:
@@ -92,8 +106,14 @@ class HookedLoop:
                 result = original(*bound.args, **bound.kwargs)
             except RewindAsked:
                 self.session.rewind()
+                self.jump()
                 self.rebuild(given)
                 self.session.resume()
+                continue
+            except JumpAsked:
+                with self.session.same_randomness():
+                    self.jump()
+                    self.rebuild(given)
                 continue
             except SystemExit as leaving:
                 if not leaving.code:
@@ -101,6 +121,14 @@ class HookedLoop:
                 raise
             self.session.finish(self.complete())
             return result
+
+    def jump(self) -> int:
+        """Leave out what is to be left out right here; how many batches."""
+        assert self.session is not None
+        batches = self.session.jump(self.iteration())
+        if batches:
+            self.skip(batches)
+        return batches
 
     def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -126,6 +154,8 @@ class HookedLoop:
         leaves = original() if saves or not ordered else True
         if leaves and not ordered and not last:  # for reasons of its own: the time is up, somebody has sent a signal
             self._pass(step, judged_now=True, last=True)
+        if not (leaves or ordered or last) and self.session is not None and self.session.jump(step):
+            raise JumpAsked
         return leaves or ordered
 
     def _pass(self, step: int, *, judged_now: bool, last: bool) -> bool:

@@ -92,6 +92,14 @@ class MegatronLoop(HookedLoop):
         saves = bool(known.save) and any(interval and iteration % interval == 0 for interval in every)
         return self.boundary(iteration, lambda: original(*args, **kwargs), saves=saves, last=last)
 
+    def skips(self) -> bool:
+        return getattr(self.args, "dataloader_type", "single") in ("single", "cyclic")
+
+    def skip(self, batches: int) -> None:
+        calculator = sys.modules["megatron.core.num_microbatches_calculator"]
+        calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
+        self.args.consumed_train_samples += batches * calculator.get_current_global_batch_size()
+
     def rebuild(self, given: dict[str, Any]) -> None:
         calculator = sys.modules["megatron.core.num_microbatches_calculator"]
         calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)

@@ -23,6 +23,7 @@ from ..checkpoint.tree import unflatten
 from ..checkpoint.walk import flatten
 from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
+from .course import COURSE
 from .elsewhere import parts_of, restore_elsewhere
 from .randomness import Randomness
 from .state import Preparing, Source
@@ -82,7 +83,7 @@ class Restorer:
                     self._from_own(snapshot, parts_of(self._sources))
                 except LayoutError:
                     with commit.reading(snapshot):
-                        restore_elsewhere(snapshot, self._sources, RANDOMNESS)
+                        restore_elsewhere(snapshot, self._sources, alone={RANDOMNESS}, optional={COURSE})
             except SnapshotError as error:
                 raise Unrestorable(step, "", f"{snapshot}: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..checkpoint import stores
+from ..checkpoint import catalog, stores
 from ..checkpoint.arena import RankArena, Slot, State, View
 from ..checkpoint.header import Header
 from ..checkpoint.staging import Stager, fill
@@ -69,9 +69,9 @@ class Tape:
         kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
         self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
-        randomness = Randomness(kinds)
-        self._sources: dict[str, Source] = {**sources, RANDOMNESS: randomness}
-        self._restorer = Restorer(sources, randomness, attachment.rank, attachment.world)
+        self.randomness = Randomness(kinds)
+        self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.randomness}
+        self._restorer = Restorer(sources, self.randomness, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest."""
         self._sides: Sides | None = None
@@ -250,10 +250,17 @@ class Tape:
 
     # -- going back --------------------------------------------------------------------------------------------------------
 
-    def newest_sealed(self) -> int | None:
-        """The same on all ranks: a seal is given by all, and the newest sealed slot is never overwritten."""
-        sealed = [h.step for h in (slot.header() for slot in self._arena.slots) if h.state is State.SEALED]
-        return max(sealed, default=None)
+    def newest(self, at_most: int) -> int:
+        """The newest step up to `at_most` that is sealed in memory, or else on disk; -1 for none. What other ranks have may be older."""
+        headers = [slot.header() for slot in self._arena.slots]
+        sealed = [header.step for header in headers if header.state is State.SEALED and header.step <= at_most]
+        if sealed:
+            return max(sealed)
+        try:
+            durable = catalog.look(stores.at(self._at.handoff.snapshots)).durable
+        except MachineError:
+            return -1
+        return max((a.stamp.step for a in durable if a.stamp.step <= at_most), default=-1)
 
     def go_back(self, step: int) -> None:
         """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""

@@ -52,6 +52,12 @@ class Sentinel:
         self._pending = False
         return tally(self._exchange.reduced())
 
+    def extremes(self, value: int) -> tuple[int, int]:
+        """The least and the greatest `value` of all ranks. Collective, and waited for; nothing is pending."""
+        self._exchange.say((value, -value, *[0.0] * (ROW - 2)))
+        greatest, least, *_ = self._exchange.reduced()
+        return -int(least), int(greatest)
+
 
 class Exchange(Protocol):
     """`say` and `reduced` are called in turn, on every rank."""

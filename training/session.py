@@ -13,7 +13,8 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,19 @@ import torch
 
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
+from ..resilience import describe, ladder
+from ..resilience.board import Rewound
 from ..resilience.boundary import Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError, UsageError
+from ..resilience.ladder import Turn
 from ..resilience.signals import Order, RankPhase, Step
+from ..resilience.spikes import Finding
 from . import modules
 from .attach import Attachment, attach
+from .course import COURSE, Course
 from .pace import Pace
+from .restoring import RANDOMNESS
 from .rewind import Tape
 from .sentinel import Sentinel
 from .state import Modules, source_of
@@ -51,22 +58,27 @@ class Figures:
         return self.skipped or all(math.isfinite(x) for x in (self.loss, self.grad_norm) if x is not None)
 
 
-class NonFinite(BudgetSpent):
-    """The same step gave NaN or Inf however often it was replayed."""
+class Incurable(BudgetSpent):
+    """The same fault came again whatever was done about it."""
 
-    def __init__(self, step: int, replays: int) -> None:
-        super().__init__(f"step {step} gave NaN or Inf after {replays} replays of the same data")
-        self.farewell = {"kind": "non_finite", "step": step}
+    def __init__(self, finding: Finding, turns: Sequence[Turn]) -> None:
+        done = describe.remedies([turn.remedy for turn in turns])
+        super().__init__(f"{describe.finding(finding)} again, after {done}")
+        self.farewell = {"kind": finding.kind.value, "step": finding.onset}
 
 
 class Session:
     """One rank's training under the agent's eye. `sources` by name: see `state.source_of` for what can be one."""
 
     def __init__(self, **sources: Any) -> None:
+        if taken := {RANDOMNESS, COURSE} & sources.keys():
+            raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._sources = {name: source_of(name, thing) for name, thing in sources.items() if thing is not None}
         self._at: Attachment | None = attach()
         self._figures = Figures()
-        self._replays: dict[int, int] = {}
+        self.fixed_data = True
+        """The loop has no way to leave data out, as far as is known: it has not asked for `data_step`."""
+        self._step = 0
         self._first = True
         self._counting = False
         self._postponed: Judgement | None = None
@@ -82,6 +94,10 @@ class Session:
         self._asked = 0
         """Snapshots on disk that the agent has asked for, and that all ranks know of."""
         self._left_ns = 0
+        self._course = Course(self._handoff)
+        self._sources[COURSE] = self._course
+        self._rewind: Judgement | None = None
+        """What the ranks go back for."""
         self._tape = Tape(self._at, self._sources, self._pace)
         self._sentinel: Sentinel | None = None
 
@@ -100,6 +116,7 @@ class Session:
         restored = self.restore()
         step = self.begin(restored if restored is not None else 0)
         while step < total:
+            self._step = step
             yield step
             step += 1
             judgement = self.boundary(step, self._figures, judged_now=step == total, last=step == total)
@@ -110,6 +127,13 @@ class Session:
             elif judgement is Directive.LEAVE:
                 return
         self.finish()
+
+    @property
+    def data_step(self) -> int:
+        """Which batch the present step is to use, counted from 0: the step itself, unless data was left out before it. A loop that takes
+        its batches by this number lets a recovery leave out the data that a spike comes from."""
+        self.fixed_data = False
+        return self._step if self._at is None else self._course.batch(self._step)
 
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
         """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
@@ -124,11 +148,14 @@ class Session:
             return None
         if self._handoff.resume_step < 0 and self._handoff.origin:
             self._tape.owed = True  # and a snapshot of one's own on disk as soon as may be
-            return self._tape.start_from(stores.at(self._handoff.origin))
-        if self._handoff.resume_step < 0:
+            step = self._tape.start_from(stores.at(self._handoff.origin))
+        elif self._handoff.resume_step < 0:
             return None
-        self._tape.go_back(self._handoff.resume_step)
-        return self._handoff.resume_step
+        else:
+            step = self._handoff.resume_step
+            self._tape.go_back(step)
+        self._course.went_back(step)
+        return step
 
     def begin(self, step: int) -> int:
         """Right before the first step, at the state after `step` steps. Collective. Gives `step` back."""
@@ -182,7 +209,7 @@ class Session:
             )
         if judged_now or leave:
             self._tape.finish()
-        self._contribute(step, finite=finite and self._tape.finite)
+        self._contribute(step, finite and self._tape.finite, figures)
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._judged()
@@ -196,24 +223,71 @@ class Session:
         self._page.stall_ns += self._left_ns - entered
         return directive
 
+    def jump(self, step: int) -> int:
+        """How many batches are left out between the step that has brought the state after `step` steps and the next one."""
+        return 0 if self._at is None else self._course.jump(step)
+
     def rewind(self) -> int:
-        """All ranks, after REWIND: go back in place to the newest sealed step, and give it. `resume` comes before the next step."""
+        """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
         assert self._at is not None
-        started = monotonic_ns()
-        self._left_ns = 0
-        to = self._tape.newest_sealed()
-        if to is None:
-            raise InternalError("no sealed snapshot is left in memory to go back to; the gang restarts from disk")
+        assert self._rewind is not None
+        finding, answer = self._rewind.finding, self._rewind.answer
+        assert finding is not None
+        assert answer is not None
+        started, self._left_ns = monotonic_ns(), 0
+        to = self._common(answer.at_most)
+        if to < 0:
+            to = self._common(finding.onset - 1)
+        if to < 0:
+            raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
+        past = ladder.same_fault(finding, self._course.turns, self._handoff.policy.ladder)
+        turn = Turn(
+            kind=finding.kind,
+            onset=finding.onset,
+            to=Step(to),
+            remedy=ladder.done(answer, past, Step(to)),
+            window=answer.window(finding.onset, Step(to), self._course.windows),
+        )
         self._tape.rewinds += 1
         self._tape.go_back(to)
-        page = self._page
-        page.rewound(onset=self._onset, reached=page.step, to=to, at_ns=started, done_ns=monotonic_ns())
+        self._course.turned(turn)
+        self._course.went_back(to)
+        self._page.rewound(
+            Rewound(
+                kind=turn.kind,
+                onset=turn.onset,
+                reached=self._page.step,
+                to=to,
+                remedy=turn.remedy,
+                window=turn.window,
+                value=finding.value,
+                expected=finding.expected,
+                at_ns=started,
+                done_ns=monotonic_ns(),
+            )
+        )
         return to
+
+    def _common(self, at_most: int) -> int:
+        """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
+        assert self._sentinel is not None
+        while True:
+            worst, best = self._sentinel.extremes(self._tape.newest(at_most))
+            if worst == best:
+                return worst
+            at_most = worst  # what the poorest rank has; the others may not
 
     def resume(self) -> None:
         """Put the generators back once more, after data iterators were built anew."""
         if self._at is not None:
             self._tape.restore_randomness()
+
+    @contextmanager
+    def same_randomness(self) -> Iterator[None]:
+        """What is drawn from the generators within does not count."""
+        kept = self._tape.randomness.collect()
+        yield
+        self._tape.randomness.restore(kept)
 
     def finish(self, complete: bool = True) -> None:
         """The loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be gone on with."""
@@ -228,23 +302,26 @@ class Session:
         said = self._sentinel.take()
         if said is None:
             return None
-        judgement = judge(said, self._replays.get(said.step, 0), self._handoff.max_replays)
+        judgement = judge(said, self._course.figures, self._course.turns, self._handoff.policy)
         self._tape.settle(judgement)
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
             self._stride = judgement.stride
+            self._course.judged(said.figure)
             if judgement.durable:
                 self._tape.owed, self._asked = True, self._page.durable
         if judgement.directive is Directive.GIVE_UP:
-            raise NonFinite(said.step, self._replays.get(said.step, 0))
+            assert judgement.finding is not None
+            policy = self._handoff.policy.ladder
+            raise Incurable(judgement.finding, ladder.same_fault(judgement.finding, self._course.turns, policy))
         if judgement.directive is Directive.DIVERGED:
             raise InternalError(f"the ranks are not at the same step: this one judged step {said.step}")
         if judgement.directive is Directive.REWIND:
-            self._onset = said.step
-            self._replays[said.step] = self._replays.get(said.step, 0) + 1
+            self._rewind = judgement
         return judgement
 
-    def _contribute(self, step: int, finite: bool) -> None:
+    def _contribute(self, step: int, finite: bool, figures: Figures | None = None) -> None:
         assert self._sentinel is not None
+        known = figures if figures is not None and not figures.skipped else Figures()
         newest, earlier = self._tape.held
         said = Tally(
             step=Step(step),
@@ -254,6 +331,9 @@ class Session:
             stride=self._pace.stride,
             durable=self._at is not None and self._at.local_rank == 0 and self._page.durable > self._asked,
             order=Order(self._page.order),
+            loss=_finite(known.loss),
+            grad_norm=_finite(known.grad_norm),
+            fixed_data=self.fixed_data,
         )
         self._sentinel.contribute(said)
 
@@ -269,6 +349,12 @@ class Session:
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False
         assert self._at is not None
+        if self._course.windows and self.fixed_data:
+            left_out = ", ".join(map(describe.batches, self._course.windows))
+            raise UsageError(
+                f"{left_out} of the data are to be left out, but this script does not take its batches by session.data_step: let it, or "
+                "leave --skip-data out"
+            )
         if self._at.local_rank == 0:
             modules.note(Path(self._handoff.modules))
         self._page.stepped_ns = now_ns  # from here on the agent may start the warm process
@@ -276,6 +362,10 @@ class Session:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value.detach() if torch.is_tensor(value) else value)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _or_nan(value: float | None) -> float:

@@ -77,12 +77,12 @@ def sample(index: int, length: int, vocabulary: int) -> torch.Tensor:
     return (start + stride * torch.arange(length + 1)) % vocabulary
 
 
-def poison_once(args: argparse.Namespace, model: Any, step: int) -> None:
-    """What --poison-gradient orders. The marker keeps a replay of the step, or a restarted rank, from doing it again."""
-    if args.poison_gradient != f"{step}:{distributed.get_rank()}":
+def poison_once(args: argparse.Namespace, model: Any, number: int) -> None:
+    """What --poison-gradient orders. The marker keeps a replay of the batch, or a restarted rank, from doing it again."""
+    if args.poison_gradient != f"{number}:{distributed.get_rank()}":
         return
     try:
-        os.close(os.open(os.path.join(args.poison_marker, f"poisoned-{step}"), os.O_CREAT | os.O_EXCL))
+        os.close(os.open(os.path.join(args.poison_marker, f"poisoned-{number}"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
     next(model.module.parameters()).main_grad.view(-1)[0] = float("nan")
@@ -91,7 +91,7 @@ def poison_once(args: argparse.Namespace, model: Any, step: int) -> None:
 def make_train_step(
     args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any
 ) -> Callable[[int], Any]:
-    """A function that computes one step: step index → (mean loss, None but on the last stage; gradient norm)."""
+    """A function that computes one step: number of its batch → (mean loss, None but on the last stage; gradient norm)."""
     from megatron.core import parallel_state as mpu
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -103,9 +103,9 @@ def make_train_step(
     positions = torch.arange(args.seq, device=device).expand(args.mbs, -1)
     future = torch.ones(1, 1, args.seq, args.seq, dtype=torch.bool, device=device).triu(1)
 
-    def batches(step: int) -> Iterator[torch.Tensor]:
+    def batches(number: int) -> Iterator[torch.Tensor]:
         for micro_batch in range(micro_batches):
-            first = step * args.gbs + (micro_batch * replicas + replica) * args.mbs
+            first = number * args.gbs + (micro_batch * replicas + replica) * args.mbs
             yield torch.stack([sample(first + i, args.seq, VOCABULARY) for i in range(args.mbs)]).to(device)
 
     def forward_step(data: Iterator[torch.Tensor], stage: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
@@ -119,11 +119,11 @@ def make_train_step(
 
         return stage(tokens[:, :-1], positions, future, labels=tokens[:, 1:]), loss_of
 
-    def train_step(step: int) -> tuple[float | None, float]:
+    def train_step(number: int) -> tuple[float | None, float]:
         time.sleep(args.step_delay)
 
         def finalize(*chunks: Any, **kwargs: Any) -> None:
-            poison_once(args, model, step)
+            poison_once(args, model, number)
             finalize_model_grads(*chunks, **kwargs)
 
         model.config.finalize_model_grads_func = finalize
@@ -131,7 +131,7 @@ def make_train_step(
         optimizer.zero_grad()
         losses = forward_backward(
             forward_step_func=forward_step,
-            data_iterator=batches(step),
+            data_iterator=batches(number),
             model=[model],
             num_microbatches=micro_batches,
             seq_length=args.seq,
@@ -159,7 +159,7 @@ def main() -> None:
 
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in session.steps(args.steps):
-        loss, grad_norm = train_step(step)
+        loss, grad_norm = train_step(session.data_step)
         session.report(loss=loss, grad_norm=grad_norm)
         if speaks:
             print(f"step {step} loss {loss!r} grad_norm {grad_norm!r}", flush=True)

@@ -11,9 +11,9 @@ from torch import distributed, nn
 from mt_resilient import Session
 
 
-def batch(step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A pure function of the step and the rank, so that any step can be computed again."""
-    generator = torch.Generator().manual_seed(step * distributed.get_world_size() + distributed.get_rank())
+def batch(number: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pure function of its number and the rank, so that any step can be computed again."""
+    generator = torch.Generator().manual_seed(number * distributed.get_world_size() + distributed.get_rank())
     inputs = torch.randn(32, 16, generator=generator)
     return inputs.to(device), inputs.sin().sum(1, keepdim=True).to(device)
 
@@ -37,7 +37,7 @@ def main() -> None:
     session = Session(model=model, optimizer=optimizer)
     for step in session.steps(args.steps):
         time.sleep(args.step_delay)
-        inputs, targets = batch(step, device)
+        inputs, targets = batch(session.data_step, device)
         loss = nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()

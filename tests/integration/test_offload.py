@@ -16,6 +16,7 @@ import os, time
 import torch, torch_musa
 from torch import nn
 from mt_resilient.checkpoint import arena
+from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.boundary import Directive, Held, Judgement
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.handoff import Handoff
@@ -28,7 +29,7 @@ fds = arena.create(1, 3)
 handoff = Handoff(
     agent_pid=os.getpid(), generation=1, board="", arena=tuple(map(tuple, arena.paths(fds, os.getpid()))), snapshots="/nowhere",
     resume_step=-1, replay_until=-1,
-    origin="", every_steps=1, durable_every_steps=50, reach_steps=100, max_replays=2, modules="",
+    origin="", every_steps=1, durable_every_steps=50, reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
 )
 page = Page(memoryview(bytearray(PAGE_BYTES)))
 

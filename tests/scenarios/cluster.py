@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mt_resilient.resilience import describe
+from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision
+from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.machine import Phase
@@ -48,11 +49,18 @@ class Job:
     """The whole of it, from outside: what an episode plays with."""
 
     def __init__(
-        self, *, total: int = 12, durable_every: int = 4, policy: RecoveryPolicy | None = None, **faults: Any
+        self,
+        *,
+        total: int = 12,
+        durable_every: int = 4,
+        policy: RecoveryPolicy | None = None,
+        judged_by: RankPolicy | None = None,
+        **faults: Any,
     ) -> None:
         """total: steps of the training; faults: of `Faults`."""
         self.total, self.durable_every, self.faults = total, durable_every, Faults(**faults)
         self.policy = policy or RecoveryPolicy()
+        self.judged_by = judged_by or RankPolicy()
         self.now_s = START_S
         self.store: Any = Etcd(MemoryStore(lambda: self.now_s))
         self.disk: dict[int, State] = {}
@@ -153,7 +161,11 @@ class Job:
         def told(decision: Decision) -> None:
             self._hear(f" (says {identity})" if self.standby else "", decision)
 
-        return Controller(self.store, KEYS, Election(self.store, KEYS.leader, identity), self.policy, told)
+        return Controller(self.store, KEYS, Election(self.store, KEYS.leader, identity), self._policy, told)
+
+    @property
+    def _policy(self) -> Policy:
+        return Policy(recovery=self.policy, ladder=self.judged_by.ladder)
 
     def _hear(self, who: str, decision: Decision) -> None:
         """Tell what a controller wrote, and hold it to what must never happen."""

@@ -43,7 +43,7 @@ class Node:
 
     def __init__(self, job: Job, instance: str) -> None:
         self.job, self.instance = job, instance
-        self.say, self.faults, self.policy = job.say, job.faults, job.policy
+        self.say, self.faults, self.policy, self.judged_by = job.say, job.faults, job.policy, job.judged_by
         self.total, self.durable_every, self.stepped = job.total, job.durable_every, job.stepped
         self.disk, self.rejected = job.disk, job.rejected
         memory = memoryview(bytearray(WORLD * PAGE_BYTES))
@@ -86,7 +86,11 @@ class Node:
         if self.ranks:
             self.ranks.advance(now_s)
             self.job.last_state = self.ranks.state
-            self.told = (*self.told, *report.rewinds(self.pages, self.ranks.gang.generation, 0.0, len(self.told)))
+            further = report.rewinds(self.pages, self.ranks.gang.generation, 0.0, len(self.told))
+            self.told = (*self.told, *further)
+            for step in [step for step in self.disk if any(step > rewind.to for rewind in further)]:
+                self.disk.pop(step)
+                self.say(f"the snapshot of step {step} is set aside")
         self.drain(now_s)
         if self.faults.agent_stalls:
             return None

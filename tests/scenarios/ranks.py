@@ -10,14 +10,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
+from mt_resilient.resilience import describe, ladder, windows
+from mt_resilient.resilience.board import Rewound
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
+from mt_resilient.resilience.ladder import Turn
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import Order, RankPhase, Step
+from mt_resilient.resilience.spikes import Figure
 
 if TYPE_CHECKING:
     from .node import Node
 
 State = tuple[int, ...]
+QUIET = 1.0
+"""The loss of a step with which nothing is wrong, but for a ripple."""
 
 
 @dataclass
@@ -37,6 +43,14 @@ class Faults:
     import_error: str = ""
     nan_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times it will give NaN."""
+    nan_batches: set[int] = field(default_factory=set)
+    """Samples that give NaN whenever they are used,"""
+    spike_batches: set[int] = field(default_factory=set)
+    """and those that let the loss go up: it stays there while the state has used one."""
+    spike_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times the state will be damaged there, so that the loss goes up."""
+    fixed_data: bool = False
+    """The script has no way to leave data out."""
     kill_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times rank 1 will be killed right after it."""
     torn: set[int] = field(default_factory=set)
@@ -53,7 +67,10 @@ class Ranks:
         self.life = RankPhase.ABSENT
         self.state: State = ()
         self.pending: tuple[float, ...] | None = None
-        self.replays: dict[int, int] = {}
+        self.turns = list(record.turns)
+        self.windows = windows.merged(turn.window for turn in record.turns if turn.window)
+        self.figures: list[Figure] = []
+        self.found: Judgement | None = None
         self.rewinds = 0
         for page in node.pages:
             page.clear(record.number)
@@ -135,7 +152,11 @@ class Ranks:
         if self.step == self.node.total:
             self._leave(RankPhase.FINISHED, "the ranks find nothing left to do", now_s)
             return
-        self.state = (*self.state, self.step + 1)
+        sample = windows.batch(self.step, self.windows) + 1
+        if self.node.faults.spike_at.get(self.step + 1):
+            self.node.faults.spike_at[self.step + 1] -= 1
+            sample = -sample
+        self.state = (*self.state, sample)
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
             page.beat(self.step, 1.0, 1.0, _ns(now_s))
@@ -145,23 +166,25 @@ class Ranks:
                 page.replayed_ns = _ns(now_s)
         self.node.stepped.append(self.step)
         self.node.job.computed += 1
-        finite = not self.node.faults.nan_at.get(self.step)
-        if not finite:
+        finite = sample not in self.node.faults.nan_batches
+        if self.node.faults.nan_at.get(self.step):
             self.node.faults.nan_at[self.step] -= 1
+            finite = False
+        if not finite:
             self.node.say(f"step {self.step} gives NaN")
         last = self.step == self.node.total
         before = self._judged(now_s)
         if not self.alive:
             return
         if before and before.directive is Directive.REWIND:
-            self._rewind(before.step, now_s)
+            self._rewind(before, now_s)
             return
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or (leave and before.snapshot) or self.step % self.node.durable_every == 0
         self._contribute(finite=finite, staged=finite and self.node.stage(self.state, durable=wanted))
         judged = self._judged(now_s) if last or leave else None
         if judged and judged.directive is Directive.REWIND and not leave:
-            self._rewind(judged.step, now_s)
+            self._rewind(judged, now_s)
             return
         if leave:
             self._leave(RankPhase.STOPPED, "the ranks leave their loop as ordered", now_s)
@@ -180,7 +203,16 @@ class Ranks:
     def _contribute(self, finite: bool, staged: bool) -> None:
         held = Held.WHOLE if staged else Held.MISSED
         rows = [
-            row(Tally(step=Step(self.step), non_finite=not finite, newest=held, order=Order(page.order)))
+            row(
+                Tally(
+                    step=Step(self.step),
+                    non_finite=not finite,
+                    newest=held,
+                    order=Order(page.order),
+                    loss=self._loss() if finite and self.state else None,
+                    fixed_data=self.node.faults.fixed_data,
+                )
+            )
             for page in self.node.pages
         ]
         self.pending = tuple(map(max, *rows))
@@ -190,25 +222,59 @@ class Ranks:
         if self.pending is None:
             return None
         said, self.pending = tally(self.pending), None
-        judgement = judge(said, self.replays.get(said.step, 0), self.node.policy.max_replays)
+        judgement = judge(said, self.figures, self.turns, self.node.judged_by)
         assert judgement.directive is not Directive.DIVERGED
         if judgement.newest is Held.WHOLE:
             self.node.arena[said.step].sealed = True
+        if judgement.directive is Directive.GO_ON:
+            self.figures.append(said.figure)
         if judgement.directive is Directive.GIVE_UP:
-            words = {"kind": "non_finite", "step": said.step}
-            self.raise_(f"NonFinite: step {said.step} gave NaN or Inf after 2 replays of the same data", now_s, **words)
-        if judgement.directive is Directive.REWIND:
-            self.replays[said.step] = self.replays.get(said.step, 0) + 1
+            assert judgement.finding
+            past = ladder.same_fault(judgement.finding, self.turns, self.node.judged_by.ladder)
+            words = {"kind": judgement.finding.kind.value, "step": judgement.finding.onset}
+            done = describe.remedies([turn.remedy for turn in past])
+            self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
         return judgement
 
-    def _rewind(self, onset: int, now_s: float) -> None:
-        to = max(step for step, kept in self.node.arena.items() if kept.sealed)
-        assert to < onset
-        self.state = self.node.arena[to].state
+    def _loss(self) -> float:
+        high = any(sample < 0 or sample in self.node.faults.spike_batches for sample in self.state)
+        return QUIET + 0.01 * (self.step % 5) + (4.0 if high else 0.0)
+
+    def _rewind(self, judged: Judgement, now_s: float) -> None:
+        finding, answer = judged.finding, judged.answer
+        assert finding
+        assert answer
+        sealed = {step: kept.state for step, kept in self.node.arena.items() if kept.sealed}
+        held = {**self.node.disk, **sealed}
+        to = max((s for s in sealed if s <= answer.at_most), default=-1)
+        to = to if to >= 0 else max((s for s in held if s <= answer.at_most), default=-1)
+        to = to if to >= 0 else max(step for step in held if step < finding.onset)
+        past = ladder.same_fault(finding, self.turns, self.node.judged_by.ladder)
+        window = answer.window(finding.onset, Step(to), self.windows)
+        remedy = ladder.done(answer, past, Step(to))
+        self.turns.append(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
+        self.windows = windows.merged((*self.windows, *([window] if window else [])))
+        self.state = held[to]
+        self.figures = [figure for figure in self.figures if figure.step <= to]
+        for step in [step for step in self.node.arena if step > to]:
+            del self.node.arena[step]
         self.rewinds += 1
+        done = Rewound(
+            kind=finding.kind,
+            onset=finding.onset,
+            reached=self.node.pages[0].step,
+            to=to,
+            remedy=remedy,
+            window=window,
+            value=finding.value,
+            expected=finding.expected,
+            at_ns=_ns(now_s),
+            done_ns=_ns(now_s + 0.005),
+        )
         for page in self.node.pages:
-            page.rewound(onset=onset, reached=page.step, to=to, at_ns=_ns(now_s), done_ns=_ns(now_s + 0.005))
-        self.node.say(f"the ranks go back to step {to} in place")
+            page.rewound(done)
+        left_out = f" and leave out the samples {window.start + 1} to {window.stop}" if window else ""
+        self.node.say(f"the ranks go back to step {to} in place{left_out}")
 
 
 def _ns(seconds: float) -> int:

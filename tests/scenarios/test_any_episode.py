@@ -3,11 +3,14 @@
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from mt_resilient.resilience.boundary import RankPolicy
+from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.recovery import RecoveryPolicy
 
 from .cluster import Job
 
-PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99, max_replays=99)
+PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99)
+REPLAYS = RankPolicy(ladder=LadderPolicy(max_replays=99))
 
 
 def kill_rank(job: Job) -> None:
@@ -55,7 +58,7 @@ Moment = tuple[int, int]
 @example([(10, 0), (0, 1), (1, 2)], 4)
 @example([(12, 1), (2, 2), (8, 0), (0, 0)], 4)
 def test_nothing_is_lost_or_used_twice(moments: list[Moment], durable_every: int) -> None:
-    job = Job(durable_every=durable_every, policy=PATIENT)
+    job = Job(durable_every=durable_every, policy=PATIENT, judged_by=REPLAYS)
     for wait_s, which in moments:
         for _ in range(wait_s):
             if job.exit_code is None:

@@ -3,8 +3,11 @@ golden transcript in `golden/`."""
 
 from collections.abc import Callable
 
+from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SnapshotError
+from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.spikes import SpikePolicy
 
 from .cluster import Job
 from .node import GRACE_S
@@ -317,4 +320,121 @@ def test_controller_replaced(golden: Golden) -> None:
     job.depose()
     ends_well(job)
     assert len(job.incidents) == 1
+    golden(job.transcript())
+
+
+# -- data, state, hardware: the ranks' own rungs -----------------------------------------------------------------------------------
+
+QUICK = RankPolicy(
+    spikes=SpikePolicy(baseline_steps=16), ladder=LadderPolicy(distance_steps=4, skip_steps=4, same_fault_steps=12)
+)
+"""For trainings of a few dozen steps."""
+
+
+def without(total: int, *left_out: range) -> tuple[int, ...]:
+    """The samples of `total` steps that leave some out."""
+    samples = [n for n in range(1, 2 * total + 50) if not any(n in each for each in left_out)]
+    return tuple(samples[:total])
+
+
+def test_nan_in_the_data(golden: Golden) -> None:
+    """A sample gives NaN however often it is used: it is replayed, then left out, and nothing else is."""
+    job = Job(nan_batches={7}, judged_by=QUICK)
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == job.disk[12] == without(12, range(7, 8))
+    assert [i.origin for i in job.incidents.values()] == ["again", "again", "data"]
+    golden(job.transcript())
+
+
+def test_nan_in_data_that_cannot_be_left_out(golden: Golden) -> None:
+    """The same, in a script that has no way to leave data out: the job stops."""
+    job = Job(nan_batches={7}, fixed_data=True)
+    job.to_the_end()
+    assert job.exit_code == 93
+    assert max(job.disk) < 7
+    golden(job.transcript())
+
+
+def test_several_bad_samples_in_turn(golden: Golden) -> None:
+    """The sample behind the one that was left out gives NaN too: twice as many are left out."""
+    job = Job(nan_batches={7, 8, 9}, judged_by=QUICK)
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == without(12, range(7, 10))
+    golden(job.transcript())
+
+
+def test_killed_after_data_was_left_out(golden: Golden) -> None:
+    """A rank dies when data has been left out: the next ranks leave the same data out."""
+    job = Job(nan_batches={7}, kill_at={7: 1}, judged_by=QUICK, durable_every=3)
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == without(12, range(7, 8))
+    golden(job.transcript())
+
+
+def test_agent_killed_while_data_is_left_out(golden: Golden) -> None:
+    """The agent dies with its memory just after data was left out, and is started again: it goes back before that data, from disk,
+    and knows what to leave out."""
+    job = Job(nan_batches={7}, judged_by=QUICK, total=16)
+    job.until(lambda job: len(job.incidents) == 3)
+    job.tick()
+    job.kill_agent()
+    for _ in range(12):
+        job.tick()
+    job.start_agent()
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == without(16, range(7, 8))
+    golden(job.transcript())
+
+
+def test_spike_once(golden: Golden) -> None:
+    """The state is damaged once and the loss goes up: the ranks go back before it, and it does not come again."""
+    job = Job(total=32, spike_at={24: 1}, judged_by=QUICK)
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == without(32)
+    assert [i.origin for i in job.incidents.values()] == ["transient"]
+    golden(job.transcript())
+
+
+def test_spike_in_the_data(golden: Golden) -> None:
+    """The loss goes up at a sample and stays there, at every replay: the samples around it are left out."""
+    job = Job(total=32, spike_batches={24}, judged_by=QUICK)
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert 24 not in job.last_state
+    assert len(set(job.last_state)) == 32
+    assert [i.origin for i in job.incidents.values()][-1] == "data"
+    golden(job.transcript())
+
+
+def test_spike_that_comes_back(golden: Golden) -> None:
+    """Bad samples lie wider than what was left out: twice as much is left out, from further back."""
+    job = Job(total=40, spike_batches={24, 27, 28}, judged_by=QUICK)
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert not {24, 27, 28} & {*job.last_state}
+    golden(job.transcript())
+
+
+def test_spike_without_end(golden: Golden) -> None:
+    """All samples from some point on are bad: data is left out three times, then the job stops."""
+    job = Job(total=60, spike_batches=set(range(24, 400)), judged_by=QUICK)
+    job.to_the_end()
+    assert job.exit_code == 93
+    assert all(max(state, default=0) < 24 for state in job.disk.values())
+    golden(job.transcript())
+
+
+def test_nan_while_a_spike_is_replayed(golden: Golden) -> None:
+    """One step of the replay of a spike gives NaN."""
+    job = Job(total=32, spike_at={24: 1}, nan_at={22: 0}, judged_by=QUICK)
+    job.until(lambda job: bool(job.incidents))
+    job.faults.nan_at[24] = 1
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == without(32)
     golden(job.transcript())

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page
+from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page, Rewound
 from mt_resilient.resilience.boundary import ROW
+from mt_resilient.resilience.ladder import Remedy
+from mt_resilient.resilience.spikes import Kind
+from mt_resilient.resilience.windows import Window
 
 INTS = [name for name, field in vars(Page).items() if type(field) is type(vars(Page)["step"])]
 
@@ -17,6 +20,31 @@ def page() -> Page:
     fresh = Page(memoryview(bytearray(PAGE_BYTES)))
     fresh.clear(generation=3)
     return fresh
+
+
+def rewound(onset: int, **changes: Any) -> Rewound:
+    told = {
+        "kind": Kind.LOSS_SPIKE,
+        "onset": onset,
+        "reached": 100 + onset,
+        "to": onset - 1,
+        "remedy": Remedy.SKIP,
+        "window": Window(onset, 2 * onset),
+        "value": 1.5,
+        "expected": 0.5,
+        "at_ns": 10 * onset,
+        "done_ns": 10 * onset + 1,
+    }
+    return Rewound(**{**told, **changes})
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("remedy", Remedy)
+def test_every_rewind_arrives_as_it_was_told(kind: Kind, remedy: Remedy) -> None:
+    written = page()
+    told = rewound(3, kind=kind, remedy=remedy, window=None)
+    written.rewound(told)
+    assert written.rewind(1) == told
 
 
 def test_each_field_has_a_place_of_its_own() -> None:
@@ -33,12 +61,10 @@ def test_the_last_rewinds_are_told_each_by_itself() -> None:
     written.say_farewell(error="said before")
     for ordinal in range(1, 3 * REWINDS_KEPT):
         written.beat(100 + ordinal, 1.0, 1.0, 7)
-        written.rewound(
-            onset=ordinal, reached=100 + ordinal, to=ordinal - 1, at_ns=10 * ordinal, done_ns=10 * ordinal + 1
-        )
+        written.rewound(rewound(ordinal))
         assert (written.rewinds, written.step) == (ordinal, ordinal - 1)
         for kept in range(max(1, ordinal - REWINDS_KEPT + 1), ordinal + 1):
-            assert written.rewind(kept) == (kept, 100 + kept, kept - 1, 10 * kept, 10 * kept + 1)
+            assert written.rewind(kept) == rewound(kept)
     assert written.farewell() == {"error": "said before"}
     untouched = [name for name in INTS if name not in ("generation", "rank", "step", "rewinds", "beat_ns")]
     assert {getattr(written, name) for name in untouched} == {0}
@@ -47,7 +73,7 @@ def test_the_last_rewinds_are_told_each_by_itself() -> None:
 def test_a_row_is_heard_until_the_one_after_the_next() -> None:
     written = page()
     written.say_farewell(error="said before")
-    written.rewound(onset=3, reached=4, to=2, at_ns=5, done_ns=6)
+    written.rewound(rewound(3))
     assert written.hear(1) is None
     for ordinal in range(1, 7):
         written.speak(ordinal, [ordinal + 0.5] * ROW)
@@ -55,17 +81,17 @@ def test_a_row_is_heard_until_the_one_after_the_next() -> None:
         assert ordinal == 1 or written.hear(ordinal - 1) == [ordinal - 0.5] * ROW
         assert ordinal <= 2 or written.hear(ordinal - 2) is None
         assert written.hear(ordinal + 1) is None
-    assert (written.farewell(), written.rewind(1)) == ({"error": "said before"}, (3, 4, 2, 5, 6))
+    assert (written.farewell(), written.rewind(1)) == ({"error": "said before"}, rewound(3))
 
 
 def test_a_message_leaves_the_fields_alone() -> None:
     written = page()
     written.speak(1, [5.0] * ROW)
-    written.rewound(onset=3, reached=4, to=2, at_ns=5, done_ns=6)
+    written.rewound(rewound(3))
     for name in INTS:
         setattr(written, name, -7)
     written.say_farewell(error="x" * 5000, traceback="y" * 5000)
-    assert (written.hear(1), written.rewind(1)) == ([5.0] * ROW, (3, 4, 2, 5, 6))
+    assert (written.hear(1), written.rewind(1)) == ([5.0] * ROW, rewound(3))
     assert {getattr(written, name) for name in INTS} == {-7}
 
 
@@ -132,7 +158,7 @@ def test_whatever_is_said_is_heard(texts: dict[str, Any], step: int) -> None:
 def test_a_length_that_cannot_be_is_no_message(length: int) -> None:
     torn = page()
     torn.say_farewell(error="it failed")
-    torn.ints[1024 // 8] = length
+    torn.ints[1536 // 8] = length
     assert torn.farewell() == {}
 
 
@@ -142,7 +168,7 @@ def test_a_length_that_cannot_be_is_no_message(length: int) -> None:
 def test_a_message_that_was_not_finished_is_no_message(garbage: bytes) -> None:
     torn = page()
     torn.say_farewell(error="it failed", kind="exit")
-    torn.raw[1032 : 1032 + len(garbage)] = garbage
+    torn.raw[1544 : 1544 + len(garbage)] = garbage
     assert torn.farewell() == {}
 
 

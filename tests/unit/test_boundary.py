@@ -6,27 +6,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.boundary import ROW, Directive, Held, Judgement, Tally, judge, row, tally
+from mt_resilient.resilience.boundary import ROW, Directive, Held, Judgement, RankPolicy, Tally, judge, row, tally
+from mt_resilient.resilience.ladder import Answer, Remedy, Turn
 from mt_resilient.resilience.signals import Order, Step
+from mt_resilient.resilience.spikes import Figure, Kind, SpikePolicy
+
+POLICY = RankPolicy(spikes=SpikePolicy(baseline_steps=16))
+CALM = [Figure(Step(n), 1.0 + 0.01 * (n % 3), 0.5) for n in range(30)]
+HIGH = [*CALM[:-2], Figure(Step(28), 9.0, 0.5), Figure(Step(29), 9.0, 0.5)]
+"""Two steps of a spike; the next one is its third."""
 
 
 @pytest.mark.parametrize("order", Order)
 @pytest.mark.parametrize("newest", Held)
 @pytest.mark.parametrize("earlier", Held)
-@pytest.mark.parametrize("replays", [0, 1, 2, 3])
-@pytest.mark.parametrize("non_finite", [True, False])
+@pytest.mark.parametrize("wrong", ["", "nan", "spike", "nan in a spike"])
 @pytest.mark.parametrize("same_step", [True, False])
-def test_truth_table(
-    same_step: bool, non_finite: bool, replays: int, earlier: Held, newest: Held, order: Order
-) -> None:
+def test_truth_table(same_step: bool, wrong: str, earlier: Held, newest: Held, order: Order) -> None:
     said = Tally(
-        step=Step(7), same_step=same_step, non_finite=non_finite, newest=newest, earlier=earlier, stride=3, order=order
+        step=Step(30),
+        same_step=same_step,
+        non_finite="nan" in wrong,
+        newest=newest,
+        earlier=earlier,
+        stride=3,
+        order=order,
+        loss=None if "nan" in wrong else 9.0 if wrong else 1.0,
     )
-    judgement = judge(said, replays, max_replays=2)
+    judgement = judge(said, HIGH if "spike" in wrong else CALM, [], POLICY)
     if not same_step:  # nothing else that such a tally says can be believed
-        expected = Judgement(directive=Directive.DIVERGED, step=Step(7))
-    elif non_finite:  # before any order: nobody leaves with, and nothing seals, a state that is not finite
-        expected = Judgement(directive=Directive.REWIND if replays < 2 else Directive.GIVE_UP, step=Step(7))
+        expected = Judgement(directive=Directive.DIVERGED, step=Step(30))
+    elif wrong:  # before any order: nobody leaves with, and nothing seals, a state that is wrong
+        kind, onset = (Kind.NON_FINITE, 30) if "nan" in wrong else (Kind.LOSS_SPIKE, 28)
+        assert (judgement.directive, judgement.newest, judgement.snapshot) == (Directive.REWIND, Held.UNDER_WAY, False)
+        assert judgement.finding
+        assert (judgement.finding.kind, judgement.finding.onset) == (kind, onset)
+        assert judgement.answer == Answer(remedy=Remedy.REPLAY, at_most=Step(onset - 1))
+        return
     else:
         directive, snapshot = {
             Order.NONE: (Directive.GO_ON, False),
@@ -34,9 +50,17 @@ def test_truth_table(
             Order.SNAPSHOT_AND_STOP: (Directive.LEAVE, True),
         }[order]
         expected = Judgement(
-            directive=directive, step=Step(7), newest=newest, earlier=earlier, stride=3, snapshot=snapshot
+            directive=directive, step=Step(30), newest=newest, earlier=earlier, stride=3, snapshot=snapshot
         )
     assert judgement == expected
+
+
+@pytest.mark.parametrize("fixed_data", [True, False])
+def test_what_no_replay_cures_ends_the_job_where_no_data_can_be_left_out(fixed_data: bool) -> None:
+    done = [Turn(kind=Kind.NON_FINITE, onset=Step(30), to=Step(29), remedy=Remedy.REPLAY)] * 2
+    said = Tally(step=Step(30), non_finite=True, fixed_data=fixed_data)
+    expected = Directive.GIVE_UP if fixed_data else Directive.REWIND
+    assert judge(said, CALM, done, POLICY).directive is expected
 
 
 tallies = st.builds(
@@ -48,6 +72,9 @@ tallies = st.builds(
     stride=st.integers(1, 2**40),
     durable=st.booleans(),
     order=st.sampled_from(Order),
+    loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    grad_norm=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    fixed_data=st.booleans(),
 )
 
 
@@ -72,4 +99,7 @@ def test_the_tally_is_the_worst_that_any_rank_says_in_whatever_order(told: list[
         stride=max(each.stride for each in told),
         durable=any(each.durable for each in told),
         order=max(each.order for each in told),
+        loss=max((each.loss for each in told if each.loss is not None), default=None),
+        grad_norm=max((each.grad_norm for each in told if each.grad_norm is not None), default=None),
+        fixed_data=any(each.fixed_data for each in told),
     )

@@ -1,30 +1,42 @@
 """The story of each incident, as the World tells it bit by bit."""
 
-from dataclasses import replace
-
 import pytest
 
 from mt_resilient.resilience.chronicle import open_incident, phases_told, rewinds_told
 from mt_resilient.resilience.detectors import suspect
+from mt_resilient.resilience.ladder import AGAIN, LadderPolicy, Origin, Remedy, Turn
 from mt_resilient.resilience.machine import Event, Phase
 from mt_resilient.resilience.orders import PHASES, Incident
 from mt_resilient.resilience.recovery import Plan
 from mt_resilient.resilience.signals import Generation, InPlaceRewind, NodeStatus, Step
+from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.verdict import judge
+from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, gone, incident, record, status, world
 
+POLICY = LadderPolicy()
 MARKS = ("attached_s", "built_s", "restored_s", "stepped_s", "replayed_s")
 
 
-def rewind(ordinal: int = 1, generation: int = 1, onset: int = 7, to: int = 6) -> InPlaceRewind:
+def rewind(
+    ordinal: int = 1,
+    generation: int = 1,
+    onset: int = 7,
+    to: int = 6,
+    remedy: Remedy = Remedy.REPLAY,
+    window: Window | None = None,
+) -> InPlaceRewind:
     return InPlaceRewind(
         ordinal=ordinal,
         generation=Generation(generation),
+        cause="non_finite",
         onset=Step(onset),
         to=Step(to),
         reached=Step(onset + 1),
+        remedy=remedy,
+        window=window,
         at_s=NOW - 3,
         restore_s=0.0123456,
     )
@@ -68,26 +80,64 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
     )
 
 
-def test_a_rewind_is_told_once_closed_as_soon_as_it_is_known() -> None:
-    rewound = world(status={A: status(rewinds=(rewind(),))}, incidents=(incident(1),))
-    (told,) = rewinds_told(rewound)
-    assert (told.id, told.rung, told.open, told.resume_step) == ("0002", 1, False, 6)
+def told_of(*rewinds: InPlaceRewind, step: int = 6, earlier: tuple[Incident, ...] = ()) -> tuple[Incident, ...]:
+    said = status(rewinds=rewinds, min_step=Step(step), max_step=Step(step))
+    return rewinds_told(world(status={A: said}, incidents=earlier), POLICY)
+
+
+def test_a_rewind_is_told_once_as_soon_as_it_is_known() -> None:
+    before = (incident(1),)
+    (told,) = told_of(rewind(), earlier=before)
+    assert (told.id, told.rung, told.open, told.resume_step) == ("0002", 1, True, 6)
     assert (told.step_at_fault, told.lost_steps) == (8, 2)  # the step after the bad one was finished when it was judged
     assert told.phases_s == {"restore": 0.0123}
     assert told.summary == "step 7 gave NaN or Inf"
-    assert rewinds_told(replace(rewound, incidents=(incident(1), told))) == ()
+    assert told_of(rewind(), earlier=(*before, told)) == ()
+
+
+@pytest.mark.parametrize(
+    ("remedy", "cured"),
+    [(Remedy.REPLAY, Origin.TRANSIENT), (Remedy.REPLAY_EARLIER, Origin.STATE), (Remedy.SKIP, Origin.DATA)],
+)
+def test_it_is_over_some_steps_behind_the_fault_and_then_its_origin_is_known(remedy: Remedy, cured: Origin) -> None:
+    made = rewind(remedy=remedy, window=Window(6, 7) if remedy is Remedy.SKIP else None)
+    (told,) = told_of(made)
+    assert told_of(made, step=10, earlier=(told,)) == ()
+    (over,) = told_of(made, step=11, earlier=(told,))
+    assert (over.open, over.origin) == (False, cured)
+    assert over.turn == Turn(kind=Kind.NON_FINITE, onset=Step(7), to=Step(6), remedy=remedy, window=made.window)
+
+
+def test_a_rewind_whose_fault_comes_again_has_not_helped() -> None:
+    (first,) = told_of(rewind())
+    again, second = told_of(rewind(), rewind(2), earlier=(first,))
+    assert (again.id, again.open, again.origin) == (first.id, False, AGAIN)
+    assert (second.id, second.open) == ("0002", True)
+
+
+def test_a_rewind_for_another_fault_says_nothing_of_the_first() -> None:
+    (first,) = told_of(rewind())
+    (other,) = told_of(rewind(), rewind(2, onset=1000, to=5), earlier=(first,))
+    assert (other.id, other.onset) == ("0002", 1000)
+
+
+def test_when_the_training_is_over_so_is_the_fault() -> None:
+    (first,) = told_of(rewind())
+    ended = status(rewinds=(rewind(),), min_step=Step(8), max_step=Step(8), finished=True)
+    (over,) = rewinds_told(world(status={A: ended}, incidents=(first,)), POLICY)
+    assert over.origin == Origin.TRANSIENT
 
 
 def test_one_rewind_that_two_nodes_report_is_one_incident() -> None:
-    both = {A: status(rewinds=(rewind(), rewind(2))), B: status(rewinds=(rewind(),))}
-    told = rewinds_told(world(record=record(members=("a", "b")), status=both))
+    both = {A: status(rewinds=(rewind(), rewind(2, onset=900))), B: status(rewinds=(rewind(),))}
+    told = rewinds_told(world(record=record(members=("a", "b")), status=both), POLICY)
     assert [(i.id, i.signature) for i in told] == [("0001", "rewind:1:1"), ("0002", "rewind:1:2")]
 
 
 def test_the_same_rewind_of_another_generation_is_another_one() -> None:
-    before = rewinds_told(world(status={A: status(rewinds=(rewind(),))}))
+    before = told_of(rewind())
     later = world(record=record(number=2), status={A: status(2, rewinds=(rewind(generation=2),))}, incidents=before)
-    assert [i.id for i in rewinds_told(later)] == ["0002"]
+    assert [i.id for i in rewinds_told(later, POLICY)] == ["0001", "0002"]  # the first has come again
 
 
 @pytest.mark.parametrize("so_far", range(6))

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision
+from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord, Incident
-from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import AckKind, Generation, Request, Spec
 from mt_resilient.resilience.store import Entry, MemoryStore
 from mt_resilient.resilience.wire import dumps, loads
@@ -48,7 +47,7 @@ class Scene:
     def controller(self, identity: str) -> tuple[Controller, int]:
         election = Election(self.store, KEYS.leader, identity)
         told = lambda decision: self.told.append((identity, decision))  # noqa: E731
-        return Controller(self.store, KEYS, election, RecoveryPolicy(), told), self.store.grant(10)
+        return Controller(self.store, KEYS, election, Policy(), told), self.store.grant(10)
 
     def record(self) -> GenerationRecord:
         entry = self.store.get(KEYS.generation)

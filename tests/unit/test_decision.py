@@ -4,17 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.decision import Decision, decide, step_reached
+from mt_resilient.resilience.decision import Decision, Policy, decide, step_reached
 from mt_resilient.resilience.errors import BudgetSpent
 from mt_resilient.resilience.machine import TABLE, Event, Move, Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import AckKind, Generation, InPlaceRewind, NodeStatus, Request, Spec, Step
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, incident, node, record, status, world
 
-POLICY = RecoveryPolicy()
+POLICY = Policy()
 STOP = Request(kind="stop", snapshot=True, exit_code=130, at_s=NOW - 1, by="SIGINT")
 
 
@@ -237,7 +236,15 @@ def test_the_end_does_not_wait_for_an_agent_that_is_no_more() -> None:
 
 def test_ids_are_new_however_many_incidents_are_told_at_once() -> None:
     rewind = InPlaceRewind(
-        ordinal=1, generation=Generation(2), onset=Step(7), to=Step(6), reached=Step(8), at_s=NOW - 3, restore_s=0.1
+        ordinal=1,
+        generation=Generation(2),
+        cause="non_finite",
+        onset=Step(7),
+        to=Step(6),
+        reached=Step(8),
+        remedy="replay",
+        at_s=NOW - 3,
+        restore_s=0.1,
     )
     said = status(2, max_step=10, attached_s=NOW - 80, rewinds=(rewind,), exits=(gone(),))
     hit = world(

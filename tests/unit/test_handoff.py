@@ -2,6 +2,7 @@
 
 import pytest
 
+from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import InternalError
 from mt_resilient.resilience.handoff import VARIABLE, Handoff
 from mt_resilient.resilience.signals import Generation, Step
@@ -18,7 +19,9 @@ HANDOFF = Handoff(
     every_steps=1,
     durable_every_steps=50,
     reach_steps=100,
-    max_replays=2,
+    policy=RankPolicy(),
+    turns=(),
+    windows=(),
     modules="modules.json",
 )
 

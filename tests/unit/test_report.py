@@ -1,11 +1,15 @@
 """Board pages and ended processes → this node's status."""
 
+from dataclasses import replace
+
 import pytest
 
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.agent.report import ended_well, exits, rewinds, status
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
+from mt_resilient.resilience.ladder import Remedy
 from mt_resilient.resilience.signals import NodeStatus, Rank, RankExit, RankPhase
+from mt_resilient.resilience.spikes import Kind
 
 NOW = 2000.0
 OFFSET_S = 1000.0
@@ -139,7 +143,18 @@ def test_the_launcher_s_failure_is_explained_by_whatever_a_rank_said() -> None:
 
 # -- rewinds -------------------------------------------------------------------------------------------------------------------
 
-REWOUND = {"onset": 7, "reached": 8, "to": 6, "at_ns": 5_000_000_000}
+REWOUND = Rewound(
+    kind=Kind.NON_FINITE,
+    onset=7,
+    reached=8,
+    to=6,
+    remedy=Remedy.REPLAY,
+    window=None,
+    value=0.0,
+    expected=0.0,
+    at_ns=5_000_000_000,
+    done_ns=5_250_000_000,
+)
 
 
 def test_without_a_rewind_there_is_none() -> None:
@@ -149,9 +164,9 @@ def test_without_a_rewind_there_is_none() -> None:
 
 def test_a_rewind_counts_when_all_local_ranks_are_through() -> None:
     board = pages()
-    board[0].rewound(**REWOUND, done_ns=5_250_000_000)
+    board[0].rewound(REWOUND)
     assert rewinds(board, 3, OFFSET_S, 0) == []
-    board[1].rewound(**REWOUND, done_ns=5_500_000_000)
+    board[1].rewound(replace(REWOUND, done_ns=5_500_000_000))
     (told,) = rewinds(board, 3, OFFSET_S, 0)
     assert (told.ordinal, told.generation, told.onset, told.to, told.reached) == (1, 3, 7, 6, 8)
     assert (told.at_s, told.restore_s) == (1005.0, 0.5)
@@ -163,7 +178,7 @@ def test_rewinds_between_two_looks_are_all_told_up_to_eight() -> None:
     board = pages()
     for onset in range(20, 31):
         for page in board:
-            page.rewound(**{**REWOUND, "onset": onset}, done_ns=5_250_000_000)
+            page.rewound(replace(REWOUND, onset=onset))
     assert [(r.ordinal, r.onset) for r in rewinds(board, 3, OFFSET_S, 9)] == [(10, 29), (11, 30)]
     assert [r.ordinal for r in rewinds(board, 3, OFFSET_S, 0)] == list(range(4, 12))
 

@@ -22,10 +22,12 @@ from mt_resilient.resilience.signals import (
     Request,
     Spec,
 )
+from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wire import dumps, loads
 
 RECORDS = (Ack, GenerationRecord, Handoff, InPlaceRewind, Incident, NodeRecord, NodeStatus, RankExit, Request, Spec)
 
+st.register_type_strategy(Window, st.builds(lambda at, size: Window(at, at + size), st.integers(0), st.integers(1)))
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(str, st.text(st.characters(codec="utf-8") | st.characters(categories=["Cs"]), max_size=9))
 

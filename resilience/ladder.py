@@ -1,0 +1,158 @@
+"""The lower rungs of the ladder, which the ranks climb among themselves: what to do about a step whose figures are wrong. Pure.
+
+    finding                      answer                                              and if it is gone then
+    the first time               replay the same data from the newest state before   it was a transient fault of the hardware
+    again                        replay it from an older state                       the state had been damaged in between
+    again                        leave the data around the onset out                 it was the data
+    again                        leave more of it out, from further back             it was the data
+    again, or no way to skip     give up
+
+The same fault is one whose onset lies within `same_fault_steps` of the last one's. What was done is a list of turns, the same on all ranks;
+it outlives them as incidents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import UsageError
+from .signals import Step
+from .spikes import Finding, Kind
+from .windows import Window, batch
+
+
+class Remedy(StrEnum):
+    REPLAY = "replay"
+    """The same data from the newest state before the onset."""
+    REPLAY_EARLIER = "replay earlier"
+    """The same data from an older state."""
+    SKIP = "skip"
+    """A window of data is left out."""
+    GIVE_UP = "give up"
+
+
+class Origin(StrEnum):
+    """Where a fault came from, as the remedy that cured it tells."""
+
+    UNKNOWN = ""
+    TRANSIENT = "transient"
+    """Gone when the same data met the same state again: the hardware."""
+    STATE = "state"
+    """Gone when the same data met an older state: what was in memory had been damaged since."""
+    DATA = "data"
+    """It came again however often the data was replayed, and went with the data."""
+
+
+AGAIN = "again"
+"""What became of a fault that one remedy did not cure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderPolicy:
+    max_replays: int = 2
+    """How often the ranks replay the same data before they leave it out: first from the newest state, then from older ones."""
+    distance_steps: int = 100
+    """How far before the onset of a spike they go back once a replay has not helped (PaLM, arXiv:2204.02311, 5.1: about 100 steps)."""
+    skip_steps: int = 200
+    """Batches around the onset of a spike that are left out, twice as many each further time (PaLM: 200 to 500). Of NaN, whose onset is
+    certain, the batch that gave it."""
+    max_skips: int = 3
+    """How often data is left out because of one fault, before the job stops."""
+    same_fault_steps: int = 200
+    """A fault whose onset is no further than this from the last one's is taken to be the same."""
+    settled_steps: int = 3
+    """So many steps behind the one at which a fault was found, it is gone: a spike is found within three (`spikes`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_replays", "skip_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"ladder.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("distance_steps", "max_skips", "same_fault_steps", "settled_steps"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"ladder.{name} is {getattr(self, name)}; it cannot be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One rewind that was done."""
+
+    kind: Kind
+    onset: Step
+    to: Step
+    remedy: Remedy
+    window: Window | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    remedy: Remedy
+    at_most: Step = Step(-1)
+    """Go back to the newest state that is no newer than this; where there is none, to the newest before the onset."""
+    before: int = 0
+    """Batches before that of the onset, to be left out,"""
+    after: int = 0
+    """and from it on."""
+
+    def window(self, onset: Step, to: Step, windows: Iterable[Window]) -> Window | None:
+        """What is left out, besides `windows`, when the ranks go back `to` there."""
+        if self.remedy is not Remedy.SKIP:
+            return None
+        known = tuple(windows)
+        first = max(0, onset - 1)  # the step that has given the state after `onset` steps
+        return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
+
+
+def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) -> list[Turn]:
+    """The last of `turns` that were about what is found now, in order."""
+    found: list[Turn] = []
+    onset = finding.onset
+    for turn in reversed(turns):
+        if abs(turn.onset - onset) > policy.same_fault_steps:
+            break
+        found.insert(0, turn)
+        onset = turn.onset
+    return found
+
+
+def answer(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool) -> Answer:
+    """What to do about `finding` after all that was done before. skippable: the script can leave data out."""
+    past = same_fault(finding, turns, policy)
+    skips = sum(turn.remedy is Remedy.SKIP for turn in past)
+    certain = finding.kind is Kind.NON_FINITE
+    if not skips and len(past) < policy.max_replays:
+        if not past:
+            return Answer(remedy=Remedy.REPLAY, at_most=Step(finding.onset - 1))
+        back = len(past) * policy.distance_steps
+        return Answer(remedy=Remedy.REPLAY_EARLIER, at_most=Step(max(0, finding.onset - 1 - back)))
+    if not skippable or skips == policy.max_skips:
+        return Answer(remedy=Remedy.GIVE_UP)
+    wider = 2**skips
+    if certain:
+        return Answer(remedy=Remedy.SKIP, at_most=Step(finding.onset - 1), after=wider)
+    half = policy.skip_steps * wider // 2
+    back = policy.distance_steps * wider
+    return Answer(
+        remedy=Remedy.SKIP,
+        at_most=Step(max(0, finding.onset - 1 - back)),
+        before=min(half, back),
+        after=policy.skip_steps * wider - half,
+    )
+
+
+def done(answer: Answer, past: Sequence[Turn], to: Step) -> Remedy:
+    """What has been done when `answer` led back `to` there: where nothing older is kept, an earlier replay is a replay."""
+    if answer.remedy is Remedy.REPLAY_EARLIER and any(turn.to <= to for turn in past):
+        return Remedy.REPLAY
+    return answer.remedy
+
+
+def origin(remedy: Remedy) -> Origin:
+    """What it tells that the fault was gone after `remedy`."""
+    return {
+        Remedy.REPLAY: Origin.TRANSIENT,
+        Remedy.REPLAY_EARLIER: Origin.STATE,
+        Remedy.SKIP: Origin.DATA,
+        Remedy.GIVE_UP: Origin.UNKNOWN,
+    }[remedy]

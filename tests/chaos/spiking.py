@@ -1,0 +1,81 @@
+"""A training that spikes on demand: torchrun … spiking.py --steps N.
+
+BAD_DATA=FROM:TO    these batches are wrong: whoever trains on one has a higher loss from then on
+HURT=KIND@STEP      once: a bit of a `gradient` of rank 1 flips, or a `parameter` is written wrong on all ranks; MARKER is what the files are
+                    called that tell that it has happened
+"""
+
+import argparse
+import hashlib
+import os
+import time
+
+import torch
+from torch import distributed, nn
+
+from mt_resilient import Session
+
+SIZE = 64
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number * distributed.get_world_size() + distributed.get_rank())
+    inputs = torch.randn(SIZE, 16, generator=generator)
+    targets = inputs.sin().sum(1, keepdim=True)
+    first, _, last = os.environ.get("BAD_DATA", "0:0").partition(":")
+    return inputs, targets + (50.0 if int(first) <= number < int(last) else 0.0)
+
+
+def hurts(kind: str, step: int) -> bool:
+    if os.environ.get("HURT") != f"{kind}@{step}":
+        return False
+    try:
+        os.close(os.open(f"{os.environ['MARKER']}-{distributed.get_rank()}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--step-delay", type=float, default=0.01)
+    args = parser.parse_args()
+    distributed.init_process_group("gloo")
+    torch.manual_seed(1234)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = Session(model=model, optimizer=optimizer)
+    for step in session.steps(args.steps):
+        time.sleep(args.step_delay)
+        inputs, targets = batch(session.data_step)
+        if hurts("parameter", step):
+            model[2].bias.data += 50
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        if hurts("gradient", step) and distributed.get_rank() == 1:
+            model[0].weight.grad.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 30)  # the highest bit of the exponent
+        for parameter in model.parameters():
+            distributed.all_reduce(parameter.grad)
+            parameter.grad /= distributed.get_world_size()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        session.report(loss=loss, grad_norm=grad_norm)
+        if distributed.get_rank() == 0:
+            print(f"step {step} loss {loss.item()!r}", flush=True)
+    state = [*model.state_dict().values(), *(value for entry in optimizer.state.values() for value in entry.values())]
+    mine = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state)).digest()
+    digest = torch.tensor(list(mine), dtype=torch.uint8)
+    digests = [torch.empty_like(digest) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(digests, digest)
+    if distributed.get_rank() == 0:
+        print(
+            "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
+        )
+    time.sleep(0.2)  # gloo's threads put the last collective away (torch 2.13)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

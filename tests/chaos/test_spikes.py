@@ -1,0 +1,77 @@
+"""Steps that go wrong for real, by data and by flipped bits: what is learned of each, and the bits that are promised."""
+
+from pathlib import Path
+
+import pytest
+
+from ..harness import GATED, Job, digest_of, undisturbed
+
+SPIKING = Path(__file__).with_name("spiking.py")
+STEPS = "80"
+QUICK = (
+    *("--set", "spikes.baseline_steps=16"),
+    *("--set", "ladder.distance_steps=10"),
+    *("--set", "ladder.skip_steps=16"),
+    *("--set", "ladder.same_fault_steps=30"),
+    *("--durable-every", "8"),
+)
+
+
+def run(place: Path, *options: str, **extra: str) -> Job:
+    place.mkdir(exist_ok=True)
+    return Job(place, ["--nproc-per-node", "2", str(SPIKING), "--steps", STEPS], *QUICK, *options, **extra)
+
+
+@pytest.mark.parametrize(("hurt", "cause"), [("gradient@40", "non_finite"), ("parameter@40", "loss_spike")])
+def test_what_the_hardware_did_once_is_gone_at_the_replay(hurt: str, cause: str, tmp_path: Path) -> None:
+    expected, _ = undisturbed(SPIKING, "--steps", STEPS)
+    job = run(tmp_path, HURT=hurt, MARKER=str(tmp_path / "hurt"))
+    assert job.finish() == 0, job.said()[-3000:]
+    assert (tmp_path / "hurt-1").exists()
+    assert [(i.cause, i.rung, i.origin) for i in job.incidents()] == [(cause, 1, "transient")], job.said()
+    assert digest_of(job.printed()) == expected
+
+
+def test_bad_data_is_left_out(tmp_path: Path) -> None:
+    job = run(tmp_path / "hit", BAD_DATA="40:44")
+    assert job.finish() == 0, job.said()[-3000:]
+    told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.incidents()]
+    assert told == [
+        ("loss_spike", 1, "replay", "again"),
+        ("loss_spike", 1, "replay earlier", "again"),
+        ("loss_spike", 1, "skip", "data"),
+    ], job.said()
+    window = job.incidents()[-1].window
+    assert window is not None
+    assert window.start <= 40
+    assert window.stop >= 44
+    clean = run(tmp_path / "clean", "--skip-data", str(window), BAD_DATA="40:44")
+    assert clean.finish() == 0, clean.said()[-3000:]
+    assert not clean.incidents()
+    assert digest_of(job.printed()) == digest_of(clean.printed())
+
+
+def test_killed_behind_data_that_is_left_out(tmp_path: Path) -> None:
+    """Restarted from memory, and then, with the agent, from disk: the same data stays left out."""
+    window = ["--skip-data", "10:14", "--skip-data", "30:33"]
+    clean = run(tmp_path / "clean", *window)
+    assert clean.finish() == 0, clean.said()[-3000:]
+    place = tmp_path / "hit"
+    place.mkdir()
+    command = ["--nproc-per-node", "2", str(GATED), str(SPIKING), "--steps", STEPS]
+    job = Job(place, command, *QUICK, *window)
+    job.until_step(20)
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 2 and now.min_step >= 26)
+    job.kill_everything()
+    job.start()
+    assert job.finish() == 0, job.said()[-3000:]
+    assert digest_of(job.printed()) == digest_of(clean.printed())
+
+
+def test_data_that_a_script_cannot_leave_out_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "fixed.py"
+    script.write_text(SPIKING.read_text().replace("session.data_step", "step"))
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "5"], "--skip-data", "2:3")
+    assert job.finish() == 5
+    assert "does not take its batches by session.data_step" in job.said()
