@@ -20,6 +20,7 @@ from ..resilience.controller import Controller
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, SiteError, UsageError
 from ..resilience.etcd import EtcdStore
+from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.leash import adopt_orphans
@@ -58,6 +59,7 @@ class ControlPolicy:
 SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
     "recovery": RecoveryPolicy,
+    "hang": HangPolicy,
     "agent": AgentPolicy,
     "control": ControlPolicy,
 }
@@ -108,7 +110,7 @@ def run_job(
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         recovery: RecoveryPolicy = policies["recovery"]
-        node = Node(launch, run, root, kept, recovery.max_replays, secrets.token_hex(4), beginning)
+        node = Node(launch, run, root, kept, recovery.max_replays, secrets.token_hex(4), beginning, policies["hang"])
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)

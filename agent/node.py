@@ -23,6 +23,7 @@ from ..resilience import leash
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
 from ..resilience.handoff import Handoff
+from ..resilience.hang import HangPolicy
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
 from . import report
@@ -31,10 +32,12 @@ from .draining import Draining
 from .exits import open_pidfd
 from .gang import Gang, Watched, end_strays
 from .launch import Launch
+from .lookout import Lookout
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .shelf import Shelf
 from .warm import WarmProcess
+from .witness import Witness
 
 _FRESH_S = 2.0
 """How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
@@ -53,6 +56,7 @@ class Node:
         max_replays: int,
         run: str,
         origin: Place | None = None,
+        hang: HangPolicy | None = None,
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
         start from."""
@@ -65,6 +69,8 @@ class Node:
         self.gang: Gang | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
         self.shelf = Shelf(root)
+        self.witness = Witness(launch.ranks, directory.logs)
+        self.lookout = Lookout(hang or HangPolicy(), self.witness)
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
@@ -90,6 +96,7 @@ class Node:
             self.pacing.failures += 1
         self.board.clear(record.number)
         self.told = ()
+        self.lookout.begin(tells=record.resume_step >= 0)
         handoff = Handoff(
             agent_pid=os.getpid(),
             generation=record.number,
@@ -104,6 +111,7 @@ class Node:
             reach_steps=self.policy.reach_steps,
             max_replays=self.max_replays,
             modules=str(self.directory.modules),
+            stacks=self.witness.paths,
         )
         arguments = self.launch.arguments(
             nodes=len(record.members),
@@ -180,6 +188,7 @@ class Node:
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
             ended = ended or bool(further)
+        self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
         return ended
 
     def _adopt(self) -> None:
@@ -211,6 +220,8 @@ class Node:
             rejected_steps=self.shelf.seen.rejected,
             storage=self.shelf.seen.there,
             told=self.told,
+            stalls=self.lookout.stalls,
+            stuck=bool(self.lookout.teardown),
         )
 
     def headers(self) -> Sequence[Sequence[Header]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ..checkpoint.cadence import AUTO
 from ..resilience.boundary import Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError, UsageError
-from ..resilience.signals import Order, RankPhase, Step
+from ..resilience.signals import Doing, Order, RankPhase, Step
 from . import modules
 from .attach import Attachment, attach
 from .pace import Pace
@@ -115,6 +116,20 @@ class Session:
         """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
         is kept whose parameters hold NaN or Inf."""
         self._figures = Figures(_number(loss), _number(grad_norm), skipped)
+
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """Around what the loop does between two steps and may take long, `evaluation` or `checkpoint`: its silence is measured by
+        `hang.evaluation_s` or `hang.checkpoint_s` then, and not by the steps."""
+        if what not in ("evaluation", "checkpoint"):
+            raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
+        if self._at is not None:
+            self._page.doing = Doing[what.upper()]
+        try:
+            yield
+        finally:
+            if self._at is not None:
+                self._page.doing = Doing.STEP
 
     # -- what the hooks of other people's loops call ---------------------------------------------------------------------
 
