@@ -29,22 +29,28 @@ class _Heard:
     beat_ns: int = 0
     rewinds: int = 0
     done: int = 0
+    slowest_s: float = 0.0
+    """Longest silence among its first steps, and before them."""
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
 
 class Hearing:
-    def __init__(self) -> None:
+    def __init__(self, warmup_steps: int) -> None:
         self.awake_s = 0.0
         """How long the agent has listened so far."""
         self.gap_s = 0.0
         """Between the last two rounds."""
         self._last_s = 0.0
         self._tells = False
+        self._warmup_steps, self._warmup_s = warmup_steps, 0.0
         self._heard: dict[int, _Heard] = {}
 
     def begin(self, tells: bool) -> None:
         """New ranks: nothing is known of them. tells: whether the script is known to tell its steps; it stays known."""
         self._tells |= tells
+        self._warmup_s = max(
+            (h.slowest_s for h in self._heard.values() if h.done >= self._warmup_steps), default=self._warmup_s
+        )
         self._heard = {}
 
     def listen(self, pages: Sequence[Page], living: Collection[int], now_s: float) -> dict[int, Progress]:
@@ -58,6 +64,8 @@ class Hearing:
         step, beat_ns, rewinds = page.step, page.beat_ns, page.rewinds
         sign = (page.pid, page.phase, step, beat_ns, page.doing, page.built_ns, page.restored_ns, rewinds, page.left)
         if sign != heard.sign:
+            if page.phase == RankPhase.TRAINING and heard.done < self._warmup_steps:
+                heard.slowest_s = max(heard.slowest_s, self.awake_s - heard.since_s)
             heard.sign, heard.since_s = sign, self.awake_s
         if step > heard.step and rewinds == heard.rewinds:
             # Quick steps are many in a round: what they took on average.
@@ -72,6 +80,7 @@ class Hearing:
             silent_s=self.awake_s - heard.since_s,
             doing=Doing(page.doing),
             done=heard.done,
+            warmup_s=self._warmup_s,
             steps_s=heard.steps_s,
             tells=self._tells,
             turning=bool(rewinds) and page.rewind(rewinds)[-1] > beat_ns,

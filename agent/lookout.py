@@ -38,7 +38,7 @@ class Eyes(Protocol):
 class Lookout:
     def __init__(self, policy: HangPolicy, eyes: Eyes) -> None:
         self._policy, self._eyes = policy, eyes
-        self._hearing = Hearing()
+        self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
         self.begin(tells=False)
 
@@ -126,7 +126,8 @@ class Lookout:
         if judgement.answer is not Answer.CERTAIN:
             self._confirm_s = min(2 * self._confirm_s, LONGEST_CONFIRM_S)
         news = told is not judgement.answer
-        name = f"g{generation}-step{min(page.step for page in pages)}"
+        reached = min(page.step for page in pages)
+        name = f"g{generation}-{f'step{reached}' if reached >= 0 else 'start'}"
         stacks = self._eyes.keep(name, seen) if news else self.stalls[0].stacks if self.stalls else ""
         if all(stall.stage == Stage.TAIL for stall in stalls):
             self._judge_tail(stalls, news, stacks)

@@ -111,20 +111,18 @@ def hung_ranks(world: World) -> list[Suspicion]:
     judgement = judge(stalls)
     if judgement.answer is not Answer.CERTAIN:
         return []
-    others = tuple(_waiting(s, of_node[s.rank]) for s in stalls if s not in judgement.blamed)
-    files = tuple(dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks))
+    verb = "waits for it" if judgement.blamed else "is silent"
+    others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s not in judgement.blamed]
+    files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
+    details = (*others, *files)
     if not judgement.blamed:
         first = min(stalls, key=lambda s: s.at_s)
-        return [_of_stall(first, of_node[first.rank], None, judgement.reason, (*others, *files))]
-    texts = {
-        s.rank: f"rank {s.rank} on {of_node[s.rank]} hangs {s.words}, silent for {s.silent_s:.0f} s"
+        return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]
+    return [
+        _of_stall(s, node, s.rank, f"rank {s.rank} on {node} hangs ({s.words}), silent for {s.silent_s:.0f} s", details)
         for s in judgement.blamed
-    }
-    return [_of_stall(s, of_node[s.rank], s.rank, texts[s.rank], (*others, *files)) for s in judgement.blamed]
-
-
-def _waiting(stall: RankStall, node: NodeId) -> str:
-    return f"rank {stall.rank} on {node} waits for it {stall.words}"
+        for node in [of_node[s.rank]]
+    ]
 
 
 def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, details: tuple[str, ...]) -> Suspicion:

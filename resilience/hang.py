@@ -26,7 +26,8 @@ class HangPolicy:
     """A step is overdue after so many times the usual one, the median of the last 64 that were seen (5: HyperPod's and DLRover's order
     of magnitude; a step with a snapshot or a validation in it stays below)."""
     warmup_steps: int = 5
-    """Steps of each life that have the budget of a start: they compile, and fill caches."""
+    """First steps of each life, which compile, and fill caches: they have the budget of a start, or, in later lives, so many times what
+    the slowest of them took before."""
     floor_s: float = 60.0
     """And after so long at the least: a garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
     start_s: float = 1800.0
@@ -76,6 +77,8 @@ class Progress:
     """Steps done in this life, those computed again included."""
     steps_s: Sequence[float] = ()
     """What the last of them took, from boundary to boundary."""
+    warmup_s: float = 0.0
+    """The longest silence among the first steps of an earlier life; 0: there was none."""
     tells: bool = True
     """Whether the script is known to tell its steps."""
     turning: bool = False
@@ -97,6 +100,8 @@ def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
 def budget_s(rank: Progress, policy: HangPolicy) -> float:
     """How long the rank may be silent where it is; infinite where nothing is expected of it."""
     match stage(rank, policy):
+        case Stage.START if rank.phase is RankPhase.TRAINING and rank.warmup_s and not rank.turning:
+            return min(policy.start_s, max(policy.floor_s, policy.factor * rank.warmup_s))
         case Stage.START:
             return policy.start_s
         case Stage.STEP:

@@ -29,7 +29,8 @@ _COLLECTIVE = re.compile(
     r"|/torch/nn/parallel/distributed:\w*(sync|broadcast|join|barrier)"
 )
 _DATA = re.compile(r"/torch/utils/data/dataloader:(__next__|_next_data|_get_data|_try_get_data)$")
-_DEVICE = re.compile(r"/torch(_musa)?/.*:(synchronize|_engine_run_backward)$")
+_DEVICE = re.compile(r"/torch(_musa)?/.*:synchronize$")
+_BACKWARD = re.compile(r"/torch/autograd/.*:_engine_run_backward$")
 _MAY_WAIT = re.compile(r"\.(item|tolist|cpu|wait|synchronize|nonzero|to)\(|\bfloat\(")
 """A line of code that waits, in C, for the device or for a collective, where no frame of Python's shows it."""
 _LIBRARY = re.compile(
@@ -101,6 +102,7 @@ _PLACES = (
     (Place.EXCHANGE, "", _EXCHANGE),
     (Place.COLLECTIVE, "", _COLLECTIVE),
     (Place.DATA, "in its data loader", _DATA),
-    (Place.PERHAPS, "", _DEVICE),
+    (Place.PERHAPS, "in its backward pass", _BACKWARD),
+    (Place.PERHAPS, "for its device", _DEVICE),
 )
 """The first that matches counts."""
