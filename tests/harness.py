@@ -25,6 +25,7 @@ MINIMAL = ROOT / "examples" / "minimal" / "train.py"
 GPT = ROOT / "examples" / "gpt" / "pretrain.py"
 FSDP = ROOT / "tests" / "chaos" / "fsdp.py"
 GATED = ROOT / "tests" / "chaos" / "gated.py"
+HANGING = ROOT / "tests" / "chaos" / "hanging.py"
 _DIGEST = re.compile(r"final state sha256 (\w+)")
 
 
