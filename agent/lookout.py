@@ -28,9 +28,9 @@ LONGEST_CONFIRM_S = 60.0
 class Eyes(Protocol):
     """`Witness`, or a test's own."""
 
-    def ask(self, local_rank: int, page: Page, process: Watched | None) -> None: ...
+    def ask(self, local_rank: int, page: Page, process: Watched) -> None: ...
 
-    def take(self, local_rank: int, page: Page, process: Watched | None, now_s: float) -> Look: ...
+    def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look: ...
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str: ...
 
@@ -81,7 +81,7 @@ class Lookout:
             self._rest()
         elif self._asked_s is not None and self._hearing.awake_s - self._asked_s >= ANSWER_S:
             self._asked_s, self._next_s = None, self._hearing.awake_s + self._confirm_s
-            seen = {n: self._eyes.take(n, pages[n], gang.ranks.get(n), now_s) for n in ranks}
+            seen = {n: self._eyes.take(n, pages[n], gang.ranks.get(n, gang.launcher), now_s) for n in ranks}
             self._compare(seen, ranks, pages, gang.generation, wall_s)
         elif self._asked_s is None and self._hearing.awake_s >= self._next_s:
             if self._answer is None and not self._looks:
@@ -89,7 +89,7 @@ class Lookout:
                     ("suspected", f"{self._silence(ranks.values())}: looking at the stacks of all ranks")
                 )
             for n in ranks:
-                self._eyes.ask(n, pages[n], gang.ranks.get(n))
+                self._eyes.ask(n, pages[n], gang.ranks.get(n, gang.launcher))
             self._asked_s = self._hearing.awake_s
 
     def _silence(self, ranks: Iterable[Progress]) -> str:

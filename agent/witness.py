@@ -41,31 +41,27 @@ class Witness:
         """Where ranks open their files."""
         return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._files)
 
-    def ask(self, local_rank: int, page: Page, process: Watched | None) -> None:
+    def ask(self, local_rank: int, page: Page, process: Watched) -> None:
         """Have the rank write its stacks, if it is certain that it does: any other process would die of the signal."""
         os.ftruncate(self._files[local_rank], 0)
-        if process is None or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
+        if page.pid != process.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process.pidfd, page.listens)
 
-    def take(self, local_rank: int, page: Page, process: Watched | None, now_s: float) -> Look:
-        """What it has written since it was asked, and what it is doing. now_s: monotonic."""
-        absent = Look(
-            at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="not there: its interpreter has not come up")
-        )
+    def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
+        """What it has written since it was asked, and what it is doing. process: its own, or the launcher, which has yet to start it;
+        now_s: monotonic."""
         self._texts[local_rank] = _content(self._files[local_rank])
-        if process is None:
-            return absent
+        stack = parse(self._texts[local_rank]).get(page.main_thread)
         try:
             seen = psutil.Process(process.pid)
             state = _STATES.get(seen.status(), "S")
             io = seen.io_counters()
             cpu_s = sum(_cpu_s(each) for each in (seen, *seen.children(recursive=True)))
         except psutil.Error:
-            return absent
-        stack = parse(self._texts[local_rank]).get(page.main_thread)
-        spot = _spot(state, stack)
+            return Look(at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="gone"))
+        spot = _spot(state, stack) if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
         return Look(
             at_s=now_s, state=state, cpu_s=cpu_s, io_bytes=io.read_chars + io.write_chars, stack=stack, spot=spot
         )

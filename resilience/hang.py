@@ -133,7 +133,7 @@ class Look:
 
     at_s: float
     state: str
-    """Of its main thread, as the kernel has it: `R`, `S`, `D`, `T`, `t`; empty: there is no process."""
+    """Of its main thread (of the launcher's, before there is one), as the kernel has it: `R`, `S`, `D`, `T`, `t`; empty: it is gone."""
     cpu_s: float = 0.0
     """Used so far by the process and its children,"""
     io_bytes: int = 0
@@ -160,7 +160,7 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return True, False, "it moves"
     if "t" in (first.state, second.state):
         return True, False, "somebody debugs it"
-    if second.spot.place is Place.HALTED and second.state != "D":
+    if second.spot.place is Place.HALTED and second.state in ("T", ""):
         return False, False, "it cannot move"
     share = (second.cpu_s - first.cpu_s) / max(1e-9, second.at_s - first.at_s)
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
@@ -195,7 +195,7 @@ def judge(stalls: Sequence[RankStall]) -> Judgement:
     blamed = blame(stalls)
     lively = [s for s in stalls if s.moved] or [s for s in blamed or stalls if s.busy]
     if lively:
-        reason = "; ".join(f"rank {s.rank} is {s.words}: {s.why}" for s in lively)
+        reason = "; ".join(f"rank {s.rank} is {s.words}: {s.why}" for s in lively[:3])
         return Judgement(answer=Answer.SUSPECTED, blamed=blamed, reason=reason)
     return Judgement(answer=Answer.CERTAIN, blamed=blamed, reason=_sentence(blamed, stalls))
 

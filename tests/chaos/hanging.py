@@ -26,13 +26,13 @@ class Blocking(Dataset):
         return 1
 
     def __getitem__(self, index: int) -> int:
-        _sleep(10_000)
+        sleeps_for_ever()
         return index
 
 
 def sleeps_for_ever() -> None:
     while True:
-        _sleep(10_000)
+        signal.pause()
 
 
 def keeps_the_gil() -> None:

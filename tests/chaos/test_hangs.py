@@ -87,6 +87,12 @@ def test_a_rank_that_computes_for_long_is_told_once_and_left_alone(
     assert "slow, and not certain to hang: rank 1 is at chaos/hanging.py" in job.said()
 
 
+def test_a_rank_that_evaluates_alone_is_waited_for(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(ROOT / "tests" / "chaos" / "evaluates.py")], *QUICK)
+    assert job.agent.wait(120) == 0, job.said()
+    assert "no sign of life" not in job.said()
+
+
 def test_where_nothing_is_to_be_done_nothing_is(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = hanging(tmp_path, "stop", "--set", "hang.act=false")
     job.until_said("hang.act is off, so nothing is done")

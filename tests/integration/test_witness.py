@@ -121,7 +121,13 @@ def test_one_that_is_gone_is_not_there(tmp_path: Path) -> None:
         one.witness.ask(0, one.page, one.watched)
         look = one.witness.take(0, one.page, one.watched, 1.0)
         assert (look.state, look.spot.place) == ("", Place.HALTED)
-        assert one.witness.take(0, one.page, None, 1.0).spot.place is Place.HALTED
+
+
+def test_before_a_rank_is_there_its_launcher_is_looked_at(tmp_path: Path) -> None:
+    with rank(tmp_path, "computes") as launcher:
+        launcher.page.pid = 0
+        look, (moved, busy, _) = launcher.twice()
+        assert (look.stack, look.spot.place, moved, busy) == (None, Place.HALTED, False, True)
 
 
 def test_what_is_kept_does_not_pile_up(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ class Eyes:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def ask(self, local_rank: int, page: Page, process: Watched | None) -> None:
+    def ask(self, local_rank: int, page: Page, process: Watched) -> None:
         pass
 
-    def take(self, local_rank: int, page: Page, process: Watched | None, now_s: float) -> Look:
+    def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
         assert self._node.ranks
         busy = bool(self._node.ranks.busy_s) and local_rank == 1
         text = ENDS if page.phase == RankPhase.FINISHED else READS if local_rank == 1 else WAITS

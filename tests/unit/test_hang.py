@@ -128,6 +128,8 @@ def second(**fields: Any) -> Look:
         (look(stack=None), second(stack=None), 10, False, False),
         (look(place=Place.HALTED), second(place=Place.HALTED, state="T", cpu_s=9.9), 10, False, False),
         (look(), second(place=Place.HALTED, state="T"), 10, True, False),  # stopped just now
+        (look(place=Place.HALTED), second(place=Place.HALTED), 10, False, False),  # the launcher has not started it
+        (look(place=Place.HALTED), second(place=Place.HALTED, cpu_s=5.0), 10, False, True),
         (look(place=Place.HALTED), second(place=Place.HALTED, state="D"), 10, False, False),
         (look(place=Place.HALTED), second(place=Place.HALTED, state="D", io_bytes=2 << 20), 10, False, True),
         (look(place=Place.BOUNDARY), second(place=Place.BOUNDARY, stack=(THERE,)), 10, False, False),  # it polls
