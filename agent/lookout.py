@@ -22,7 +22,8 @@ PAUSE_S = 10.0
 """When the agent has not run for so long, looks begin anew: the ranks may have stood still with it."""
 ANSWER_S = 0.5
 """From the question to the look: faulthandler writes the stacks within milliseconds."""
-LONGEST_CONFIRM_S = 60.0
+LONGEST_CONFIRM_S, LONGEST_IN_TAIL_S = 60.0, 600.0
+"""Between two looks that come again and again. What a script does after its loop may be anything, and take hours."""
 
 
 class Eyes(Protocol):
@@ -53,7 +54,7 @@ class Lookout:
         """For the status: all living ranks, while all of them are silent for too long."""
         self.teardown = ""
         """How ranks whose loops are over hang in their teardown; empty where they do not."""
-        self._answer: Answer | None = None
+        self._told: set[Answer] = set()
         self._looks: dict[int, Look] = {}
         self._unmoved_since_s: dict[int, float] = {}
         self._asked_s: float | None = None
@@ -76,7 +77,7 @@ class Lookout:
         if not living:
             self._launcher_alone(pages)
         elif not hang.overdue(list(ranks.values()), self._policy):
-            if self._answer is not None:
+            if self._told:
                 self._words.append(("good", "the ranks give signs of life again: it was no hang"))
             self._rest()
         elif self._asked_s is not None and self._hearing.awake_s - self._asked_s >= ANSWER_S:
@@ -84,7 +85,7 @@ class Lookout:
             seen = {n: self._eyes.take(n, pages[n], gang.ranks.get(n, gang.launcher), now_s) for n in ranks}
             self._compare(seen, ranks, pages, gang.generation, wall_s)
         elif self._asked_s is None and self._hearing.awake_s >= self._next_s:
-            if self._answer is None and not self._looks:
+            if not self._told and not self._looks:
                 self._words.append(
                     ("suspected", f"{self._silence(ranks.values())}: looking at the stacks of all ranks")
                 )
@@ -121,16 +122,16 @@ class Lookout:
             self._unmoved_since_s = dict.fromkeys(seen, self._hearing.awake_s)
             return
         stalls = [self._stall(n, pages[n], ranks[n], before[n], wall_s) for n in seen]
-        told, judgement = self._answer, hang.judge(stalls)
-        self._answer = judgement.answer
-        if judgement.answer is not Answer.CERTAIN:
-            self._confirm_s = min(2 * self._confirm_s, LONGEST_CONFIRM_S)
-        news = told is not judgement.answer
+        judgement, tail = hang.judge(stalls), all(stall.stage == Stage.TAIL for stall in stalls)
+        if tail or judgement.answer is not Answer.CERTAIN:
+            self._confirm_s = min(2 * self._confirm_s, LONGEST_IN_TAIL_S if tail else LONGEST_CONFIRM_S)
+        news = judgement.answer not in self._told
+        self._told.add(judgement.answer)
         reached = min(page.step for page in pages)
         name = f"g{generation}-{f'step{reached}' if reached >= 0 else 'start'}"
         stacks = self._eyes.keep(name, seen) if news else self.stalls[0].stacks if self.stalls else ""
-        if all(stall.stage == Stage.TAIL for stall in stalls):
-            self._judge_tail(stalls, news, stacks)
+        if tail:
+            self._judge_tail(stalls, judgement.answer, news, stacks)
             return
         if self._policy.act:
             self.stalls = tuple(replace(stall, stacks=stacks) for stall in stalls)
@@ -163,10 +164,10 @@ class Lookout:
             started=page.stepped_ns > 0,
         )
 
-    def _judge_tail(self, stalls: Sequence[RankStall], news: bool, stacks: str) -> None:
+    def _judge_tail(self, stalls: Sequence[RankStall], answer: Answer, news: bool, stacks: str) -> None:
         """The loops are over. What a script does then is its own; only what nobody can want is ended: a teardown that does not end."""
         where = "; ".join(f"rank {s.rank} is {s.words}" for s in stalls)
-        if self._answer is Answer.CERTAIN and all(s.place is Place.TEARDOWN for s in stalls):
+        if answer is Answer.CERTAIN and all(s.place is Place.TEARDOWN for s in stalls):
             self._end_teardown(f"its ranks do not end ({where}; stacks: {stacks})")
         elif news:
             self._words.append(

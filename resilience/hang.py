@@ -160,7 +160,9 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return True, False, "it moves"
     if "t" in (first.state, second.state):
         return True, False, "somebody debugs it"
-    if second.spot.place is Place.HALTED and second.state in ("T", ""):
+    if not second.state:
+        return True, False, "it has just ended"
+    if second.spot.place is Place.HALTED and second.state == "T":
         return False, False, "it cannot move"
     share = (second.cpu_s - first.cpu_s) / max(1e-9, second.at_s - first.at_s)
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []

@@ -190,6 +190,8 @@ class Session:
         self._tape.owed |= durable != AUTO and step % durable == 0
         due = wanted or self._tape.owed or step % self._stride == 0
         finite = figures.finite
+        if wanted:  # it may wait for a slot
+            self._page.doing = Doing.CHECKPOINT
         if due and (wanted or self._tape.may_record()):
             finite = finite and self._parameters_finite()
             self._tape.record(
@@ -207,6 +209,7 @@ class Session:
                 self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
+        self._page.doing = Doing.STEP
         self._left_ns = monotonic_ns()
         self._page.stall_ns += self._left_ns - entered
         return directive
