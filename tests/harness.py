@@ -79,6 +79,8 @@ class Job:
             "1",
             "--durable-every",
             "50",
+            "--set",
+            "hang.floor_s=600",  # the gate may be closed for long, where the machine is slow
         ]
         self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", "torchrun", *command]
         self.extra = extra
