@@ -24,7 +24,8 @@ _EXCHANGE = re.compile(
     r"|/torch/distributed/pipelining/\w+:\w*(wait|p2p)"
 )
 _COLLECTIVE = re.compile(
-    r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|nn/functional|utils|device_mesh)(/\w+)?:"
+    r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|nn/functional|device_mesh)(/\w+)?:"
+    r"|/torch/distributed/utils:(_verify|_sync)"
     r"|/torch/distributed/(\w+/)*_?fsdp/.*(collectives|param_group|runtime_utils|state_utils)\w*:"
     r"|/torch/nn/parallel/distributed:\w*(sync|broadcast|join|barrier)"
 )

@@ -113,6 +113,16 @@ def frames(*innermost_first: tuple[str, int, str]) -> tuple[Frame, ...]:
             Place.ELSEWHERE,
             "at job/model.py line 7 in forward",
         ),
+        (
+            [(f"{TORCH}/distributed/utils.py", 2, "_verify_param_shape_across_processes"), MAIN],
+            Place.COLLECTIVE,
+            "in _verify_param_shape_across_processes, job/train.py line 31 in main",
+        ),
+        (
+            [(f"{TORCH}/distributed/utils.py", 2, "_to_kwargs"), MAIN],
+            Place.ELSEWHERE,
+            "in _to_kwargs, at job/train.py line 31 in main",
+        ),
         # Nor is a checkpoint's file a collective.
         (
             [(f"{TORCH}/distributed/checkpoint/filesystem.py", 2, "write"), MAIN],
