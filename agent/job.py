@@ -22,6 +22,7 @@ from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, SiteError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
+from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
@@ -65,6 +66,7 @@ SECTIONS: dict[str, type] = {
     "spikes": SpikePolicy,
     "ladder": LadderPolicy,
     "recovery": RecoveryPolicy,
+    "hang": HangPolicy,
     "agent": AgentPolicy,
     "control": ControlPolicy,
 }
@@ -122,7 +124,9 @@ def run_job(
         run.publish(keys.job, endpoints)
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
         judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"])
-        node = Node(launch, run, root, kept, judged_by, secrets.token_hex(4), beginning, tuple(windows))
+        node = Node(
+            launch, run, root, kept, judged_by, secrets.token_hex(4), beginning, tuple(windows), policies["hang"]
+        )
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)

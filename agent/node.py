@@ -25,6 +25,7 @@ from ..resilience.boundary import RankPolicy
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
 from ..resilience.handoff import Handoff
+from ..resilience.hang import HangPolicy
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
 from ..resilience.windows import Window
@@ -34,10 +35,12 @@ from .draining import Draining
 from .exits import open_pidfd
 from .gang import Gang, Watched, end_strays
 from .launch import Launch
+from .lookout import Lookout
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .shelf import Shelf
 from .warm import WarmProcess
+from .witness import Witness
 
 _FRESH_S = 2.0
 """How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
@@ -57,6 +60,7 @@ class Node:
         run: str,
         origin: Place | None = None,
         windows: tuple[Window, ...] = (),
+        hang: HangPolicy | None = None,
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
         start from; windows: of data, to be left out."""
@@ -69,6 +73,8 @@ class Node:
         self.gang: Gang | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
         self.shelf = Shelf(root)
+        self.witness = Witness(launch.ranks, directory.logs)
+        self.lookout = Lookout(hang or HangPolicy(), self.witness)
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
@@ -94,6 +100,7 @@ class Node:
             self.pacing.failures += 1
         self.board.clear(record.number)
         self.told = ()
+        self.lookout.begin(tells=record.resume_step >= 0)
         handoff = Handoff(
             agent_pid=os.getpid(),
             generation=record.number,
@@ -110,6 +117,7 @@ class Node:
             turns=record.turns,
             windows=self.windows,
             modules=str(self.directory.modules),
+            stacks=self.witness.paths,
         )
         arguments = self.launch.arguments(
             nodes=len(record.members),
@@ -187,6 +195,7 @@ class Node:
             self.told = (*self.told, *further)
             self._abandon(further)
             ended = ended or bool(further)
+        self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
         return ended
 
     def _abandon(self, rewinds: Sequence[InPlaceRewind]) -> None:
@@ -229,6 +238,8 @@ class Node:
             rejected_steps=self.shelf.seen.rejected,
             storage=self.shelf.seen.there,
             told=self.told,
+            stalls=self.lookout.stalls,
+            stuck=bool(self.lookout.teardown),
         )
 
     def headers(self) -> Sequence[Sequence[Header]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..resilience.board import REWINDS_KEPT, Page
-from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, RankExit, RankPhase, Step
+from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, RankExit, RankPhase, RankStall, Step
 from .gang import Gang, Watched
 
 
@@ -109,8 +109,11 @@ def status(
     rejected_steps: Sequence[int],
     storage: bool,
     told: tuple[InPlaceRewind, ...],
+    stalls: tuple[RankStall, ...] = (),
+    stuck: bool = False,
 ) -> NodeStatus:
-    """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far."""
+    """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all loops are over, and
+    what is left of the gang hangs in its teardown."""
     snapshots_alone = NodeStatus(
         generation=Generation(generation),
         at_s=now,
@@ -127,7 +130,7 @@ def status(
         return max(times) / 1e9 + offset_s if all(times) else 0.0
 
     steps = [page.step for page in pages]
-    over = gang.launcher.ended_s > 0 and (gang.launcher.code == 0 or _all_done(gang, pages))
+    over = stuck or (gang.launcher.ended_s > 0 and (gang.launcher.code == 0 or _all_done(gang, pages)))
     # In their loop, and yet they left with code 0: the script has broken out of it.
     early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
     stopped = any(page.phase in early for page in pages)
@@ -147,4 +150,5 @@ def status(
         exits=exits(gang, pages),
         rewinds=told,
         launch=gang.how,
+        stalls=stalls,
     )

@@ -238,6 +238,8 @@ class Supervisor:
                 self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
         for event in self.node.drain_events():
             self.telling.drained(event)
+        for mood, sentence in self.node.lookout.words():
+            self.telling.silent(sentence, mood)
         return changed
 
     def _warm_up(self) -> None:

@@ -78,6 +78,12 @@ class Telling:
                     f"{event['reason']}; training goes on, it is started again in {event['retry_in_s']:.0f} s", "bad"
                 )
 
+    def silent(self, sentence: str, mood: str) -> None:
+        """A word about ranks that have fallen silent; mood: `suspected` counts."""
+        if mood == "suspected":
+            self._metrics.suspected()
+        self.say(sentence, "warn" if mood == "suspected" else mood)
+
     def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:
         """Refresh the gauges from the board."""
         taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)

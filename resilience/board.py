@@ -99,6 +99,15 @@ class Page:
     durable = _Int(22)
     """How many snapshots on disk have been asked for in this generation; the agent writes it."""
 
+    doing = _Int(24)
+    """Doing: what the rank does between two boundaries."""
+    listens = _Int(25)
+    """Number of the signal that makes this process write its stacks; 0: none does, and it would die of one."""
+    main_thread = _Int(26)
+    """Its main thread, as stacks name it."""
+    tells = _Int(27)
+    """1 once a loop that we know, or a Session, is there: steps will be told."""
+
     def __init__(self, buffer: memoryview) -> None:
         self.raw = buffer
         self.ints = buffer.cast("q")

@@ -29,6 +29,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
     """told: new incidents that the same decision has already numbered."""
     assert world.record
     seen = tuple(f"also seen, as a consequence: {s.evidence}" for s in verdict.consequences)
+    details = tuple(line for s in verdict.blamed for line in s.details)
     traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback)[:1]
     return Incident(
         id=next_id(world, told),
@@ -36,7 +37,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
         cause=verdict.cause,
         rung=answer.rung,
         summary=verdict.describe(),
-        evidence=tuple(dict.fromkeys((*(s.evidence for s in verdict.blamed), *seen, *traces))),
+        evidence=tuple(dict.fromkeys((*(s.evidence for s in verdict.blamed), *details, *seen, *traces))),
         plan=answer.reason,
         at_s=verdict.at_s,
         step_at_fault=reached,

@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(Hang, straggler, spike and fingerprint detectors join this list; the controller asks all of `DETECTORS` at every tick.)
+(Straggler, spike and fingerprint detectors join this list; the controller asks all of `DETECTORS` at every tick.)
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .hang import Answer, judge
 from .machine import Phase
-from .signals import NodeId, Rank, RankExit, Step
+from .signals import NodeId, Rank, RankExit, RankStall, Step
 from .spikes import Kind
 from .world import World
 
@@ -30,6 +31,8 @@ class Cause(StrEnum):
     """The loss has gone up and stays there."""
     GRADIENT_SPIKE = Kind.GRADIENT_SPIKE.value
     """The norm of the gradient is beyond what data can do."""
+    RANK_HUNG = "rank_hung"
+    """Lives, and does not move."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     """The state to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"
@@ -47,6 +50,8 @@ class Suspicion:
     rank: Rank | None = None
     started: bool = False
     step: Step = Step(-1)
+    details: tuple[str, ...] = ()
+    """Further lines for whoever asks for the story."""
 
 
 def dead_ranks(world: World) -> list[Suspicion]:
@@ -102,7 +107,47 @@ def replaced_agents(world: World) -> list[Suspicion]:
     return found
 
 
-DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents)
+def hung_ranks(world: World) -> list[Suspicion]:
+    """The ranks that hold up all others, once it is certain that they hang. Every node has to have said that its ranks are silent: one
+    that has not may have the rank that the others wait for, at work."""
+    number = world.record.number if world.record else 0
+    said = [(n, s) for n, s in world.status.items() if n in world.members and s.generation == number and s.stalls]
+    if not said or len(said) < len(world.members):
+        return []
+    of_node = {stall.rank: node for node, status in said for stall in status.stalls}
+    stalls = [stall for _, status in said for stall in status.stalls]
+    judgement = judge(stalls)
+    if judgement.answer is not Answer.CERTAIN:
+        return []
+    verb = "waits for it" if judgement.blamed else "is silent"
+    others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s not in judgement.blamed]
+    files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
+    details = (*others, *files)
+    if not judgement.blamed:
+        first = min(stalls, key=lambda s: s.at_s)
+        return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]
+    return [
+        _of_stall(s, node, s.rank, f"rank {s.rank} on {node} hangs ({s.words}), silent for {s.silent_s:.0f} s", details)
+        for s in judgement.blamed
+        for node in [of_node[s.rank]]
+    ]
+
+
+def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, details: tuple[str, ...]) -> Suspicion:
+    return Suspicion(
+        cause=Cause.RANK_HUNG,
+        node=node,
+        rank=rank,
+        at_s=stall.at_s,
+        evidence=text,
+        started=stall.started,
+        signature=f"{Cause.RANK_HUNG}:{stall.stage}:{stall.place}:{stall.site}",
+        step=stall.step,
+        details=details,
+    )
+
+
+DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents, hung_ranks)
 
 
 def suspect(world: World) -> list[Suspicion]:

@@ -41,6 +41,8 @@ class Handoff:
     """Batches of data that are left out."""
     modules: str
     """File in which local rank 0 notes what the script has imported, for the warm process."""
+    stacks: tuple[str, ...] = ()
+    """Per local rank: where it writes its stacks when it is asked for them."""
 
     def to_environment(self) -> dict[str, str]:
         return {VARIABLE: dumps(self).decode()}

@@ -43,6 +43,12 @@ class Metrics:
         self._bytes = Counter(
             "mt_resilient_durable_bytes", "Bytes written to durable storage", ["job"], registry=self.registry
         )
+        self._suspicions = Counter(
+            "mt_resilient_suspected_hangs",
+            "How often all ranks were silent for longer than they may, whatever came of it",
+            ["job"],
+            registry=self.registry,
+        )
         self._stall = Gauge(
             "mt_resilient_stall_seconds",
             "Time the slowest local rank has spent at our boundaries",
@@ -70,6 +76,7 @@ class Metrics:
         for metric in (
             self._lost_steps,
             self._bytes,
+            self._suspicions,
             self._stall,
             self._effective,
             self._step,
@@ -102,6 +109,10 @@ class Metrics:
     def failed(self) -> None:
         """A durable snapshot could not be written."""
         self._snapshots.labels(self._job, "failed").inc()
+
+    def suspected(self) -> None:
+        """All ranks are silent for longer than they may."""
+        self._suspicions.labels(self._job).inc()
 
     def staged(self, memory: int, skipped: int) -> None:
         """Further snapshots staged and skipped by all local ranks together."""

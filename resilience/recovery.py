@@ -57,17 +57,20 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
     restarts = [incident for incident in past if incident.rung == RESTART_GANG]
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
-    if verdict.cause is Cause.SCRIPT_RAISED and not verdict.started:
+    if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
             lived_s = at_s - incident.at_s  # since that restart
-            if incident.started or incident.signature != verdict.signature or lived_s >= policy.unwatched_progress_s:
+            if incident.started or incident.signature != verdict.signature:
+                break
+            if lived_s >= policy.unwatched_progress_s and verdict.cause is Cause.SCRIPT_RAISED:
                 break
             alike, at_s = alike + 1, incident.at_s
         if alike >= policy.same_failure_at_start:
+            what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
             return _give_up(
                 ScriptError,
-                f"the script failed {alike} times in the same way before its first step: an error of its own",
+                f"the script {what} {alike} times in the same way before its first step: an error of its own",
             )
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
     if unusable and restarts and restarts[-1].resume_step == -1:

@@ -31,6 +31,16 @@ class RankPhase(IntEnum):
     """Left the loop at a boundary before its end: ordered to, or by the script's own will."""
 
 
+class Doing(IntEnum):
+    """What a rank does between two boundaries that may take longer than a step, as it says itself on the board."""
+
+    STEP = 0
+    """Nothing of the kind."""
+    EVALUATION = 1
+    CHECKPOINT = 2
+    """The script writes a checkpoint of its own."""
+
+
 class Order(IntEnum):
     """What the agent asks of its ranks through the board. Ranks agree on it by MAX, so a larger value wins."""
 
@@ -59,6 +69,60 @@ class RankExit:
     """`exit`, or what the rank itself named as its end: `non_finite`, `snapshot` (damaged), `unreadable` (a snapshot, now)."""
     step: Step = Step(-1)
     """The step that such an end is about."""
+
+
+class Place(StrEnum):
+    """Where the main thread of a rank stands, as far as it says whether the rank waits for others."""
+
+    HALTED = "halted"
+    """It cannot move: stopped by a signal, stuck in the kernel, or its interpreter has not come up."""
+    ELSEWHERE = "elsewhere"
+    """In the script, or a library: at work, or hanging by itself."""
+    DATA = "data"
+    """It waits for its data loader."""
+    PERHAPS = "perhaps"
+    """A backward pass, a wait for the device, or it gives no stack: there may be a collective in it."""
+    COLLECTIVE = "collective"
+    """All ranks of a group come here together, so one that is elsewhere is missing."""
+    EXCHANGE = "exchange"
+    """It waits for others, but not all come to the same place: send and receive, a rendezvous."""
+    BOUNDARY = "boundary"
+    """It waits at our own boundary."""
+    TEARDOWN = "teardown"
+    """It puts its process groups away, or its interpreter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStall:
+    """A rank that has been silent for longer than it may be, and what two looks at it have shown. A status has all living ranks of its
+    node, or none: which of them holds up the others can be told from all together (`hang.judge`)."""
+
+    rank: Rank
+    at_s: float
+    """Wall-clock seconds of its last sign of life."""
+    silent_s: float
+    """How long that was ago at the second look, in time in which the agent was awake."""
+    budget_s: float
+    """How long it might have been."""
+    stage: str
+    """What that budget is for: `start`, `step`, `evaluation`, `checkpoint`, `tail`."""
+    step: Step
+    """Steps it had done; -1: none in this generation."""
+    place: Place
+    words: str
+    """What it does there: `in all_reduce, train.py line 31 in main`."""
+    site: str = ""
+    """The line of the script that has led there."""
+    moved: bool = False
+    """Whether it stood elsewhere at the first look."""
+    busy: bool = False
+    """Whether it has used the processor or the disk between the two."""
+    why: str = ""
+    """What has shown the last two."""
+    started: bool = False
+    """Whether it had finished a step in this generation."""
+    stacks: str = ""
+    """File with the stacks of all its threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +184,8 @@ class NodeStatus:
     """Those that were committed and then set aside, because a rank could not restore them."""
     launch: str = ""
     """How this generation was started: `warm`, or `cold: why`."""
+    stalls: tuple[RankStall, ...] = ()
+    """All living ranks, while all of them are silent for too long."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ _WEIGHT = {
     Cause.AGENT_LOST: 1,
     Cause.RANK_KILLED: 2,
     Cause.SCRIPT_RAISED: 3,
+    Cause.RANK_HUNG: 4,
 }
 """Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way."""
 
@@ -49,8 +50,10 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
     """The verdict, or None where nothing is suspected."""
     if not suspicions:
         return None
-    first = min(s.at_s for s in suspicions)
-    together = [s for s in suspicions if s.at_s - first <= TOGETHER_S]
+    # Whoever waits for a rank that is gone hangs too, and has hung for long when that is seen.
+    sudden = [s for s in suspicions if s.cause is not Cause.RANK_HUNG]
+    first = min(s.at_s for s in sudden or suspicions)
+    together = [s for s in sudden if s.at_s - first <= TOGETHER_S] or list(suspicions)
     cause = min(together, key=lambda s: (_WEIGHT[s.cause], s.at_s)).cause
     blamed = tuple(s for s in together if s.cause is cause)
     rest = tuple(s for s in suspicions if s not in blamed)

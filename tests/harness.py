@@ -25,6 +25,7 @@ MINIMAL = ROOT / "examples" / "minimal" / "train.py"
 GPT = ROOT / "examples" / "gpt" / "pretrain.py"
 FSDP = ROOT / "tests" / "chaos" / "fsdp.py"
 GATED = ROOT / "tests" / "chaos" / "gated.py"
+HANGING = ROOT / "tests" / "chaos" / "hanging.py"
 _DIGEST = re.compile(r"final state sha256 (\w+)")
 
 
@@ -78,6 +79,8 @@ class Job:
             "1",
             "--durable-every",
             "50",
+            "--set",
+            "hang.floor_s=600",  # the gate may be closed for long, where the machine is slow
         ]
         self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", "torchrun", *command]
         self.extra = extra

@@ -18,6 +18,7 @@ from ..resilience.clock import monotonic_ns
 from ..resilience.handoff import Handoff
 from ..resilience.leash import die_with_parent
 from .board import claim
+from .listening import listen
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def _attach() -> Attachment | None:
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
+    if handoff.stacks:
+        listen(page, handoff.stacks[int(os.environ["LOCAL_RANK"])])
     atexit.register(_leave, page)
     return Attachment(
         handoff=handoff,

@@ -38,7 +38,8 @@ class BridgeLoop(HookedLoop):
         self.boundary_parameters = inspect.signature(inner["checkpoint_and_decide_exit"])
         self.install(setup, setup_data_iterators=self.builder)
         self.install(inner, train_step=self.train_step, checkpoint_and_decide_exit=self.checkpoint_and_decide_exit)
-        self.install(outer, train=self.train, evaluate_and_print_results=self.evaluate)
+        self.install(outer, train=self.train)
+        self.install_evaluation(inner, outer)
 
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self.state = given["global_state"]

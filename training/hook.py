@@ -34,6 +34,9 @@ def activate() -> None:
 
 
 def _wrap(module: ModuleType) -> None:
+    attached = attach()
+    if attached:
+        attached.page.tells = 1
     importlib.import_module(LOOPS[module.__name__]).wrap(module)
 
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -141,7 +142,8 @@ class HookedLoop:
         bound = inspect.signature(original).bind(*args, **kwargs)
         if bound.arguments.get("data_iterator") is self.first_validation:
             bound.arguments["data_iterator"] = self.given.get(VALIDATION)
-        return original(*bound.args, **bound.kwargs)
+        with self.session.pausing("evaluation") if self.session else nullcontext():
+            return original(*bound.args, **bound.kwargs)
 
     def builder(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.iterators.append((args, kwargs))
@@ -151,12 +153,17 @@ class HookedLoop:
         """Ours, then the loop's `original`: whether to leave the loop. Raises RewindAsked. saves: the script writes its own checkpoint
         at this step, which has to be judged before."""
         ordered = self._pass(step, judged_now=last or saves, last=last)
-        leaves = original() if saves or not ordered else True
+        leaves = self._decides(original) if saves or not ordered else True
         if leaves and not ordered and not last:  # for reasons of its own: the time is up, somebody has sent a signal
             self._pass(step, judged_now=True, last=True)
         if not (leaves or ordered or last) and self.session is not None and self.session.jump(step):
             raise JumpAsked
         return leaves or ordered
+
+    def _decides(self, original: Callable[[], bool]) -> bool:
+        assert self.session is not None
+        with self.session.pausing("checkpoint"):
+            return original()
 
     def _pass(self, step: int, *, judged_now: bool, last: bool) -> bool:
         assert self.session is not None
@@ -164,6 +171,12 @@ class HookedLoop:
         if directive is Directive.REWIND:
             raise RewindAsked
         return directive is Directive.LEAVE
+
+    def install_evaluation(self, *namespaces: dict[str, Any]) -> None:
+        """Where the loop itself and what comes after it look it up: often the same place."""
+        for namespace in {id(each): each for each in namespaces}.values():
+            if "evaluate_and_print_results" in namespace:
+                self.install(namespace, evaluate_and_print_results=self.evaluate)
 
     def install(self, namespace: dict[str, Any], **wrappers: Callable[..., Any]) -> None:
         """Put `wrappers` (called with the original first) around the functions of those names."""

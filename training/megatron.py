@@ -50,7 +50,8 @@ class MegatronLoop(HookedLoop):
         self.install(outer, build_train_valid_test_data_iterators=self.builder)
         self.build = inspect.unwrap(outer["build_train_valid_test_data_iterators"])
         self.install(inner, train_step=self.train_step, checkpoint_and_decide_exit=self.checkpoint_and_decide_exit)
-        self.install(outer, train=self.train, evaluate_and_print_results=self.evaluate)
+        self.install(outer, train=self.train)
+        self.install_evaluation(inner, outer)
 
     @property
     def args(self) -> Any:

@@ -29,7 +29,7 @@ from ..resilience.boundary import Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError, UsageError
 from ..resilience.ladder import Turn
-from ..resilience.signals import Order, RankPhase, Step
+from ..resilience.signals import Doing, Order, RankPhase, Step
 from ..resilience.spikes import Finding
 from . import modules
 from .attach import Attachment, attach
@@ -140,6 +140,20 @@ class Session:
         is kept whose parameters hold NaN or Inf."""
         self._figures = Figures(_number(loss), _number(grad_norm), skipped)
 
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """Around what the loop does between two steps and may take long, `evaluation` or `checkpoint`: its silence is measured by
+        `hang.evaluation_s` or `hang.checkpoint_s` then, and not by the steps."""
+        if what not in ("evaluation", "checkpoint"):
+            raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
+        if self._at is not None:
+            self._page.doing = Doing[what.upper()]
+        try:
+            yield
+        finally:
+            if self._at is not None:
+                self._page.doing = Doing.STEP
+
     # -- what the hooks of other people's loops call ---------------------------------------------------------------------
 
     def restore(self) -> int | None:
@@ -202,6 +216,8 @@ class Session:
         self._tape.owed |= durable != AUTO and step % durable == 0
         due = wanted or self._tape.owed or step % self._stride == 0
         finite = figures.finite
+        if wanted:  # it may wait for a slot
+            self._page.doing = Doing.CHECKPOINT
         if due and (wanted or self._tape.may_record()):
             finite = finite and self._parameters_finite()
             self._tape.record(
@@ -219,6 +235,7 @@ class Session:
                 self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
+        self._page.doing = Doing.STEP
         self._left_ns = monotonic_ns()
         self._page.stall_ns += self._left_ns - entered
         return directive

@@ -1,8 +1,8 @@
 """A training that spikes on demand: torchrun … spiking.py --steps N.
 
 BAD_DATA=FROM:TO    these batches are wrong: whoever trains on one has a higher loss from then on
-HURT=KIND@STEP      once: a bit of a `gradient` of rank 1 flips, or a `parameter` is written wrong on all ranks; MARKER is what the files are
-                    called that tell that it has happened
+HURT=KIND@STEP      once: a bit of a `gradient` of rank 1 flips, or a `parameter` is written wrong on all ranks; files named MARKER-RANK
+                    tell that it has happened
 """
 
 import argparse

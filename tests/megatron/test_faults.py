@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..harness import Job
-from .loops import CHECKOUT_LOOPS, LOOPS, Loop, Record, command, read_record, recording
+from .loops import BRIDGE_DP2, CHECKOUT_LOOPS, LOOPS, MEGATRON_DP2, Loop, Record, command, read_record, recording
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -48,3 +48,23 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     assert found.digests == expected.digests
     assert found.digests.keys() == set(range(loop.ranks))
     assert [(incident.cause, incident.rung) for incident in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]
+
+
+@pytest.mark.parametrize("loop", [pytest.param(loop, id=loop.name) for loop in (MEGATRON_DP2, BRIDGE_DP2)])
+def test_hung(loop: Loop, tmp_path: Path) -> None:
+    reason = loop.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    expected = undisturbed(loop, tmp_path / "plain")
+    place = tmp_path / "disturbed"
+    place.mkdir()
+    argv, environment = command(loop)
+    environment.update(recording(place, "hang@9:1"))
+    job = Job(place, argv[1:], "--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", **environment)
+    assert job.finish(280) == 0, job.said()[-4000:]
+    assert read_record(place) == expected
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.rung) == ("rank_hung", 2)
+    assert incident.summary.startswith("rank 1 on ")
+    assert "in start_grad_sync" in incident.summary
+    assert any("rank 0 on " in line and "waits for it" in line for line in incident.evidence)

@@ -15,15 +15,18 @@ from mt_resilient.agent.duty import Action, LocalState, duty
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.job import _register
 from mt_resilient.agent.launch import Launch
+from mt_resilient.agent.lookout import Lookout
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import Ack, AckKind, InPlaceRewind, NodeId, NodeRecord, Order, RankPhase, Request
 from mt_resilient.resilience.store import LeaseGone
 from mt_resilient.resilience.wire import dumps, loads
 
+from .eyes import Eyes
 from .ranks import Kept, Ranks, State
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ WORLD = 2
 LAUNCH = Launch(program=("torchrun",), python="python", options=(), ranks=WORLD, script=("train.py",))
 LEASE_S = 10
 GRACE_S = 5.0
+HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
 DRAIN_S = 2
 """Ticks from a seal to the commit on disk."""
 
@@ -55,6 +59,7 @@ class Node:
         self.leave_ordered_s = 0.0
         self.asked: Request | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
+        self.lookout = Lookout(HANG, Eyes(self))
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=WORLD)
         _register(job.store, KEYS, LAUNCH, RunDirectory(Path("mt-runs/train")), registration, 1)
         self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
@@ -94,6 +99,9 @@ class Node:
         self.drain(now_s)
         if self.faults.agent_stalls:
             return None
+        self.lookout.look(self.ranks.gang if self.ranks else None, self.pages, now_s, now_s)
+        for _, sentence in self.lookout.words():
+            self.say(f"the agent: {sentence}")
         try:
             self.heartbeat.beat(now_s)
             if self.asked:
@@ -130,6 +138,8 @@ class Node:
             rejected_steps=sorted(self.rejected),
             storage=True,
             told=self.told,
+            stalls=self.lookout.stalls,
+            stuck=bool(self.lookout.teardown),
         )
         self.job.store.put(KEYS.status(NODE), dumps(status))
 
@@ -157,6 +167,7 @@ class Node:
                 for step in [step for step in self.arena if step > record.resume_step]:
                     del self.arena[step]
                 self.told = ()
+                self.lookout.begin(tells=record.resume_step >= 0)
                 self.ranks = Ranks(self, record, now_s)
                 self.say("the node starts its ranks")
             case Action.SAY_RUNNING:

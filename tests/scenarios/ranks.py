@@ -55,6 +55,13 @@ class Faults:
     """Step → how many times rank 1 will be killed right after it."""
     torn: set[int] = field(default_factory=set)
     """Steps whose snapshot on disk cannot be read."""
+    hang_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times rank 1 will hang right after it."""
+    busy_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many seconds rank 1 will compute after it."""
+    hangs_at_start: int = 0
+    """How many lives of the ranks begin with a hang of rank 1, before its first step."""
+    hangs_in_teardown: bool = False
     agent_stalls: bool = False
 
 
@@ -72,6 +79,10 @@ class Ranks:
         self.figures: list[Figure] = []
         self.found: Judgement | None = None
         self.rewinds = 0
+        self.hung = False
+        """Rank 1 hangs, and rank 0 waits for it;"""
+        self.busy_s = 0
+        """or it computes for so long yet."""
         for page in node.pages:
             page.clear(record.number)
 
@@ -89,6 +100,9 @@ class Ranks:
                 self.gang.launcher.ended_s, self.gang.launcher.code = now_s, 1
                 self.node.say("torchrun sees it and ends with code 1")
             return
+        if self.hung or self.busy_s:
+            self.busy_s = max(0, self.busy_s - 1)
+            return
         match self.life:
             case RankPhase.ABSENT:
                 for local_rank, page in enumerate(self.node.pages):
@@ -102,6 +116,10 @@ class Ranks:
                 self._restore(now_s)
             case RankPhase.TRAINING:
                 self._train(now_s)
+
+    def hang(self, how: str) -> None:
+        self.node.say(f"rank 1 hangs {how}, and rank 0 waits for it")
+        self.hung = True
 
     def kill(self, rank: int, now_s: float) -> None:
         """SIGKILL for one of them; its peer finds the connection closed."""
@@ -131,6 +149,9 @@ class Ranks:
         for page in self.node.pages:
             page.built_ns = _ns(now_s)
         self._live(RankPhase.RESTORING)
+        if self.node.faults.hangs_at_start:
+            self.node.faults.hangs_at_start -= 1
+            self.hang("while it starts")
 
     def _restore(self, now_s: float) -> None:
         step = self.record.resume_step
@@ -193,10 +214,19 @@ class Ranks:
         elif self.node.faults.kill_at.get(self.step):
             self.node.faults.kill_at[self.step] -= 1
             self.kill(1, now_s)
+        elif self.node.faults.hang_at.get(self.step):
+            self.node.faults.hang_at[self.step] -= 1
+            self.hang(f"after step {self.step}")
+        elif self.node.faults.busy_at.get(self.step):
+            self.busy_s = self.node.faults.busy_at.pop(self.step)
+            self.node.say(f"rank 1 computes for {self.busy_s} s after step {self.step}, and rank 0 waits for it")
 
     def _leave(self, phase: RankPhase, sentence: str, now_s: float) -> None:
         self._live(phase)
         self.node.say(sentence)
+        if self.node.faults.hangs_in_teardown:
+            self.hang("in its teardown")
+            return
         for process in (*self.gang.ranks.values(), self.gang.launcher):
             process.ended_s, process.code = now_s, 0
 

@@ -34,6 +34,11 @@ def nan(job: Job) -> None:
         job.faults.nan_at[job.ranks.step + 1] = 1
 
 
+def hang(job: Job) -> None:
+    if job.node and job.node.ranks and job.ranks.alive:
+        job.ranks.hang("somewhere")
+
+
 def stop_store(job: Job) -> None:
     if job.node:
         job.stop_store()
@@ -48,7 +53,7 @@ def stall(job: Job) -> None:
     job.faults.agent_stalls = not job.faults.agent_stalls
 
 
-FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall)
+FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall, hang)
 Moment = tuple[int, int]
 """Seconds to wait, and which of FAULTS comes then."""
 

@@ -438,3 +438,85 @@ def test_nan_while_a_spike_is_replayed(golden: Golden) -> None:
     assert job.exit_code == 0
     assert job.last_state == without(32)
     golden(job.transcript())
+
+
+def test_rank_hangs(golden: Golden) -> None:
+    """A rank stops moving in the middle: the one that did not enter the collective is named, and the gang restarts from memory."""
+    job = Job(hang_at={6: 1})
+    ends_well(job)
+    (incident,) = job.incidents.values()
+    assert (incident.cause, incident.rung) == ("rank_hung", 2)
+    assert "rank 1" in incident.summary
+    golden(job.transcript())
+
+
+def test_rank_is_slow_but_moves(golden: Golden) -> None:
+    """A rank computes at one step for far longer than at others: that is told once, and it is left alone."""
+    job = Job(busy_at={6: 20})
+    ends_well(job)
+    assert not job.incidents
+    golden(job.transcript())
+
+
+def test_rank_hangs_while_it_starts(golden: Golden) -> None:
+    """A rank hangs before its first step, once: the budget is that of a start."""
+    job = Job(hangs_at_start=1)
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_ranks_hang_at_each_start(golden: Golden) -> None:
+    """A rank hangs twice in the same way before its first step: that is an error of the script's own."""
+    job = Job(hangs_at_start=9)
+    job.to_the_end()
+    assert job.exit_code == ScriptError.exit_code
+    assert len(job.incidents) == 2
+    golden(job.transcript())
+
+
+def test_rank_hangs_while_replaying(golden: Golden) -> None:
+    """A rank is killed, and when the steps are computed again it hangs."""
+    job = Job(kill_at={6: 1}, hang_at={6: 1})
+    ends_well(job)
+    assert [i.cause for i in job.incidents.values()] == ["rank_killed", "rank_hung"]
+    golden(job.transcript())
+
+
+def test_rank_hangs_again_and_again(golden: Golden) -> None:
+    """A rank hangs after the same step whatever one does: after three restarts the budget is spent."""
+    job = Job(hang_at={6: 99})
+    job.to_the_end()
+    assert job.exit_code == BudgetSpent.exit_code
+    golden(job.transcript())
+
+
+def test_rank_hangs_while_the_store_is_away(golden: Golden) -> None:
+    """A rank hangs while etcd does not answer: it is seen, and nobody is ended before etcd is back."""
+    job = Job(hang_at={6: 1})
+    job.until_step(5)
+    job.stop_store()
+    for _ in range(15):
+        job.tick()
+    assert job.ranks.hung
+    job.start_store()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_agent_is_held_up_and_ranks_with_it(golden: Golden) -> None:
+    """The whole machine stands still for a while: nobody was there to hear the ranks, so their silence does not count."""
+    job = Job(busy_at={6: 9}, total=14)
+    job.until_step(6)
+    job.now_s += 100
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert not job.incidents
+    golden(job.transcript())
+
+
+def test_teardown_hangs(golden: Golden) -> None:
+    """The loop is over and the last state on disk, and then the ranks do not end: they are ended, and the job counts as finished."""
+    job = Job(hangs_in_teardown=True)
+    ends_well(job)
+    assert not job.incidents
+    golden(job.transcript())

@@ -44,6 +44,8 @@ PURE = {
     "resilience/chronicle.py",
     "resilience/decision.py",
     "resilience/describe.py",
+    "resilience/hang.py",
+    "resilience/stacks.py",
     "agent/duty.py",
     "checkpoint/cadence.py",
     "checkpoint/frames.py",

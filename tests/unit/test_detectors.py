@@ -2,10 +2,11 @@
 
 import pytest
 
-from mt_resilient.resilience.detectors import Cause, Suspicion, dead_ranks, replaced_agents, suspect
+from mt_resilient.resilience.detectors import Cause, Suspicion, dead_ranks, hung_ranks, replaced_agents, suspect
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import RankExit
+from mt_resilient.resilience.signals import Place, RankExit
 
+from .stalls import stall
 from .worlds import NOW, A, B, gone, node, record, status, world
 
 
@@ -85,6 +86,43 @@ def test_a_lost_agent_of_which_nothing_is_known_was_there_when_the_generation_op
     (found,) = replaced_agents(world(nodes={}, status={}))
     assert found.at_s == record().opened_s
     assert not found.started
+
+
+# -- hangs -----------------------------------------------------------------------------------------------------------------
+
+WAITS = stall(0, Place.COLLECTIVE, words="in all_reduce", stacks="logs/a.txt")
+HANGS = stall(1, Place.DATA, words="in its data loader", site="train.py line 3", stacks="logs/a.txt")
+
+
+def test_the_rank_that_did_not_enter_is_suspected_and_who_waits_for_it_is_told() -> None:
+    (found,) = hung_ranks(world(status={A: status(stalls=(WAITS, HANGS))}))
+    assert (found.cause, found.rank, found.node, found.at_s, found.started) == (Cause.RANK_HUNG, 1, A, NOW - 70, True)
+    assert found.evidence == "rank 1 on a hangs (in its data loader), silent for 70 s"
+    assert found.details == ("rank 0 on a waits for it (in all_reduce)", "the stacks of a: logs/a.txt")
+    (again,) = hung_ranks(
+        world(status={A: status(stalls=(WAITS, stall(1, Place.DATA, site="train.py line 3", silent_s=9.0)))})
+    )
+    assert again.signature == found.signature
+
+
+def test_where_none_is_missing_all_are_silent() -> None:
+    (found,) = hung_ranks(world(status={A: status(stalls=(WAITS, stall(1, Place.COLLECTIVE, words="in all_reduce")))}))
+    assert (found.rank, found.details[0]) == (None, "rank 0 on a is silent (in all_reduce)")
+
+
+@pytest.mark.parametrize("stalls", [(), (WAITS, stall(1, busy=True)), (stall(0, moved=True), stall(1))])
+def test_a_rank_that_moves_does_not_hang(stalls: tuple) -> None:
+    assert hung_ranks(world(status={A: status(stalls=stalls)})) == []
+
+
+def test_no_node_is_judged_before_all_have_spoken() -> None:
+    two = {"record": record(members=("a", "b")), "nodes": {A: node(), B: node("b")}}
+    assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,))})) == []
+    assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), B: status(stalls=())})) == []
+    assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), B: status(0, stalls=(HANGS,))})) == []
+    (found,) = hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), B: status(stalls=(HANGS,))}))
+    assert (found.node, found.rank) == (B, 1)
+    assert found.details[0] == "rank 0 on a waits for it (in all_reduce)"
 
 
 @pytest.mark.parametrize("phase", Phase)

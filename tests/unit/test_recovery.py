@@ -188,3 +188,23 @@ def test_a_failure_after_training_has_begun_once_is_not_the_script_s_own() -> No
 def test_a_policy_without_any_try_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=rf"recovery\.{name} is 0"):
         RecoveryPolicy(**{name: 0})
+
+
+HANG = "rank_hung:start:exchange:train.py line 3"
+
+
+def test_a_hang_before_the_first_step_twice_in_the_same_way_is_the_script_s() -> None:
+    hung = verdict(Cause.RANK_HUNG, started=False, signature=HANG)
+    patient = [
+        replace(each, at_s=1.0 - 3000.0) for each in failed_at_start(HANG)
+    ]  # it takes as long as a start may take
+    for past, event in (([], Event.FAULT), (patient, Event.GIVE_UP), (failed_at_start("another"), Event.FAULT)):
+        assert plan(hung, -1, -1, past, POLICY).event is event
+    assert plan(hung, -1, -1, patient, POLICY).exit_code == ScriptError.exit_code
+    assert "hung 2 times" in plan(hung, -1, -1, patient, POLICY).reason
+
+
+def test_hangs_in_the_middle_count_as_restarts_without_progress() -> None:
+    hung = verdict(Cause.RANK_HUNG, signature=HANG)
+    assert plan(hung, 200, 10, killed(10, 10), POLICY).event is Event.FAULT
+    assert plan(hung, 200, 10, killed(10, 10, 10), POLICY).exit_code == BudgetSpent.exit_code

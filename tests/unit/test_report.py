@@ -1,6 +1,7 @@
 """Board pages and ended processes → this node's status."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
 from mt_resilient.resilience.ladder import Remedy
 from mt_resilient.resilience.signals import NodeStatus, Rank, RankExit, RankPhase
 from mt_resilient.resilience.spikes import Kind
+
+from .stalls import stall
 
 NOW = 2000.0
 OFFSET_S = 1000.0
@@ -186,7 +189,7 @@ def test_rewinds_between_two_looks_are_all_told_up_to_eight() -> None:
 # -- the whole status ----------------------------------------------------------------------------------------------------------
 
 
-def said(watched: Gang | None, board: list[Page]) -> NodeStatus:
+def said(watched: Gang | None, board: list[Page], **more: Any) -> NodeStatus:
     return status(
         gang=watched,
         pages=board,
@@ -198,7 +201,21 @@ def said(watched: Gang | None, board: list[Page]) -> NodeStatus:
         rejected_steps=[3],
         storage=True,
         told=(),
+        **more,
     )
+
+
+def test_ranks_that_hang_in_their_teardown_have_finished() -> None:
+    board = pages(phase=RankPhase.FINISHED, step=9)
+    assert not said(gang("alive", "alive"), board).finished
+    told = said(gang("alive", "alive"), board, stuck=True)
+    assert (told.finished, told.stopped, told.exits, told.alive) == (True, False, (), 2)
+    told = said(gang("alive", "alive"), pages(phase=RankPhase.STOPPED, step=9), stuck=True)
+    assert (told.finished, told.stopped) == (False, True)
+
+
+def test_silent_ranks_are_told_of() -> None:
+    assert said(gang("alive", "alive"), pages(), stalls=(stall(4), stall(5))).stalls == (stall(4), stall(5))
 
 
 def test_without_a_gang_only_snapshots_are_told() -> None:

@@ -33,6 +33,8 @@ def test_nothing_suspected() -> None:
         (Cause.SNAPSHOT_UNUSABLE, Cause.SCRIPT_RAISED),
         (Cause.SNAPSHOT_UNUSABLE, Cause.AGENT_RESTARTED),
         (Cause.NON_FINITE, Cause.RANK_KILLED),
+        (Cause.RANK_KILLED, Cause.RANK_HUNG),
+        (Cause.SCRIPT_RAISED, Cause.RANK_HUNG),
     ],
 )
 @pytest.mark.parametrize("cause_seen_first", [True, False])
@@ -42,7 +44,26 @@ def test_the_cause_among_things_seen_together(cause: Cause, consequence: Cause, 
     verdict = judge(sorted([blamed, rest], key=lambda s: s.at_s))
     assert verdict is not None
     assert (verdict.cause, verdict.blamed, verdict.consequences) == (cause, (blamed,), (rest,))
-    assert verdict.at_s == 5.0
+    assert verdict.at_s == (5.0 if consequence is not Cause.RANK_HUNG else blamed.at_s)
+
+
+def test_who_is_gone_is_the_cause_of_those_who_have_hung_for_long() -> None:
+    hung, gone = seen(Cause.RANK_HUNG, 5.0), seen(Cause.SCRIPT_RAISED, 600.0)
+    verdict = judge([hung, gone])
+    assert verdict is not None
+    assert (verdict.cause, verdict.blamed, verdict.consequences, verdict.at_s) == (
+        Cause.SCRIPT_RAISED,
+        (gone,),
+        (hung,),
+        600.0,
+    )
+
+
+def test_all_that_hang_by_themselves_are_blamed() -> None:
+    hung = [seen(Cause.RANK_HUNG, at_s) for at_s in (5.0, 9.0)]
+    verdict = judge(hung)
+    assert verdict is not None
+    assert (verdict.blamed, verdict.at_s) == (tuple(hung), 5.0)
 
 
 def test_what_comes_later_is_a_consequence_whatever_it_is() -> None:
@@ -91,10 +112,12 @@ def test_everything_is_either_blamed_or_a_consequence(suspicions: list[Suspicion
     suspicions = sorted(suspicions, key=lambda s: s.at_s)
     verdict = judge(suspicions)
     assert verdict is not None
-    assert verdict.at_s == suspicions[0].at_s
+    sudden = [s for s in suspicions if s.cause is not Cause.RANK_HUNG] or suspicions
+    assert verdict.at_s == sudden[0].at_s
     assert {s.cause for s in verdict.blamed} == {verdict.cause}
     assert {*verdict.blamed, *verdict.consequences} == set(suspicions)
     assert verdict.blamed[0].at_s - verdict.at_s <= TOGETHER_S
+    assert verdict.cause is not Cause.RANK_HUNG or sudden is suspicions
 
 
 def test_the_order_of_telling_does_not_change_the_cause() -> None:

@@ -8,8 +8,8 @@
 Iteration N (from 1) is the step that turns iteration N-1 into N. `nan-grad@N:R` puts NaN into one element of one gradient of rank R
 right before its data-parallel reduction, once; `nan-grad*K@N:R` does so in the first K passes over that step (Megatron's own rerun and
 a replay both count as passes). `kill@N:R` is SIGKILL at the same place: after backward (with --overlap-grad-reduce: within it), before
-the optimizer; `term@N:R` is SIGTERM, for which Megatron has --exit-signal-handler. Everything hangs on `megatron.training.training` and
-`megatron.bridge.training.train`; loops of one's own have neither.
+the optimizer; `term@N:R` is SIGTERM, for which Megatron has --exit-signal-handler; `hang@N:R` never returns. Everything depends on
+`megatron.training.training` and `megatron.bridge.training.train`; loops of one's own have neither.
 
 The environment is read when a step runs, not at import: a rank may be forked from a process that was started without it.
 """
@@ -60,10 +60,10 @@ def ordered() -> list[Fault]:
     """What NEMESIS says. Raises ValueError where it cannot be read."""
     faults = []
     for entry in filter(None, os.environ.get("NEMESIS", "").split(",")):
-        match = re.fullmatch(r"(nan-grad|kill|term)(?:\*(\d+))?@(\d+):(\d+)", entry)
+        match = re.fullmatch(r"(nan-grad|kill|term|hang)(?:\*(\d+))?@(\d+):(\d+)", entry)
         if match is None:
             raise ValueError(
-                f"NEMESIS: {entry!r} is none of nan-grad[*K]@ITERATION:RANK, kill@ITERATION:RANK, term@ITERATION:RANK"
+                f"NEMESIS: {entry!r} is none of nan-grad[*K]@ITERATION:RANK, and kill, term or hang@ITERATION:RANK"
             )
         kind, times, iteration, rank = match.groups()
         faults.append(Fault(kind=kind, iteration=int(iteration), rank=int(rank), times=int(times or 1)))
@@ -106,6 +106,8 @@ def strike_before_reduction(module: Any) -> None:
                     print(f"nemesis: {fault.kind} at iteration {_iteration} on rank {_rank()}", flush=True)
                     if fault.kind == "kill":
                         os.kill(os.getpid(), signal.SIGKILL)
+                    while fault.kind == "hang":
+                        signal.pause()
                     if fault.kind == "term":
                         os.kill(os.getpid(), signal.SIGTERM)
                         continue

@@ -1,0 +1,137 @@
+"""What an agent sees of its ranks from outside, with real processes: they answer with their stacks, and nobody dies of the question."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.agent.gang import Watched
+from mt_resilient.agent.witness import Witness
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.hang import HangPolicy, Look, compare
+from mt_resilient.resilience.signals import Place
+
+POLICY = HangPolicy()
+RANK = """
+import ctypes, mmap, os, signal, sys, time
+from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.training.listening import listen
+board, stacks, how = sys.argv[1:]
+page = Page(memoryview(mmap.mmap(os.open(board, os.O_RDWR), PAGE_BYTES)))
+listen(page, stacks)
+def sleeps():
+    time.sleep(1000)
+def holds_the_gil():
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+def computes():
+    while True:
+        sum(range(1000))
+def becomes_another_program():
+    os.execvp("sleep", ["sleep", "1000"])
+def unlearns():
+    signal.signal(page.listens, signal.SIG_DFL)
+    time.sleep(1000)
+page.pid = os.getpid()
+globals()[how]()
+"""
+
+
+class Rank:
+    def __init__(self, place: Path, how: str) -> None:
+        self.page = Page(memoryview(bytearray(PAGE_BYTES)))
+        board = os.memfd_create("board")
+        os.ftruncate(board, PAGE_BYTES)
+        self.witness = Witness(1, place)
+        words = [f"/proc/{os.getpid()}/fd/{board}", self.witness.paths[0], how]
+        self.process = subprocess.Popen([sys.executable, "-c", RANK, *words])
+        self.watched = Watched(self.process.pid, os.pidfd_open(self.process.pid))
+        until = time.monotonic() + 30
+        while not self.page.pid:
+            assert time.monotonic() < until
+            self.page.raw[:] = os.pread(board, PAGE_BYTES, 0)
+            time.sleep(0.02)
+        time.sleep(0.5)  # to where it stays
+
+    def look(self) -> Look:
+        self.witness.ask(0, self.page, self.watched)
+        time.sleep(0.3)
+        return self.witness.take(0, self.page, self.watched, time.monotonic())
+
+    def twice(self) -> tuple[Look, tuple[bool, bool, str]]:
+        first, second = self.look(), self.look()
+        assert self.process.poll() is None, "it has died of being asked"
+        return second, compare(first, second, 1.0, POLICY)
+
+
+@contextmanager
+def rank(place: Path, how: str) -> Iterator[Rank]:
+    one = Rank(place, how)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest.mark.parametrize("how", ["sleeps", "holds_the_gil"])
+def test_one_that_hangs_tells_where(how: str, tmp_path: Path) -> None:
+    with rank(tmp_path, how) as one:
+        look, found = one.twice()
+        assert look.stack is not None
+        assert look.stack[0].function == how
+        assert (look.state, found[:2]) == ("S", (False, False))
+        kept = Path(one.witness.keep("g1-step7", {0: look}))
+        assert (kept.parent, how in kept.read_text()) == (tmp_path, True)
+
+
+def test_one_that_computes_is_busy(tmp_path: Path) -> None:
+    with rank(tmp_path, "computes") as one:
+        _, (moved, busy, _) = one.twice()
+        assert moved or busy
+
+
+def test_one_that_is_stopped_cannot_answer_and_that_says_enough(tmp_path: Path) -> None:
+    with rank(tmp_path, "sleeps") as one:
+        os.kill(one.process.pid, signal.SIGSTOP)
+        look, found = one.twice()
+        assert (look.state, look.spot.place, found[:2]) == ("T", Place.HALTED, (False, False))
+
+
+@pytest.mark.parametrize("how", ["becomes_another_program", "unlearns"])
+def test_one_that_does_not_listen_any_more_is_not_asked(how: str, tmp_path: Path) -> None:
+    with rank(tmp_path, how) as one:
+        look, _ = one.twice()
+        assert (look.stack, look.spot.place) == (None, Place.PERHAPS)
+
+
+def test_one_that_is_gone_is_not_there(tmp_path: Path) -> None:
+    with rank(tmp_path, "sleeps") as one:
+        one.process.kill()
+        one.process.wait()
+        one.witness.ask(0, one.page, one.watched)
+        look = one.witness.take(0, one.page, one.watched, 1.0)
+        assert (look.state, look.spot.place) == ("", Place.HALTED)
+
+
+def test_before_a_rank_is_there_its_launcher_is_looked_at(tmp_path: Path) -> None:
+    with rank(tmp_path, "computes") as launcher:
+        launcher.page.pid = 0
+        look, (moved, busy, _) = launcher.twice()
+        assert (look.stack, look.spot.place, moved, busy) == (None, Place.HALTED, False, True)
+
+
+def test_what_is_kept_does_not_pile_up(tmp_path: Path) -> None:
+    witness = Witness(1, tmp_path)
+    for number in range(30):
+        witness.keep(f"g1-step{number}", {})
+    assert len(list(tmp_path.glob("stacks-*.txt"))) == 20
