@@ -28,6 +28,7 @@ from ..resilience.metrics import Metrics
 from ..resilience.orders import GenerationRecord
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
+from ..resilience.stability import StabilityPolicy
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.wire import dumps, loads
 from .embedded_etcd import EmbeddedEtcd, probe
@@ -58,6 +59,7 @@ class ControlPolicy:
 SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
     "recovery": RecoveryPolicy,
+    "stability": StabilityPolicy,
     "agent": AgentPolicy,
     "control": ControlPolicy,
 }
@@ -108,7 +110,9 @@ def run_job(
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         recovery: RecoveryPolicy = policies["recovery"]
-        node = Node(launch, run, root, kept, recovery.max_replays, secrets.token_hex(4), beginning)
+        node = Node(
+            launch, run, root, kept, recovery.max_replays, secrets.token_hex(4), beginning, policies["stability"]
+        )
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, policies["agent"], terminal)

@@ -14,7 +14,7 @@ from ..resilience.journal import Journal
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import Incident
-from ..resilience.recovery import RESTART_GANG, REWIND_IN_PLACE, STOP
+from ..resilience.recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, STOP
 from ..resilience.signals import NodeStatus
 from .terminal import Terminal
 
@@ -55,7 +55,7 @@ class Telling:
         over = incident.rung != RESTART_GANG or "step" in incident.phases_s
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
-        if over and incident.rung != STOP:
+        if over and incident.rung not in (OBSERVE, STOP):
             self.say(describe.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 

@@ -21,13 +21,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .tensors import Piece, Table
 
-Words = NDArray[np.uint64]
+Words: TypeAlias = NDArray[np.uint64]
+Numbers: TypeAlias = NDArray[np.intp]
+NONE: Numbers = np.zeros(0, np.intp)
 
 TRUSTED = 4
 """Different values in a row. One is how all start (zeros, ones); each further one shows that they move together."""
@@ -46,7 +49,7 @@ class Comparison:
     """Places in the list of tables."""
     names: tuple[str, ...]
     """Of the tensors, as people know them."""
-    pieces: NDArray[np.intp]
+    pieces: Numbers
     """Their numbers in the tables, one row a tensor, one column a rank."""
     telling: NDArray[np.bool_] | None = None
     """Where places are not known: the rows that all have to move alike before any counts."""
@@ -125,7 +128,7 @@ def _comparable(piece: Piece) -> bool:
     return piece.nbytes > 0 and (piece.dtype.startswith(_FLOATS) or bool(_OPTIMIZER.match(piece.name)))
 
 
-def parameters(tables: Sequence[Table]) -> list[NDArray[np.intp]]:
+def parameters(tables: Sequence[Table]) -> list[Numbers]:
     """Of each table the tensors that training is to change: those that an optimizer names; where none does, all of a model's."""
     trained = {
         part.name.split("/", 2)[2]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .chronicle import open_incident, phases_told, rewinds_told
+from .chronicle import convictions_told, frozen_told, open_incident, phases_told, rewinds_told
 from .detectors import suspect
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
-from .recovery import Plan, RecoveryPolicy, may_resume, plan, unreadable
+from .recovery import Plan, RecoveryPolicy, bound, may_resume, plan, unreadable
 from .signals import AckKind, Generation, NodeId, NodeStatus, Step
 from .stability import ResumePoint, choose
 from .verdict import Verdict, judge
@@ -32,7 +32,8 @@ def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
     if world.record is None:
         return _open_first(world, now)
     rewinds = rewinds_told(world)
-    told = (*rewinds, *phases_told(world))
+    fresh = (*rewinds, *frozen_told(world, len(rewinds)))
+    told = (*fresh, *convictions_told(phases_told(world), world))
     event, verdict, answer = _event(world, policy)
     if event is None:
         return Decision(incidents=told)
@@ -40,7 +41,7 @@ def decide(world: World, now: float, policy: RecoveryPolicy) -> Decision:
     if move is Move.IGNORE:
         return Decision(incidents=told)
     if verdict and answer:
-        incident = open_incident(world, verdict, answer, step_reached(world), len(rewinds))
+        incident = open_incident(world, verdict, answer, step_reached(world), len(fresh))
         if move is Move.REOPEN:
             decision = _reopen(world, now, incident)
         else:
@@ -115,7 +116,7 @@ def _said(world: World) -> list[NodeStatus]:
 
 
 def _point(world: World) -> ResumePoint:
-    return choose(_said(world), unreadable(world.incidents))
+    return choose(_said(world), unreadable(world.incidents), bound(world.incidents))
 
 
 def _kept(world: World) -> Step:

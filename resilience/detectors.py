@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(Hang, straggler, spike and fingerprint detectors join this list; the controller asks all of `DETECTORS` at every tick.)
+(Hang, straggler and spike detectors join this list; the controller asks all of `DETECTORS` at every tick.)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from . import describe
 from .machine import Phase
 from .signals import NodeId, Rank, RankExit, Step
 from .world import World
@@ -25,6 +26,10 @@ class Cause(StrEnum):
     """A member's lease is gone."""
     NON_FINITE = "non_finite"
     """NaN or Inf in loss or gradient."""
+    FINGERPRINT_MISMATCH = "fingerprint_mismatch"
+    """Data-parallel replicas, the same to the last bit before, are not any more: a bit has flipped, or a core computes wrongly."""
+    FROZEN = "frozen"
+    """No parameter changes any more, although steps are done. Told only."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     """The state to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"
@@ -42,6 +47,8 @@ class Suspicion:
     rank: Rank | None = None
     started: bool = False
     step: Step = Step(-1)
+    onset: Step = Step(-1)
+    """First step whose state is known to be wrong; -1: the state is not suspected."""
 
 
 def dead_ranks(world: World) -> list[Suspicion]:
@@ -94,7 +101,28 @@ def replaced_agents(world: World) -> list[Suspicion]:
     return found
 
 
-DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents)
+def replicas_apart(world: World) -> list[Suspicion]:
+    """What was found in the record's generation: in a later one it has been answered."""
+    number = world.record.number if world.record else 0
+    return [
+        Suspicion(
+            cause=Cause.FINGERPRINT_MISMATCH,
+            node=node,
+            rank=found.wrong[0] if len(found.wrong) == 1 else None,
+            at_s=found.at_s,
+            evidence=describe.mismatch(found),
+            started=True,
+            signature=describe.mismatch_signature(found),
+            step=found.onset,
+            onset=found.onset,
+        )
+        for node, status in world.status.items()
+        for found in status.mismatches
+        if found.generation == number
+    ]
+
+
+DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents, replicas_apart)
 
 
 def suspect(world: World) -> list[Suspicion]:

@@ -61,6 +61,8 @@ class Incident:
     """State that the job went on from, -1: the script's own start; None: it has not gone on."""
     started: bool = False
     """Whether any rank had finished a step in this generation."""
+    onset: Step = Step(-1)
+    """First step whose state is known to be wrong: the job goes on from an older one. -1: the state is not suspected."""
     signature: str = ""
     """What makes two faults the same fault."""
     launch: str = ""

@@ -39,7 +39,7 @@ def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tupl
     return tuple(step for step in sorted(agreed) if step + policy.certify_after_steps <= clean)
 
 
-def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: Step = Step(-1)) -> ResumePoint:
+def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1) -> ResumePoint:
     """The newest step that every node holds in memory or can read from disk; with an onset, the newest before it that has agreed on all
     of them, else, of those that nobody has compared, the newest. A node's own tier does not matter to its peers: all tiers of one step
     hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them."""
