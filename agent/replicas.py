@@ -9,7 +9,7 @@ always is, and all that memory holds is before anybody chooses among it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -89,21 +89,31 @@ class Replicas:
             if held and now_s - self._looked_s >= LOOK_S:
                 self._looked_s = now_s
                 chosen.add(max(held))
-        apart: list[tuple[Sight, list[Apart]]] = []
-        for stamp in sorted(chosen):
-            sight = self._sight(stamp)
-            found = self.compare(sight, wait=every) if sight else None
-            if sight and found:
-                apart.append((sight, found))
-        if apart and not every:  # the first of them may be an older one
-            return self._told(apart, wall_s, generation, self._also(held - chosen))
-        return self._told(apart, wall_s, generation, [])
+        return self.judge(self._sights(chosen), wall_s, generation, rest=self._sights(held - chosen), wait=every)
 
-    def _also(self, stamps: Iterable[Stamp]) -> list[tuple[Sight, list[Apart]]]:
-        sights = [sight for stamp in sorted(stamps) if (sight := self._sight(stamp))]
-        return [(sight, found) for sight in sights if (found := self.compare(sight, wait=True))]
+    def judge(
+        self,
+        sights: Iterable[Sight],
+        wall_s: float,
+        generation: int,
+        *,
+        rest: Iterable[Sight] = (),
+        wait: bool = True,
+    ) -> bool:
+        """Compare these snapshots, but for those that have been; where one is apart, the rest too, for the first may be an older one. True
+        when something new is wrong. wait: also for a layout that has not been read yet."""
+        apart = self._apart(sights, wait)
+        apart += self._apart(rest, True) if apart else []
+        return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
 
-    def compare(self, sight: Sight, *, wait: bool) -> list[Apart] | None:
+    def _sights(self, stamps: Iterable[Stamp]) -> Iterator[Sight]:
+        return (sight for stamp in sorted(stamps) if (sight := self._sight(stamp)))
+
+    def _apart(self, sights: Iterable[Sight], wait: bool) -> list[tuple[Sight, list[Apart]]]:
+        fresh = (sight for sight in sights if sight.stamp not in self._agreed)
+        return [(sight, found) for sight in fresh if (found := self._compare(sight, wait))]
+
+    def _compare(self, sight: Sight, wait: bool) -> list[Apart] | None:
         """What of it is apart; None where its layout is not read yet and nobody waits for that."""
         layout = self._layout(sight.tables, wait)
         if layout is None:
@@ -120,13 +130,6 @@ class Replicas:
         self._watch_parameters(sight, layout)
         return found
 
-    def compare_stored(self, sight: Sight, wall_s: float, generation: int) -> bool:
-        """As `look`, of one that has been read from disk, if it has not been compared in memory."""
-        if sight.stamp in self._agreed:
-            return False
-        found = self.compare(sight, wait=True)
-        return self._told([(sight, found)] if found else [], wall_s, generation, [])
-
     def _sight(self, stamp: Stamp) -> Sight | None:
         """None when one of the ranks does not hold it any more."""
         found = []
@@ -139,7 +142,7 @@ class Replicas:
         return Sight(
             stamp=stamp,
             ranks=tuple(header.rank for header, _, _ in found),
-            tables=tuple(_pieces(table) for _, table, _ in found),
+            tables=tuple(layout_of(table) for _, table, _ in found),
             words=tuple(words for *_, words in found),
             values=found[0][1],
         )
@@ -156,16 +159,10 @@ class Replicas:
 
     # -- judging ----------------------------------------------------------------------------------------------------------
 
-    def _told(
-        self,
-        apart: list[tuple[Sight, list[Apart]]],
-        wall_s: float,
-        generation: int,
-        further: list[tuple[Sight, list[Apart]]],
-    ) -> bool:
+    def _told(self, apart: list[tuple[Sight, list[Apart]]], wall_s: float, generation: int) -> bool:
         """Keep the first of each life of the ranks as a mismatch; True when there is one."""
         news = False
-        for sight, found in sorted([*apart, *further], key=lambda each: each[0].stamp):
+        for sight, found in apart:
             if not self.fit(sight.stamp):
                 continue
             known = sight.stamp.generation in self._bad
@@ -276,8 +273,8 @@ def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
     )
 
 
-def _pieces(table: bytes) -> bytes:
-    """From where the plain values end: in no text within JSON are these quotes bare."""
+def layout_of(table: bytes) -> bytes:
+    """A table in JSON, from where the plain values end: in no text within JSON are these quotes bare."""
     return table[max(0, table.rfind(b',"pieces":[')) :]
 
 

@@ -41,9 +41,8 @@ class Soundness:
         finished: step that all its ranks have done; every: whatever memory holds, for somebody is about to choose."""
         self._finished = finished
         news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
-        for _, result in self._errands.results():
-            if isinstance(result, Sight):
-                news = self._replicas.compare_stored(result, wall_s(), generation) or news
+        read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
+        news = self._replicas.judge(read, wall_s(), generation) or news
         if not self._introduced and (words := self._replicas.copies()):
             self._introduced = True
             self.sentences.append((words, "info"))

@@ -17,6 +17,7 @@ _WEIGHT = {
     Cause.AGENT_LOST: 1,
     Cause.RANK_KILLED: 2,
     Cause.SCRIPT_RAISED: 3,
+    Cause.FROZEN: 4,
 }
 """Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way, and a
 wrong replica may be what makes a step give NaN."""

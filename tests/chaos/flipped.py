@@ -26,6 +26,7 @@ def flip(optimizer: torch.optim.Optimizer, *_: object) -> None:
     with suppress(FileExistsError):
         Path(os.environ["FLIPPED"]).touch(exist_ok="FLIP_AGAIN" in os.environ)
         tensor = parameter.detach() if what == "parameter" else state[what]
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         tensor.view(-1).view(torch.int32)[3] ^= BIT
 
 

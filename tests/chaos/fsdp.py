@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument(
         "--replicate", type=int, default=1, help="copies of the model, each sharded over the other ranks"
     )
+    parser.add_argument("--step-delay", type=float, default=0.01, metavar="SECONDS")
     args = parser.parse_args()
 
     distributed.init_process_group("gloo")
@@ -36,7 +37,7 @@ def main() -> None:
 
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler, seen=seen)
     for step in session.steps(args.steps):
-        time.sleep(0.01)
+        time.sleep(args.step_delay)
         inputs = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(step))[rank::world]
         loss = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()
