@@ -27,7 +27,7 @@ class Telling:
         self._starved = False
         self._waited_s = 0.0
         """From the start of this agent to the first finished step; 0 until then."""
-        self._known: set[str] = set()
+        self._known: dict[str, Incident] = {}
         self._counted = (0, 0)
 
     def say(self, sentence: str, mood: str = "info") -> None:
@@ -46,8 +46,13 @@ class Telling:
                 self.say(f"going back to {decision.reason}")
 
     def _incident(self, incident: Incident) -> None:
-        if incident.id not in self._known:
-            self._known.add(incident.id)
+        before = self._known.get(incident.id)
+        self._known[incident.id] = incident
+        if before is not None and not before.open:  # it is over, and has been told; only more has become known of it
+            for sentence in incident.evidence[len(before.evidence) :]:
+                self.say(sentence, "warn")
+            return
+        if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({describe.struck(incident)})"
             self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
         if incident.open:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
+from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import Order, RankPhase, Step
@@ -28,6 +29,9 @@ class Kept:
     sealed: bool = False
     durable: bool = False
     drained_at_s: float = 0.0
+    stamp: Stamp = Stamp(0, 0, 0)
+    odd: frozenset[int] = frozenset()
+    """Ranks whose copy is another one."""
 
 
 @dataclass
@@ -39,6 +43,8 @@ class Faults:
     """Step → how many times it will give NaN."""
     kill_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times rank 1 will be killed right after it."""
+    flip_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times a bit of rank 1's copy will flip right after it. What is computed from it then is wrong on all ranks."""
     torn: set[int] = field(default_factory=set)
     """Steps whose snapshot on disk cannot be read."""
     agent_stalls: bool = False
@@ -52,6 +58,8 @@ class Ranks:
         self.gang = Gang(record.number, Watched(4000, -1), "cold: the warm process has not been started yet")
         self.life = RankPhase.ABSENT
         self.state: State = ()
+        """A sample that was used by replicas that were apart counts negative."""
+        self.odd: frozenset[int] = frozenset()
         self.pending: tuple[float, ...] | None = None
         self.replays: dict[int, int] = {}
         self.rewinds = 0
@@ -78,7 +86,7 @@ class Ranks:
                     page.pid, page.rank, page.attached_ns = 5000 + local_rank, local_rank, _ns(now_s)
                     self.gang.ranks[local_rank] = Watched(page.pid, -1)
                 self._live(RankPhase.ATTACHED)
-                self.node.say("both ranks are attached")
+                self.node.say("both ranks are attached" if len(self.node.pages) == 2 else "all ranks are attached")
             case RankPhase.ATTACHED:
                 self._build(now_s)
             case RankPhase.RESTORING:
@@ -90,10 +98,11 @@ class Ranks:
         """SIGKILL for one of them; its peer finds the connection closed."""
         started = self.node.pages[rank].step >= 0
         self.node.say(f"rank {rank} is killed {f'after step {self.step}' if started else 'before its first step'}")
-        gone, peer = self.gang.ranks[rank], 1 - rank
+        gone = self.gang.ranks[rank]
         gone.ended_s, gone.code = now_s, -9
-        self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
-        self.gang.ranks[peer].ended_s, self.gang.ranks[peer].code = now_s + 0.01, 1
+        for peer in self.gang.ranks.keys() - {rank}:
+            self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
+            self.gang.ranks[peer].ended_s, self.gang.ranks[peer].code = now_s + 0.01, 1
 
     def raise_(self, error: str, now_s: float, **words: Any) -> None:
         """An exception on all of them."""
@@ -124,18 +133,23 @@ class Ranks:
                 self.raise_(error, now_s, kind="snapshot", step=step, path=f"snapshots/{step}")
                 return
             self.state = kept.state if kept else self.node.disk[step]
+            self.odd = kept.odd if kept else self.node.job.odd.get(step, frozenset())
         self._live(RankPhase.TRAINING)
         for page in self.node.pages:
             page.restored_ns = _ns(now_s)
         self.node.say(f"the ranks are in their loop at step {self.step}")
-        self._contribute(finite=True, staged=self.node.stage(self.state, durable=False))
+        self._contribute(finite=True, staged=self.node.stage(self, durable=False))
 
     def _train(self, now_s: float) -> None:
         """One step, then what `Session.boundary` does; nothing where the state is that of the last step."""
         if self.step == self.node.total:
             self._leave(RankPhase.FINISHED, "the ranks find nothing left to do", now_s)
             return
-        self.state = (*self.state, self.step + 1)
+        self.state = (*self.state, -(self.step + 1) if self.odd else self.step + 1)
+        if self.node.faults.flip_at.get(self.step):
+            self.node.faults.flip_at[self.step] -= 1
+            self.odd = frozenset([1])
+            self.node.say(f"a bit of rank 1's copy flips after step {self.step}")
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
             page.beat(self.step, 1.0, 1.0, _ns(now_s))
@@ -158,7 +172,7 @@ class Ranks:
             return
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or (leave and before.snapshot) or self.step % self.node.durable_every == 0
-        self._contribute(finite=finite, staged=finite and self.node.stage(self.state, durable=wanted))
+        self._contribute(finite=finite, staged=finite and self.node.stage(self, durable=wanted))
         judged = self._judged(now_s) if last or leave else None
         if judged and judged.directive is Directive.REWIND and not leave:
             self._rewind(judged.step, now_s)
@@ -204,7 +218,7 @@ class Ranks:
     def _rewind(self, onset: int, now_s: float) -> None:
         to = max(step for step, kept in self.node.arena.items() if kept.sealed)
         assert to < onset
-        self.state = self.node.arena[to].state
+        self.state, self.odd = self.node.arena[to].state, self.node.arena[to].odd
         self.rewinds += 1
         for page in self.node.pages:
             page.rewound(onset=onset, reached=page.step, to=to, at_ns=_ns(now_s), done_ns=_ns(now_s + 0.005))
