@@ -16,7 +16,10 @@ STEPS = 120
 LAYOUTS = {
     "two by DDP": (2, [str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.05"]),
     # Not by DDP: after any restart its first step reduces in other buckets than in a run without one, hence in another order.
-    "three by FSDP": (3, [str(FSDP), "--steps", str(STEPS), "--replicate", "3", "--step-delay", "0.05"]),
+    "three by FSDP": (
+        3,
+        [str(FSDP), "--steps", str(STEPS), "--replicate", "3", "--step-delay", "0.05", "--decay-every", "100"],
+    ),
 }
 
 
@@ -51,7 +54,7 @@ def test_a_flipped_bit_is_found_and_blamed(layout: str, what: str, step: int, tm
 
 
 def test_a_part_that_errs_again_and_again_ends_the_job(tmp_path: Path) -> None:
-    job = flipped(tmp_path, "two by DDP", "parameter", 57, FLIP_AGAIN="1")
+    job = flipped(tmp_path, "two by DDP", "parameter", 60, FLIP_AGAIN="1")
     assert job.agent.wait(120) == SilentCorruption.exit_code, job.said()
     assert [i.rung for i in job.incidents()] == [2, 2, 6]
     assert "a core that computes wrongly" in job.said()
