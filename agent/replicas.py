@@ -275,7 +275,7 @@ def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
 
 def layout_of(table: bytes) -> bytes:
     """A table in JSON, from where the plain values end: in no text within JSON are these quotes bare."""
-    return table[max(0, table.rfind(b',"pieces":[')) :]
+    return table[max(0, table.find(b',"pieces":[')) :]
 
 
 def _learns(table: bytes) -> bool:

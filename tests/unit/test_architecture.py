@@ -45,6 +45,7 @@ PURE = {
     "resilience/decision.py",
     "resilience/describe.py",
     "agent/duty.py",
+    "checkpoint/agreement.py",
     "checkpoint/cadence.py",
     "checkpoint/frames.py",
     "checkpoint/header.py",
