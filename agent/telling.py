@@ -48,9 +48,9 @@ class Telling:
     def _incident(self, incident: Incident) -> None:
         before = self._known.get(incident.id)
         self._known[incident.id] = incident
-        if before is not None and not before.open:  # it is over, and has been told; only more has become known of it
-            for sentence in incident.evidence[len(before.evidence) :]:
-                self.say(sentence, "warn")
+        for sentence in incident.evidence[len(before.evidence) :] if before else ():
+            self.say(sentence, "warn")
+        if before is not None and not before.open:  # it is over, and has been told
             return
         if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({describe.struck(incident)})"
