@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..checkpoint import catalog, commit, stores
 from ..checkpoint.cadence import SnapshotPolicy
-from ..checkpoint.layout import Attempt
+from ..checkpoint.layout import CERTIFIED, Attempt
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
 from ..resilience import describe
@@ -24,6 +24,7 @@ from ..resilience.etcd import EtcdStore
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.orders import Incident
+from ..resilience.recovery import OBSERVE
 from ..resilience.wire import dumps, loads
 from ..resilience.world import World, read_world
 from .run_directory import RunDirectory
@@ -88,11 +89,14 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     record = world.record
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("node", "ranks alive", "step", "in memory", "on disk", "started", "said"):
+    for heading in ("node", "ranks alive", "step", "in memory", "on disk", "certified", "started", "said"):
         table.add_column(heading)
     for node, said in world.status.items():
         steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
-        kept = [", ".join(map(str, kept)) or "–" for kept in (said.memory_steps, said.durable_steps[-3:])]
+        kept = [
+            ", ".join(map(str, kept)) or "–"
+            for kept in (said.memory_steps, said.durable_steps[-3:], said.certified_steps[-1:])
+        ]
         table.add_row(
             node,
             str(said.alive),
@@ -103,9 +107,8 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         )
     console.print(table)
     for incident in world.incidents[-5:]:
-        console.print(
-            f"incident: {incident.summary}; {describe.recovered(incident) if not incident.open else 'under way'}"
-        )
+        now = incident.plan if incident.rung == OBSERVE else describe.recovered(incident)
+        console.print(f"incident: {incident.summary}; {now if not incident.open else 'under way'}")
     return 0
 
 
@@ -192,6 +195,7 @@ def _list(snapshots: list[Place]) -> int:
         ("ranks", "right"),
         ("MB", "right"),
         ("written", "left"),
+        ("certified", "left"),
         ("directory", "left"),
     ):
         table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
@@ -199,14 +203,15 @@ def _list(snapshots: list[Place]) -> int:
     for snapshot in snapshots:
         stamp = _attempt(snapshot).stamp
         try:
+            certified = "yes" if snapshot.there(CERTIFIED) else "–"
             found = commit.read_commit(snapshot)
         except SnapshotError:  # damaged, or retired just now
-            told = "?", "–", "–"
+            told = "?", "–", "–", "–"
         except FormatError as error:
-            told = "–", "–", "–"
+            told = "–", "–", "–", "–"
             others.append(str(error))
         else:
-            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", _time(found.figures.written_s)
+            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", _time(found.figures.written_s), certified
         table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
     Console(highlight=False, width=200).print(table)
     for sentence in others:

@@ -33,6 +33,7 @@ from ..resilience.orders import GenerationRecord
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
+from ..resilience.stability import StabilityPolicy
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.windows import Window
 from ..resilience.wire import dumps, loads
@@ -67,6 +68,7 @@ SECTIONS: dict[str, type] = {
     "ladder": LadderPolicy,
     "recovery": RecoveryPolicy,
     "hang": HangPolicy,
+    "stability": StabilityPolicy,
     "agent": AgentPolicy,
     "control": ControlPolicy,
 }
@@ -125,7 +127,16 @@ def run_job(
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
         judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"])
         node = Node(
-            launch, run, root, kept, judged_by, secrets.token_hex(4), beginning, tuple(windows), policies["hang"]
+            launch,
+            run,
+            root,
+            kept,
+            judged_by,
+            secrets.token_hex(4),
+            beginning,
+            tuple(windows),
+            policies["hang"],
+            policies["stability"],
         )
         closing.callback(node.close)
         metrics = Metrics(keys.job)

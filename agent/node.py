@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..checkpoint import arena, commit, layout
 from ..checkpoint.aftermath import settle
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
-from ..checkpoint.header import Header, restorable
 from ..checkpoint.layout import Attempt
 from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
@@ -28,6 +27,7 @@ from ..resilience.handoff import Handoff
 from ..resilience.hang import HangPolicy
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
+from ..resilience.stability import StabilityPolicy
 from ..resilience.windows import Window
 from . import report
 from .board import Board
@@ -39,6 +39,7 @@ from .lookout import Lookout
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .shelf import Shelf
+from .soundness import Soundness
 from .warm import WarmProcess
 from .witness import Witness
 
@@ -61,6 +62,7 @@ class Node:
         origin: Place | None = None,
         windows: tuple[Window, ...] = (),
         hang: HangPolicy | None = None,
+        stability: StabilityPolicy | None = None,
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
         start from; windows: of data, to be left out."""
@@ -71,12 +73,15 @@ class Node:
         self.paths = arena.paths(self.arena, os.getpid())
         self.slots = [[Slot(path) for path in row] for row in self.paths]
         self.gang: Gang | None = None
+        self._generation = 0
+        """Of the newest record that this node has obeyed."""
         self.told: tuple[InPlaceRewind, ...] = ()
         self.shelf = Shelf(root)
         self.witness = Witness(launch.ranks, directory.logs)
         self.lookout = Lookout(hang or HangPolicy(), self.witness)
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
+        self.sound = Soundness(self.slots, self.shelf, root, run, stability or StabilityPolicy())
         self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
         config = {
             "arena": self.paths,
@@ -93,7 +98,9 @@ class Node:
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
+        self._generation = record.number
         settle(self.slots, record.resume_step)
+        self.sound.went_back(record.resume_step)
         # Until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.pages[0].generation:
@@ -162,9 +169,12 @@ class Node:
             self.gang.kill(self._helpers())
             self.gang = None
 
-    def clear(self) -> None:
+    def clear(self, generation: int) -> None:
         """`stop_gang`, and a look at what the next one may go on from."""
         self.stop_gang()
+        self._generation = generation
+        self.sound.look(generation, self._finished(), every=True)
+        self.sound.free_unfit()
         self.shelf.fresh(_FRESH_S)
 
     def _helpers(self) -> set[int]:
@@ -188,15 +198,20 @@ class Node:
     def observe(self, ready: Collection[int]) -> bool:
         """Look at everything; True when the gang has changed."""
         self._adopt()
-        ended = self.gang.observe(ready) if self.gang else False
+        ended = changed = self.gang.observe(ready) if self.gang else False
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
             self._abandon(further)
-            ended = ended or bool(further)
+            for rewind in further:
+                self.sound.went_back(rewind.to)
+            changed = ended or bool(further)
         self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
-        return ended
+        return self.sound.look(self._generation, self._finished(), every=ended) or changed
+
+    def _finished(self) -> int:
+        return min(page.step for page in self.board.pages)
 
     def _abandon(self, rewinds: Sequence[InPlaceRewind]) -> None:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
@@ -227,13 +242,13 @@ class Node:
             self.board.ask_durable()
 
     def status(self, generation: int) -> NodeStatus:
-        return report.status(
+        said = report.status(
             gang=self.gang,
             pages=self.board.pages,
             generation=generation,
             now=wall_s(),
             offset_s=wall_s() - monotonic_s(),
-            memory_steps=sorted(restorable(self.headers(), self.launch.ranks)),
+            memory_steps=[stamp.step for stamp in self.sound.memory()],
             durable_steps=self.durable_steps(),
             rejected_steps=self.shelf.seen.rejected,
             storage=self.shelf.seen.there,
@@ -241,13 +256,12 @@ class Node:
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
         )
-
-    def headers(self) -> Sequence[Sequence[Header]]:
-        return [[slot.header() for slot in row] for row in self.slots]
+        return replace(said, **self.sound.told(said))  # type: ignore[arg-type]
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""
-        return sorted({step for step, name in self.shelf.seen.durable if name not in self.unfit})
+        seen = self.shelf.seen.durable
+        return sorted({step for step, name in seen if name not in self.unfit and self.sound.fit(name)})
 
     def reject(self, name: str, reason: str) -> None:
         """Take a damaged snapshot out of the world; where storage does not let us (ResilientError), out of our own."""

@@ -46,7 +46,7 @@ class Performer:
             case Action.WAIT | Action.LEAVE:
                 return False
             case Action.CLEAR:
-                self._node.clear()
+                self._node.clear(record.number)
                 publish()
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:

@@ -25,6 +25,8 @@ class Seen:
     """The place is there, and this job's."""
     durable: tuple[tuple[Step, str], ...] = ()
     """And the names of their attempts."""
+    certified: frozenset[str] = frozenset()
+    """Names of those whose state has proved stable."""
     rejected: tuple[Step, ...] = ()
 
 
@@ -67,4 +69,5 @@ def _look(root: Place) -> Seen:
         return Seen()
     durable = sorted((Step(attempt.stamp.step), str(attempt)) for attempt in found.durable)
     rejected = sorted({Step(attempt.stamp.step) for attempt in found.rejected})
-    return Seen(there=True, durable=tuple(durable), rejected=tuple(rejected))
+    certified = frozenset(map(str, found.certified))
+    return Seen(there=True, durable=tuple(durable), certified=certified, rejected=tuple(rejected))

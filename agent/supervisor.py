@@ -174,6 +174,7 @@ class Supervisor:
         """Whether `status` says something that cannot wait for the next turn."""
         told = self._published
         quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
+        quiet |= {"agreed_steps": (), "certified_steps": ()}
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
     def _publish(self) -> None:
@@ -240,6 +241,8 @@ class Supervisor:
             self.telling.drained(event)
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)
+        while self.node.sound.sentences:
+            self.telling.say(*self.node.sound.sentences.pop(0))
         return changed
 
     def _warm_up(self) -> None:

@@ -14,7 +14,7 @@ from ..resilience.journal import Journal
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import Incident
-from ..resilience.recovery import RESTART_GANG, REWIND_IN_PLACE, STOP
+from ..resilience.recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, STOP
 from ..resilience.signals import NodeStatus
 from .terminal import Terminal
 
@@ -27,7 +27,7 @@ class Telling:
         self._starved = False
         self._waited_s = 0.0
         """From the start of this agent to the first finished step; 0 until then."""
-        self._known: set[str] = set()
+        self._known: dict[str, Incident] = {}
         self._counted = (0, 0)
 
     def say(self, sentence: str, mood: str = "info") -> None:
@@ -46,8 +46,13 @@ class Telling:
                 self.say(f"going back to {decision.reason}")
 
     def _incident(self, incident: Incident) -> None:
-        if incident.id not in self._known:
-            self._known.add(incident.id)
+        before = self._known.get(incident.id)
+        self._known[incident.id] = incident
+        for sentence in incident.evidence[len(before.evidence) :] if before else ():
+            self.say(sentence, "warn")
+        if before is not None and not before.open:  # it is over, and has been told
+            return
+        if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({describe.struck(incident)})"
             self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
         if incident.open:
@@ -55,7 +60,7 @@ class Telling:
         over = incident.rung != RESTART_GANG or "step" in incident.phases_s
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
-        if over and incident.rung != STOP:
+        if over and incident.rung not in (OBSERVE, STOP):
             self.say(describe.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 

@@ -24,6 +24,8 @@ class Catalog:
 
     durable: tuple[Attempt, ...]
     """The committed ones, the newest first: the latest lineage's, for what the job has turned back from is old."""
+    certified: frozenset[Attempt]
+    """Of these, the ones whose state has proved stable."""
     rejected: tuple[Attempt, ...]
     """The snapshots that were set aside."""
     remains: tuple[Attempt, ...]
@@ -34,11 +36,12 @@ def look(root: Place) -> Catalog:
     """Raises MachineError."""
     found = _attempts(root)
     rejected = [attempt for attempt, marks in found.items() if layout.REJECTED in marks]
-    durable = [attempt for attempt, marks in found.items() if marks == {layout.COMMIT}]
+    durable = [a for a, marks in found.items() if layout.COMMIT in marks and layout.REJECTED not in marks]
     return Catalog(
+        certified=frozenset(attempt for attempt in durable if layout.CERTIFIED in found[attempt]),
         durable=tuple(sorted(durable, key=lambda attempt: attempt.stamp, reverse=True)),
         rejected=tuple(rejected),
-        remains=tuple(attempt for attempt, marks in found.items() if not marks),
+        remains=tuple(attempt for attempt, marks in found.items() if not marks & {layout.COMMIT, layout.REJECTED}),
     )
 
 
@@ -160,8 +163,11 @@ def retire(
     protected: frozenset[Attempt] = frozenset(),
     known: dict[Attempt, Stored] | None = None,
 ) -> list[Going]:
-    """Delete what `retention.surplus` names, but for what somebody is reading; says what went. known: as in `stored`."""
-    durable = look(root).durable
+    """Delete what `retention.surplus` names, but for what somebody is reading, and never the newest certified one; says what went. known:
+    as in `stored`."""
+    seen = look(root)
+    durable = seen.durable
+    protected |= frozenset([attempt for attempt in durable if attempt in seen.certified][:1])
     found = stored(root, durable, {} if known is None else known) if policy.weighs else [*map(Stored.unknown, durable)]
     going = retention.surplus(found, now_s, policy, protected)
     gone = _delete(root, [each.attempt for each in going])
@@ -175,7 +181,7 @@ def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attemp
 
 def _attempts(root: Place) -> dict[Attempt, set[str]]:
     """Each, and which of its marks are there."""
-    found = (root / layout.SNAPSHOTS).holding((layout.COMMIT, layout.REJECTED))
+    found = (root / layout.SNAPSHOTS).holding((layout.COMMIT, layout.REJECTED, layout.CERTIFIED))
     parsed = {Attempt.parse(name): marks for name, marks in found.items()}
     return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
 

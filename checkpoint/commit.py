@@ -71,6 +71,12 @@ def read_manifest(snapshot: Place, rank: int, entry: Entry) -> RankManifest:
     return RankManifest.from_json(data)
 
 
+def certify(snapshot: Place) -> None:
+    """Mark a committed snapshot as one whose state has proved stable; nothing where it is not there any more. Raises MachineError."""
+    if committed(snapshot) and not snapshot.there(layout.CERTIFIED):
+        snapshot.write(layout.CERTIFIED, b"certified\n")
+
+
 def reject(snapshot: Place, reason: str) -> None:
     """Take a snapshot that failed to restore out of the world; its bytes stay for whoever wants to know why."""
     with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands

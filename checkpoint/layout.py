@@ -4,6 +4,7 @@
         rank-00000/zarr.json, rank-00000/c/0/0        a rank's slab
         rank-00000.json                               its manifest, written after the slab
         COMMIT                                        written after all manifests: only now there is a snapshot
+        CERTIFIED                                     many clean steps have followed, and its replicas agreed
 
 Every node of a job names an attempt alike without talk: the number at its end is the run's (agreed when the run starts)
 and the count of rewinds. So an attempt's name stands for its bytes, and whoever finds its own part of it complete need
@@ -27,6 +28,8 @@ COMMIT = "COMMIT"
 REJECTED = "REJECTED"
 """What COMMIT becomes when the snapshot failed to restore. It outweighs COMMIT where both are there."""
 REASON = "REASON"
+CERTIFIED = "CERTIFIED"
+"""Beside COMMIT: the state has proved stable. Its content is nothing; without COMMIT, or with REJECTED, it means nothing."""
 _NAME = re.compile(r"(\d{10,})-g(\d+)-([0-9a-f]{8})([0-9a-f]{4,})")
 
 

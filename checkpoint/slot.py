@@ -160,6 +160,18 @@ class Slot:
         os.close(self._fd)
         self._map = self._words = self._memory = None
 
+    def words(self) -> tuple[Header, bytes, NDArray[np.uint64]] | None:
+        """Header, table and fingerprints of a whole snapshot; None where there is none, or its writer has begun anew meanwhile. Without a
+        lock, so that no rank ever finds its slot taken, and without mapping the rest: `begin` says STAGING before it touches any of it."""
+        header = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
+        if not header.whole:
+            return None
+        table = os.pread(self._fd, header.table_bytes, PAGE_BYTES)
+        found = os.pread(self._fd, 8 * header.pieces, _fingerprints_at(header.table_bytes))
+        again = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0))
+        same = again.whole and again.stamp == header.stamp and len(found) == 8 * header.pieces
+        return (header, table, np.frombuffer(found, np.uint64)) if same else None
+
     def _lock(self, how: int) -> bool:
         try:
             fcntl.flock(self._fd, how | fcntl.LOCK_NB)

@@ -10,10 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from . import describe
+from .detectors import Cause
 from .ladder import AGAIN, LadderPolicy, Remedy, origin
 from .machine import Phase
 from .orders import PHASES, Incident
-from .recovery import RESTART_GANG, REWIND_IN_PLACE, Plan
+from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, Plan
 from .signals import InPlaceRewind, NodeStatus, Step
 from .spikes import Finding, Kind
 from .verdict import Verdict
@@ -42,6 +43,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
         at_s=verdict.at_s,
         step_at_fault=reached,
         started=verdict.started,
+        onset=verdict.onset,
         signature=verdict.signature,
     )
 
@@ -97,6 +99,48 @@ def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: 
     if len(statuses) < len(world.members) or not all(past):
         return incident
     return replace(incident, open=False, origin=origin(Remedy(incident.remedy)))
+
+
+def frozen_told(world: World, told: int) -> tuple[Incident, ...]:
+    """Weights that stand still are told, once, and not acted upon: a script may mean it. told: new incidents that are numbered already."""
+    assert world.record
+    known = {incident.signature for incident in world.incidents}
+    fresh: list[Incident] = []
+    for status in world.statuses():
+        signature = f"frozen:{status.frozen}"
+        if status.frozen < 0 or signature in known:
+            continue
+        fresh.append(
+            Incident(
+                id=next_id(world, told + len(fresh)),
+                generation=status.generation,
+                cause=Cause.FROZEN,
+                rung=OBSERVE,
+                summary=f"no parameter has changed since step {status.frozen}",
+                evidence=("the learning rate is not 0, and all fingerprints of the parameters are the same",),
+                plan="nothing is done: look at the optimizer, the gradients and the learning rate",
+                at_s=status.at_s,
+                step_at_fault=status.max_step,
+                started=True,
+                signature=signature,
+                open=False,
+            )
+        )
+        known.add(signature)
+    return tuple(fresh)
+
+
+def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incident, ...]:
+    """`changed`, and the incidents that have changed further because computing a step again has shown who was wrong."""
+    newest = {incident.id: incident for incident in (*world.incidents, *changed)}
+    further = {incident.id: incident for incident in changed}
+    for found in (m for status in world.status.values() for m in status.mismatches if m.replayed and m.wrong):
+        sentence = describe.convicted(found)
+        for incident in newest.values():
+            same = (incident.generation, incident.signature) == (found.generation, describe.mismatch_signature(found))
+            if same and sentence not in incident.evidence:
+                further[incident.id] = replace(incident, evidence=(*incident.evidence, sentence))
+    return tuple(further.values())
 
 
 def phases_told(world: World) -> tuple[Incident, ...]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .chronicle import open_incident, phases_told, rewinds_told
+from .chronicle import convictions_told, frozen_told, open_incident, phases_told, rewinds_told
 from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
-from .recovery import Plan, RecoveryPolicy, may_resume, plan, unreadable
+from .recovery import Plan, RecoveryPolicy, bound, may_resume, plan, unreadable
 from .signals import AckKind, Generation, NodeId, NodeStatus, Step
 from .stability import ResumePoint, choose
 from .verdict import Verdict, judge
@@ -42,7 +42,11 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if world.record is None:
         return _open_first(world, now)
     rewinds = rewinds_told(world, policy.ladder)
-    told = (*rewinds, *phases_told(world))
+    known = {incident.id for incident in world.incidents}
+    numbered = sum(incident.id not in known for incident in rewinds)
+    frozen = frozen_told(world, numbered)
+    numbered += len(frozen)
+    told = (*rewinds, *frozen, *convictions_told(phases_told(world), world))
     event, verdict, answer = _event(world, policy.recovery)
     if event is None:
         return Decision(incidents=told)
@@ -50,9 +54,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if move is Move.IGNORE:
         return Decision(incidents=told)
     if verdict and answer:
-        known = {incident.id for incident in world.incidents}
-        fresh = sum(incident.id not in known for incident in rewinds)
-        incident = open_incident(world, verdict, answer, step_reached(world), fresh)
+        incident = open_incident(world, verdict, answer, step_reached(world), numbered)
         if move is Move.REOPEN:
             decision = _reopen(world, now, incident)
         else:
@@ -127,7 +129,7 @@ def _said(world: World) -> list[NodeStatus]:
 
 
 def _point(world: World) -> ResumePoint:
-    return choose(_said(world), unreadable(world.incidents))
+    return choose(_said(world), unreadable(world.incidents), bound(world.incidents))
 
 
 def _kept(world: World) -> Step:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from .ladder import AGAIN, Origin, Remedy
 from .orders import PHASES, Incident
-from .recovery import RESTART_GANG, REWIND_IN_PLACE
+from .signals import Mismatch, Rank
 from .spikes import Finding, Kind
 from .windows import Window
 
-_RUNGS = {REWIND_IN_PLACE: "rewind in place", RESTART_GANG: "restart of the gang", 6: "stop"}
+_RUNGS = {0: "observation", 1: "rewind in place", 2: "restart of the gang", 6: "stop"}
 
 
 def rung(number: int) -> str:
@@ -133,7 +133,7 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
     lines.append(f"  done       {incident.plan}")
     if incident.origin:
         lines.append(f"  learned    {concluded(incident)}")
-    if incident.rung in (REWIND_IN_PLACE, RESTART_GANG):
+    if incident.rung in (1, 2):
         start = f", ranks started {incident.launch}" if incident.launch else ""
         not_yet = "not yet" if incident.open else "no: the job ended first"
         lines.append(
@@ -144,6 +144,34 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
             lines.append(f"  took       {took}")
         lines.append(f"  cost       {steps(incident.lost_steps)} computed again (the fault struck {struck(incident)})")
     return lines
+
+
+def mismatch(found: Mismatch) -> str:
+    """What differed where, and what is known of who is wrong."""
+    more = f" and {found.count - len(found.tensors)} more" if found.count > len(found.tensors) else ""
+    since = f", as they had at step {found.agreed}" if found.agreed >= 0 else ""
+    if found.wrong and not found.replayed:
+        who = f"{_ranks(found.wrong)} differ{'s' if len(found.wrong) == 1 else ''} from the others"
+    else:
+        who = "which of them is wrong cannot be said of so few copies"
+    return (
+        f"at step {found.onset} the replicas on {_ranks(found.ranks)} do not hold the same bits{since}: "
+        f"{', '.join(found.tensors)}{more}; {who}"
+    )
+
+
+def convicted(found: Mismatch) -> str:
+    were = "was" if len(found.wrong) == 1 else "were"
+    return f"computed again, step {found.onset} gave on all ranks what the others had held: {_ranks(found.wrong)} {were} wrong"
+
+
+def mismatch_signature(found: Mismatch) -> str:
+    """The same for the same tensors at the same step, whoever is wrong."""
+    return f"fingerprint_mismatch:{found.onset}:{found.count}:{','.join(found.tensors)}"
+
+
+def _ranks(ranks: Sequence[Rank]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _flat(texts: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(Straggler, spike and fingerprint detectors join this list; the controller asks all of `DETECTORS` at every tick.)
+(Stragglers join this list; the controller asks all of `DETECTORS` at every tick.)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from . import describe
 from .hang import Answer, judge
 from .machine import Phase
 from .signals import NodeId, Rank, RankExit, RankStall, Step
@@ -33,6 +34,10 @@ class Cause(StrEnum):
     """The norm of the gradient is beyond what data can do."""
     RANK_HUNG = "rank_hung"
     """Lives, and does not move."""
+    FINGERPRINT_MISMATCH = "fingerprint_mismatch"
+    """Data-parallel replicas, the same to the last bit before, are not any more: a bit has flipped, or a core computes wrongly."""
+    FROZEN = "frozen"
+    """No parameter changes any more, although steps are done. Told only."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     """The state to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"
@@ -52,6 +57,8 @@ class Suspicion:
     step: Step = Step(-1)
     details: tuple[str, ...] = ()
     """Further lines for whoever asks for the story."""
+    onset: Step = Step(-1)
+    """First step whose state is known to be wrong; -1: the state is not suspected."""
 
 
 def dead_ranks(world: World) -> list[Suspicion]:
@@ -147,7 +154,28 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
     )
 
 
-DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents, hung_ranks)
+def replicas_apart(world: World) -> list[Suspicion]:
+    """What was found in the record's generation: in a later one it has been answered."""
+    number = world.record.number if world.record else 0
+    return [
+        Suspicion(
+            cause=Cause.FINGERPRINT_MISMATCH,
+            node=node,
+            rank=found.wrong[0] if len(found.wrong) == 1 else None,
+            at_s=found.at_s,
+            evidence=describe.mismatch(found),
+            started=True,
+            signature=describe.mismatch_signature(found),
+            step=found.onset,
+            onset=found.onset,
+        )
+        for node, status in world.status.items()
+        for found in status.mismatches
+        if found.generation == number
+    ]
+
+
+DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents, hung_ranks, replicas_apart)
 
 
 def suspect(world: World) -> list[Suspicion]:

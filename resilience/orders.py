@@ -66,12 +66,12 @@ class Incident:
     """State that the job went on from, -1: the script's own start; None: it has not gone on."""
     started: bool = False
     """Whether any rank had finished a step in this generation."""
+    onset: Step = Step(-1)
+    """First step that is known to be wrong: the job goes on from an older state. -1: the state is not suspected."""
     signature: str = ""
     """What makes two faults the same fault."""
-    onset: Step = Step(-1)
-    """Of a rewind in place: the first step that was wrong,"""
     remedy: str = ""
-    """what the ranks did besides going back (`ladder.Remedy`),"""
+    """Of a rewind in place: what the ranks did besides going back (`ladder.Remedy`),"""
     window: Window | None = None
     """the batches that they leave out since,"""
     origin: str = ""

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .detectors import Cause
-from .errors import BudgetSpent, MachineError, ResilientError, ScriptError, SnapshotError, UsageError
+from .errors import (
+    BudgetSpent,
+    MachineError,
+    ResilientError,
+    ScriptError,
+    SilentCorruption,
+    SnapshotError,
+    UsageError,
+)
 from .machine import Event
 from .orders import Incident
 from .signals import NodeStatus, Step
@@ -19,7 +27,7 @@ from .spikes import Kind
 from .stability import ResumePoint
 from .verdict import Verdict
 
-REWIND_IN_PLACE, RESTART_GANG, STOP = 1, 2, 6
+OBSERVE, REWIND_IN_PLACE, RESTART_GANG, STOP = 0, 1, 2, 6
 
 _NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
 """The gang has not come so far as to begin."""
@@ -33,13 +41,19 @@ class RecoveryPolicy:
     """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
     same_failure_at_start: int = 2
     """How often the script may fail in the same way before its first step until that counts as an error in the script."""
+    max_mismatches: int = 3
+    """How often within `mismatch_window_h` replicas may go apart, until the job stops rather than train on a machine that computes wrongly
+    (with one node there is no other one to take its place)."""
+    mismatch_window_h: float = 24.0
+    """Hours. One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad part."""
 
     def __post_init__(self) -> None:
-        for name in ("max_without_progress", "same_failure_at_start"):
+        for name in ("max_without_progress", "same_failure_at_start", "max_mismatches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.unwatched_progress_s <= 0:
-            raise UsageError(f"recovery.unwatched_progress_s is {self.unwatched_progress_s}; it must be more than 0")
+        for name in ("unwatched_progress_s", "mismatch_window_h"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +71,8 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
     restarts = [incident for incident in past if incident.rung == RESTART_GANG]
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
+    if verdict.cause is Cause.FINGERPRINT_MISMATCH:
+        return _answer_to_mismatch(verdict, past, policy)
     if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
@@ -85,6 +101,31 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         return _give_up(BudgetSpent, f"{stuck} restarts in a row brought no {newer}")
     return restart
+
+
+def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy) -> Plan:
+    """Back to before the onset, and no further than the budget: who goes apart again and again has a bad part."""
+    since_s = verdict.at_s - policy.mismatch_window_h * 3600
+    before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s]
+    if len(before) + 1 < policy.max_mismatches:
+        reason = f"end the gang, start it again from before step {verdict.onset}; newer snapshots are set aside"
+        return Plan(event=Event.FAULT, rung=RESTART_GANG, reason=reason)
+    again = [i for i in before if i.signature == verdict.signature]
+    who = (
+        "the same tensors at the same step: a core that computes wrongly, or the script itself"
+        if again
+        else "a bad part"
+    )
+    return _give_up(
+        SilentCorruption,
+        f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}), and there is no other machine to go "
+        "on with: have the memory and the devices of this one tested, then give the same command again",
+    )
+
+
+def bound(past: Sequence[Incident]) -> Step:
+    """The state to go on from is older than this step; -1: any is. It holds until the job has gone on."""
+    return min((i.onset for i in past if i.open and i.resume_step is None and i.onset >= 0), default=Step(-1))
 
 
 def _give_up(error: type[ResilientError], reason: str) -> Plan:

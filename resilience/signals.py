@@ -151,6 +151,29 @@ class InPlaceRewind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """Replicas that held the same bits, and did not any more when they were compared."""
+
+    generation: Generation
+    """In which it was found; the ranks may be those of the one before."""
+    onset: Step
+    """First step that was found wrong."""
+    agreed: Step
+    """Last step before it that was found right; -1: none."""
+    tensors: tuple[str, ...]
+    """What differs: the first few,"""
+    count: int
+    """and how many in all."""
+    ranks: tuple[Rank, ...]
+    """That should hold the same,"""
+    wrong: tuple[Rank, ...] = ()
+    """and of these the ones that are known to be wrong; none: two copies, or as many of each sort."""
+    replayed: bool = False
+    """It took computing the step again to know who was wrong."""
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeStatus:
     """What an agent says about its node: one value per node, written on change and every two seconds."""
 
@@ -186,6 +209,14 @@ class NodeStatus:
     """How this generation was started: `warm`, or `cold: why`."""
     stalls: tuple[RankStall, ...] = ()
     """All living ranks, while all of them are silent for too long."""
+    agreed_steps: tuple[Step, ...] = ()
+    """Of the steps in memory and on disk, those whose replicas have been compared and agreed (or that have no replicas)."""
+    certified_steps: tuple[Step, ...] = ()
+    """Those of them that many later steps have followed, and what is marked so on disk."""
+    mismatches: tuple[Mismatch, ...] = ()
+    """Of this agent's life, the last few."""
+    frozen: Step = Step(-1)
+    """Step since which no parameter has changed, while many were done; -1: they change."""
 
 
 @dataclass(frozen=True, kw_only=True)

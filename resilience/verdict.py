@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .detectors import Cause, Suspicion
+from .signals import Step
 
 _WEIGHT = {
+    Cause.FINGERPRINT_MISMATCH: -1,
     Cause.SNAPSHOT_UNUSABLE: 0,
     Cause.SNAPSHOT_UNREADABLE: 0,
     Cause.NON_FINITE: 0,
@@ -18,8 +20,10 @@ _WEIGHT = {
     Cause.RANK_KILLED: 2,
     Cause.SCRIPT_RAISED: 3,
     Cause.RANK_HUNG: 4,
+    Cause.FROZEN: 5,
 }
-"""Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way."""
+"""Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way, and a
+wrong replica may be what makes a step give NaN."""
 
 TOGETHER_S = 1.0
 """Gloo and NCCL tell a dead peer's partners within milliseconds, and the agent sees all of them in one or two ticks."""
@@ -37,6 +41,11 @@ class Verdict:
     def started(self) -> bool:
         """Whether a blamed rank had finished a step in this generation."""
         return any(s.started for s in self.blamed)
+
+    @property
+    def onset(self) -> Step:
+        """First step whose state is known to be wrong; -1: none is. Whatever the cause is taken to be: a consequence has one too."""
+        return min((s.onset for s in (*self.blamed, *self.consequences) if s.onset >= 0), default=Step(-1))
 
     @property
     def signature(self) -> str:

@@ -24,6 +24,7 @@ BIN = Path(sys.executable).parent
 MINIMAL = ROOT / "examples" / "minimal" / "train.py"
 GPT = ROOT / "examples" / "gpt" / "pretrain.py"
 FSDP = ROOT / "tests" / "chaos" / "fsdp.py"
+FLIPPED = ROOT / "tests" / "chaos" / "flipped.py"
 GATED = ROOT / "tests" / "chaos" / "gated.py"
 HANGING = ROOT / "tests" / "chaos" / "hanging.py"
 _DIGEST = re.compile(r"final state sha256 (\w+)")

@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument(
         "--replicate", type=int, default=1, help="copies of the model, each sharded over the other ranks"
     )
+    parser.add_argument("--step-delay", type=float, default=0.01, metavar="SECONDS")
+    parser.add_argument("--decay-every", type=int, default=2, metavar="STEPS", help="of the learning rate, to a tenth")
     args = parser.parse_args()
 
     distributed.init_process_group("gloo")
@@ -31,12 +33,12 @@ def main() -> None:
     for layer in [*model, model]:
         fully_shard(layer, mesh=mesh if args.replicate > 1 else mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, args.decay_every)
     seen: dict[str, object] = {"samples": 0, "note": ["a", {"b": b"\0\1"}]}
 
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler, seen=seen)
     for step in session.steps(args.steps):
-        time.sleep(0.01)
+        time.sleep(args.step_delay)
         inputs = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(step))[rank::world]
         loss = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()

@@ -21,8 +21,13 @@ def sleep_at_the_gate(seconds: float) -> None:
         _sleep(0.02)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """With the script and its arguments in `sys.argv`."""
     time.sleep = sleep_at_the_gate
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.controller import Controller
@@ -53,17 +54,23 @@ class Job:
         *,
         total: int = 12,
         durable_every: int = 4,
+        ranks: int = 2,
         policy: RecoveryPolicy | None = None,
         judged_by: RankPolicy | None = None,
         **faults: Any,
     ) -> None:
         """total: steps of the training; faults: of `Faults`."""
         self.total, self.durable_every, self.faults = total, durable_every, Faults(**faults)
+        self.ranks_each = ranks
         self.policy = policy or RecoveryPolicy()
         self.judged_by = judged_by or RankPolicy()
         self.now_s = START_S
         self.store: Any = Etcd(MemoryStore(lambda: self.now_s))
         self.disk: dict[int, State] = {}
+        self.odd: dict[int, frozenset[int]] = {}
+        """Of the snapshots on disk, the ranks whose copy is another one;"""
+        self.stamps: dict[int, tuple[str, Stamp]] = {}
+        """and which life of the agent has written them, as what."""
         self.rejected: set[int] = set()
         self.lines: list[str] = []
         self.sentences: list[str] = []

@@ -7,8 +7,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
+
+import numpy as np
 
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
@@ -16,25 +20,40 @@ from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.job import _register
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.lookout import Lookout
+from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.checkpoint.agreement import Words
+from mt_resilient.checkpoint.geometry import Part
+from mt_resilient.checkpoint.header import Stamp
+from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Ack, AckKind, InPlaceRewind, NodeId, NodeRecord, Order, RankPhase, Request
+from mt_resilient.resilience.signals import (
+    Ack,
+    AckKind,
+    InPlaceRewind,
+    NodeId,
+    NodeRecord,
+    Order,
+    RankPhase,
+    Request,
+    Step,
+)
+from mt_resilient.resilience.stability import StabilityPolicy
 from mt_resilient.resilience.store import LeaseGone
 from mt_resilient.resilience.wire import dumps, loads
 
 from .eyes import Eyes
-from .ranks import Kept, Ranks, State
+from .ranks import Kept, Ranks
 
 if TYPE_CHECKING:
     from .cluster import Job
 
 NODE, KEYS = NodeId("a"), Keys("job")
-WORLD = 2
-LAUNCH = Launch(program=("torchrun",), python="python", options=(), ranks=WORLD, script=("train.py",))
+WEIGHT = Part(name="model/w", shape=(2,), offset=(0,), box=(2,))
 LEASE_S = 10
 GRACE_S = 5.0
 HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
@@ -50,8 +69,14 @@ class Node:
         self.say, self.faults, self.policy, self.judged_by = job.say, job.faults, job.policy, job.judged_by
         self.total, self.durable_every, self.stepped = job.total, job.durable_every, job.stepped
         self.disk, self.rejected = job.disk, job.rejected
-        memory = memoryview(bytearray(WORLD * PAGE_BYTES))
-        self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(WORLD)]
+        memory = memoryview(bytearray(job.ranks_each * PAGE_BYTES))
+        self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(job.ranks_each)]
+        self.replicas = Replicas([], StabilityPolicy())
+        tables = [
+            plan(None, [("model/w", "float32", (2,))], {"model/w": [replace(WEIGHT, replica=(n,))]})
+            for n in range(job.ranks_each)
+        ]
+        self.layouts = tuple(layout_of(table.to_json()) for table in tables)
         self.arena: dict[int, Kept] = {}
         self.ranks: Ranks | None = None
         self.record: GenerationRecord | None = None
@@ -60,16 +85,19 @@ class Node:
         self.asked: Request | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
         self.lookout = Lookout(HANG, Eyes(self))
-        registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=WORLD)
-        _register(job.store, KEYS, LAUNCH, RunDirectory(Path("mt-runs/train")), registration, 1)
+        registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
+        launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
+        _register(job.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, 1)
         self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
         self.controller = job.controller(instance)
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
-    def stage(self, state: State, durable: bool) -> bool:
-        """Keep `state`; of older ones only the newest sealed one and those that are still to be written stay."""
-        self.arena.setdefault(len(state), Kept(state)).durable |= durable
+    def stage(self, ranks: Ranks, durable: bool) -> bool:
+        """Keep their state; of older ones only the newest sealed one and those that are still to be written stay."""
+        stamp = Stamp(ranks.gang.generation, ranks.rewinds, ranks.step)
+        fresh = Kept(ranks.state, stamp=stamp, odd=ranks.odd)
+        self.arena.setdefault(ranks.step, fresh).durable |= durable
         sealed = max((step for step, kept in self.arena.items() if kept.sealed), default=-1)
         for step, kept in list(self.arena.items()):
             if step < sealed and not (kept.durable and step not in self.disk):
@@ -82,7 +110,35 @@ class Node:
                 kept.drained_at_s = kept.drained_at_s or now_s + DRAIN_S
                 if finish or now_s >= kept.drained_at_s:
                     self.disk[step] = kept.state
+                    self.job.odd[step], self.job.stamps[step] = kept.odd, (self.instance, kept.stamp)
                     self.say(f"step {step} is on disk")
+
+    def compare(self, now_s: float, number: int) -> None:
+        """What `Soundness` does, with one tensor that all ranks hold alike: its fingerprint is the state itself, but for a bit."""
+        sights = [
+            Sight(
+                stamp=kept.stamp,
+                ranks=tuple(range(len(self.pages))),
+                tables=self.layouts,
+                words=tuple(self._word(kept, rank) for rank in range(len(self.pages))),
+            )
+            for _, kept in sorted(self.arena.items())
+            if kept.sealed
+        ]
+        self.replicas.judge(sights, now_s, number)
+        for step in [
+            step for step in self.disk if self._ours(step) and not self.replicas.fit(self.job.stamps[step][1])
+        ]:
+            del self.disk[step]
+            self.rejected.add(step)
+            self.say(f"the snapshot of step {step} is set aside")
+
+    def _word(self, kept: Kept, rank: int) -> Words:
+        word = crc32(repr(kept.state).encode()) ^ (rank in kept.odd)
+        return np.array([word], np.uint64)
+
+    def _ours(self, step: int) -> bool:
+        return self.job.stamps[step][0] == self.instance
 
     # -- observe, publish, obey -------------------------------------------------------------------------------------------------
 
@@ -96,6 +152,7 @@ class Node:
             for step in [step for step in self.disk if any(step > rewind.to for rewind in further)]:
                 self.disk.pop(step)
                 self.say(f"the snapshot of step {step} is set aside")
+            self.compare(now_s, self.ranks.gang.generation)
         self.drain(now_s)
         if self.faults.agent_stalls:
             return None
@@ -133,13 +190,20 @@ class Node:
             generation=number,
             now=now_s,
             offset_s=0.0,
-            memory_steps=sorted(step for step, kept in self.arena.items() if kept.sealed),
+            memory_steps=[s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)],
             durable_steps=sorted(self.disk),
             rejected_steps=sorted(self.rejected),
             storage=True,
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
+        )
+        stamps = {step: kept.stamp for step, kept in self.arena.items()}
+        stamps |= {step: self.job.stamps[step][1] for step in self.disk if self._ours(step)}
+        status = replace(
+            status,
+            agreed_steps=tuple(Step(step) for step, stamp in sorted(stamps.items()) if self.replicas.agreed(stamp)),
+            mismatches=self.replicas.mismatches,
         )
         self.job.store.put(KEYS.status(NODE), dumps(status))
 
@@ -161,11 +225,13 @@ class Node:
         match action:
             case Action.CLEAR:
                 self._end_ranks()
+                self.compare(now_s, record.number)
                 self._publish(now_s)
                 self._ack(AckKind.READY, now_s)
             case Action.LAUNCH:
                 for step in [step for step in self.arena if step > record.resume_step]:
                     del self.arena[step]
+                self.replicas.went_back(record.resume_step)
                 self.told = ()
                 self.lookout.begin(tells=record.resume_step >= 0)
                 self.ranks = Ranks(self, record, now_s)

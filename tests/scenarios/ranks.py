@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
+from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe, ladder, windows
 from mt_resilient.resilience.board import Rewound
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .node import Node
 
 State = tuple[int, ...]
+HURT = 1_000_000
+"""Added to a sample by whose use the state was damaged."""
 QUIET = 1.0
 """The loss of a step with which nothing is wrong, but for a ripple."""
 
@@ -34,6 +37,9 @@ class Kept:
     sealed: bool = False
     durable: bool = False
     drained_at_s: float = 0.0
+    stamp: Stamp = Stamp(0, 0, 0)
+    odd: frozenset[int] = frozenset()
+    """Ranks whose copy is another one."""
 
 
 @dataclass
@@ -53,6 +59,8 @@ class Faults:
     """The script has no way to leave data out."""
     kill_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times rank 1 will be killed right after it."""
+    flip_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times a bit of rank 1's copy will flip right after it. What is computed from it then is wrong on all ranks."""
     torn: set[int] = field(default_factory=set)
     """Steps whose snapshot on disk cannot be read."""
     hang_at: dict[int, int] = field(default_factory=dict)
@@ -73,6 +81,8 @@ class Ranks:
         self.gang = Gang(record.number, Watched(4000, -1), "cold: the warm process has not been started yet")
         self.life = RankPhase.ABSENT
         self.state: State = ()
+        """A sample that was used by replicas that were apart counts negative."""
+        self.odd: frozenset[int] = frozenset()
         self.pending: tuple[float, ...] | None = None
         self.turns = list(record.turns)
         self.windows = windows.merged(turn.window for turn in record.turns if turn.window)
@@ -109,7 +119,7 @@ class Ranks:
                     page.pid, page.rank, page.attached_ns = 5000 + local_rank, local_rank, _ns(now_s)
                     self.gang.ranks[local_rank] = Watched(page.pid, -1)
                 self._live(RankPhase.ATTACHED)
-                self.node.say("both ranks are attached")
+                self.node.say("both ranks are attached" if len(self.node.pages) == 2 else "all ranks are attached")
             case RankPhase.ATTACHED:
                 self._build(now_s)
             case RankPhase.RESTORING:
@@ -125,10 +135,11 @@ class Ranks:
         """SIGKILL for one of them; its peer finds the connection closed."""
         started = self.node.pages[rank].step >= 0
         self.node.say(f"rank {rank} is killed {f'after step {self.step}' if started else 'before its first step'}")
-        gone, peer = self.gang.ranks[rank], 1 - rank
+        gone = self.gang.ranks[rank]
         gone.ended_s, gone.code = now_s, -9
-        self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
-        self.gang.ranks[peer].ended_s, self.gang.ranks[peer].code = now_s + 0.01, 1
+        for peer in self.gang.ranks.keys() - {rank}:
+            self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
+            self.gang.ranks[peer].ended_s, self.gang.ranks[peer].code = now_s + 0.01, 1
 
     def raise_(self, error: str, now_s: float, **words: Any) -> None:
         """An exception on all of them."""
@@ -162,11 +173,12 @@ class Ranks:
                 self.raise_(error, now_s, kind="snapshot", step=step, path=f"snapshots/{step}")
                 return
             self.state = kept.state if kept else self.node.disk[step]
+            self.odd = kept.odd if kept else self.node.job.odd.get(step, frozenset())
         self._live(RankPhase.TRAINING)
         for page in self.node.pages:
             page.restored_ns = _ns(now_s)
         self.node.say(f"the ranks are in their loop at step {self.step}")
-        self._contribute(finite=True, staged=self.node.stage(self.state, durable=False))
+        self._contribute(finite=True, staged=self.node.stage(self, durable=False))
 
     def _train(self, now_s: float) -> None:
         """One step, then what `Session.boundary` does; nothing where the state is that of the last step."""
@@ -176,8 +188,12 @@ class Ranks:
         sample = windows.batch(self.step, self.windows) + 1
         if self.node.faults.spike_at.get(self.step + 1):
             self.node.faults.spike_at[self.step + 1] -= 1
-            sample = -sample
-        self.state = (*self.state, sample)
+            sample += HURT
+        self.state = (*self.state, -sample if self.odd else sample)
+        if self.node.faults.flip_at.get(self.step):
+            self.node.faults.flip_at[self.step] -= 1
+            self.odd = frozenset([1])
+            self.node.say(f"a bit of rank 1's copy flips after step {self.step}")
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
             page.beat(self.step, 1.0, 1.0, _ns(now_s))
@@ -202,7 +218,7 @@ class Ranks:
             return
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or (leave and before.snapshot) or self.step % self.node.durable_every == 0
-        self._contribute(finite=finite, staged=finite and self.node.stage(self.state, durable=wanted))
+        self._contribute(finite=finite, staged=finite and self.node.stage(self, durable=wanted))
         judged = self._judged(now_s) if last or leave else None
         if judged and judged.directive is Directive.REWIND and not leave:
             self._rewind(judged, now_s)
@@ -267,7 +283,7 @@ class Ranks:
         return judgement
 
     def _loss(self) -> float:
-        high = any(sample < 0 or sample in self.node.faults.spike_batches for sample in self.state)
+        high = any(sample > HURT or sample in self.node.faults.spike_batches for sample in self.state)
         return QUIET + 0.01 * (self.step % 5) + (4.0 if high else 0.0)
 
     def _rewind(self, judged: Judgement, now_s: float) -> None:
@@ -285,6 +301,7 @@ class Ranks:
         self.turns.append(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
         self.windows = windows.merged((*self.windows, *([window] if window else [])))
         self.state = held[to]
+        self.odd = self.node.arena[to].odd if to in self.node.arena else frozenset()
         self.figures = [figure for figure in self.figures if figure.step <= to]
         for step in [step for step in self.node.arena if step > to]:
             del self.node.arena[step]

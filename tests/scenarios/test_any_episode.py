@@ -9,7 +9,7 @@ from mt_resilient.resilience.recovery import RecoveryPolicy
 
 from .cluster import Job
 
-PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99)
+PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99, max_mismatches=99)
 REPLAYS = RankPolicy(ladder=LadderPolicy(max_replays=99))
 
 
@@ -53,12 +53,18 @@ def stall(job: Job) -> None:
     job.faults.agent_stalls = not job.faults.agent_stalls
 
 
-FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall, hang)
+def flip(job: Job) -> None:
+    """Once the replicas are known for such."""
+    if job.node and job.node.ranks and job.node.replicas.copies():
+        job.faults.flip_at[job.ranks.step + 1] = 1
+
+
+FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall, hang, flip)
 Moment = tuple[int, int]
 """Seconds to wait, and which of FAULTS comes then."""
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, len(FAULTS) - 1)), max_size=8), st.sampled_from([1, 3, 4]))
 @example([(10, 0), (0, 1), (1, 2)], 4)
 @example([(12, 1), (2, 2), (8, 0), (0, 0)], 4)

@@ -4,7 +4,7 @@ golden transcript in `golden/`."""
 from collections.abc import Callable
 
 from mt_resilient.resilience.boundary import RankPolicy
-from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SnapshotError
+from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SilentCorruption, SnapshotError
 from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.spikes import SpikePolicy
@@ -519,4 +519,59 @@ def test_teardown_hangs(golden: Golden) -> None:
     job = Job(hangs_in_teardown=True)
     ends_well(job)
     assert not job.incidents
+    golden(job.transcript())
+
+
+def test_replica_of_three_flips(golden: Golden) -> None:
+    """A bit of one of three replicas flips: the vote blames it, and the gang goes back to before it."""
+    job = Job(ranks=3, flip_at={7: 1})
+    ends_well(job)
+    (incident,) = job.incidents.values()
+    assert incident.onset == 7
+    assert "rank 1 differs from the others" in incident.summary
+    golden(job.transcript())
+
+
+def test_replica_of_two_flips(golden: Golden) -> None:
+    """A bit of one of two replicas flips: nobody knows of which, until the step has been computed again."""
+    job = Job(flip_at={7: 1})
+    ends_well(job)
+    (incident,) = job.incidents.values()
+    assert "cannot be said" in incident.summary
+    assert "rank 1 was wrong" in incident.evidence[-1]
+    golden(job.transcript())
+
+
+def test_flips_and_is_killed(golden: Golden) -> None:
+    """A bit flips and the rank is killed at once: the newest snapshot in memory is not what the gang goes on from."""
+    job = Job(flip_at={7: 1}, kill_at={8: 1})
+    ends_well(job)
+    assert max(i.resume_step or 0 for i in job.incidents.values()) < 7
+    golden(job.transcript())
+
+
+def test_flips_in_the_replay(golden: Golden) -> None:
+    """A bit flips after a step that is computed again because of a kill."""
+    job = Job(ranks=3)
+    job.until_step(8)
+    job.kill_rank(0)
+    job.faults.flip_at[9] = 1
+    job.faults.kill_at[10] = 1
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_flips_and_gives_nan(golden: Golden) -> None:
+    """What a wrong replica has computed gives NaN: the ranks go back in place, and then, when it is found, to before it."""
+    job = Job(flip_at={7: 1}, nan_at={8: 1})
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_flips_again_and_again(golden: Golden) -> None:
+    """Bits flip whatever one does: the third time the job stops, and what is on disk is from before the first."""
+    job = Job(ranks=3, flip_at={7: 9})
+    job.to_the_end()
+    assert job.exit_code == SilentCorruption.exit_code
+    assert max(job.disk) == 4
     golden(job.transcript())

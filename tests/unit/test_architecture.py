@@ -47,6 +47,7 @@ PURE = {
     "resilience/hang.py",
     "resilience/stacks.py",
     "agent/duty.py",
+    "checkpoint/agreement.py",
     "checkpoint/cadence.py",
     "checkpoint/frames.py",
     "checkpoint/header.py",

@@ -11,7 +11,7 @@ from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import AckKind, Generation, InPlaceRewind, NodeStatus, Request, Spec, Step
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, A, B, ack, gone, incident, node, record, status, world
+from .worlds import NOW, A, B, ack, gone, incident, mismatch, node, record, status, world
 
 POLICY = Policy()
 STOP = Request(kind="stop", snapshot=True, exit_code=130, at_s=NOW - 1, by="SIGINT")
@@ -287,3 +287,39 @@ def test_a_decision_that_was_written_makes_the_next_one_empty(phase: Phase, even
 def test_step_reached(statuses: dict[str, NodeStatus], resume: int, reached: int) -> None:
     there = world(record=record(members=("a", "b"), resume_step=Step(resume)), status=statuses)
     assert step_reached(there) == reached
+
+
+def test_a_mismatch_bounds_where_the_job_goes_on() -> None:
+    said = {"memory_steps": (7, 9), "durable_steps": (5,), "agreed_steps": (5, 7, 9)}
+    decision = decided(world(status={A: status(max_step=10, mismatches=(mismatch(),), **said)}))
+    (opened,) = decision.incidents
+    assert (opened.cause, opened.onset, opened.rung) == ("fingerprint_mismatch", 8, 2)
+    ready = world(
+        record=decision.record,
+        status={A: status(2, mismatches=(mismatch(),), **said)},
+        acks={A: ack(AckKind.READY, 2, port=1234)},
+        incidents=decision.incidents,
+    )
+    assert written(ready).resume_step == 7
+
+
+def test_who_was_wrong_is_told_when_it_is_known_later() -> None:
+    found = mismatch(wrong=(), ranks=(0, 1))
+    hit = world(status={A: status(max_step=10, mismatches=(found,))})
+    (opened,) = decided(hit).incidents
+    later = replace(opened, open=False, resume_step=Step(7))
+    known = replace(found, wrong=(1,), replayed=True)
+    running = world(record=record(number=2), status={A: status(2, mismatches=(known,))}, incidents=(later,))
+    (told,) = decided(running).incidents
+    assert "step 8 gave on all ranks what the others had held: rank 1 was wrong" in told.evidence[-1]
+    assert not told.open
+    assert decided(replace(running, incidents=(told,))).incidents == ()
+
+
+def test_weights_that_stand_still_are_told_once_and_nothing_is_done() -> None:
+    still = world(status={A: status(max_step=300, frozen=Step(100))})
+    decision = decided(still)
+    assert decision.record is None
+    (told,) = decision.incidents
+    assert (told.cause, told.rung, told.open) == ("frozen", 0, False)
+    assert decided(replace(still, incidents=(told,))).incidents == ()

@@ -2,12 +2,21 @@
 
 import pytest
 
-from mt_resilient.resilience.detectors import Cause, Suspicion, dead_ranks, hung_ranks, replaced_agents, suspect
+from mt_resilient.resilience.detectors import (
+    Cause,
+    Suspicion,
+    dead_ranks,
+    hung_ranks,
+    replaced_agents,
+    replicas_apart,
+    suspect,
+)
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import Place, RankExit
+from mt_resilient.resilience.signals import Mismatch, Place, RankExit
+from mt_resilient.resilience.verdict import judge
 
 from .stalls import stall
-from .worlds import NOW, A, B, gone, node, record, status, world
+from .worlds import NOW, A, B, gone, mismatch, node, record, status, world
 
 
 def suspicion(exited: RankExit) -> Suspicion:
@@ -150,3 +159,37 @@ def test_all_detectors_are_asked_and_the_earliest_comes_first() -> None:
 
 def test_without_a_record_there_is_nothing_to_suspect() -> None:
     assert suspect(world(record=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "rank", "sentence"),
+    [
+        (mismatch(), 1, "rank 1 differs from the others"),
+        (mismatch(wrong=()), None, "cannot be said of so few copies"),
+        (mismatch(wrong=(1, 2), ranks=(0, 1, 2, 3, 4)), None, "ranks 1, 2 differ from the others"),
+        (mismatch(count=9), 1, "model/w and 8 more"),
+        (
+            mismatch(),
+            1,
+            "at step 8 the replicas on ranks 0, 1, 2 do not hold the same bits, as they had at step 7: model/w",
+        ),
+        (mismatch(agreed=-1), 1, "do not hold the same bits: model/w"),
+        (mismatch(replayed=True), 1, "cannot be said of so few copies"),
+    ],
+)
+def test_replicas_that_have_gone_apart(found: Mismatch, rank: int | None, sentence: str) -> None:
+    (suspicion,) = replicas_apart(world(status={A: status(mismatches=(found,))}))
+    assert (suspicion.cause, suspicion.rank, suspicion.onset) == (Cause.FINGERPRINT_MISMATCH, rank, 8)
+    assert sentence in suspicion.evidence
+
+
+def test_a_mismatch_is_answered_once() -> None:
+    told = status(2, mismatches=(mismatch(),))
+    assert replicas_apart(world(record=record(number=2), status={A: told})) == []
+
+
+def test_a_wrong_replica_is_the_cause_of_a_nan() -> None:
+    exits = (gone(1, code=93, kind="non_finite"),)
+    found = judge(suspect(world(status={A: status(exits=exits, mismatches=(mismatch(),))})))
+    assert found is not None
+    assert (found.cause, found.onset, len(found.consequences)) == (Cause.FINGERPRINT_MISMATCH, 8, 1)

@@ -6,10 +6,17 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.detectors import Cause, Suspicion
-from mt_resilient.resilience.errors import BudgetSpent, MachineError, ScriptError, SnapshotError, UsageError
+from mt_resilient.resilience.errors import (
+    BudgetSpent,
+    MachineError,
+    ScriptError,
+    SilentCorruption,
+    SnapshotError,
+    UsageError,
+)
 from mt_resilient.resilience.machine import Event
 from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan, unreadable
+from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, bound, may_resume, plan, unreadable
 from mt_resilient.resilience.signals import NodeId, Step
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.stability import ResumePoint
@@ -41,7 +48,7 @@ def failed_at_start(*signatures: str) -> list[Incident]:
     return [incident(number, at=-1, started=False, signature=each) for number, each in enumerate(signatures, 1)]
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in tuple(Kind)])
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (*Kind, Cause.FROZEN)])
 @pytest.mark.parametrize("started", [True, False])
 def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
     answer = plan(verdict(cause, started), 10, 10, [], POLICY)
@@ -208,3 +215,50 @@ def test_hangs_in_the_middle_count_as_restarts_without_progress() -> None:
     hung = verdict(Cause.RANK_HUNG, signature=HANG)
     assert plan(hung, 200, 10, killed(10, 10), POLICY).event is Event.FAULT
     assert plan(hung, 200, 10, killed(10, 10, 10), POLICY).exit_code == BudgetSpent.exit_code
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("hours_ago", "goes_on"),
+    [((), True), ((1,), True), ((2, 1), False), ((30, 1), True), ((30, 2, 1), False), ((90, 60, 30), True)],
+)
+def test_a_machine_that_errs_again_and_again_is_not_trained_on(hours_ago: tuple[int, ...], goes_on: bool) -> None:
+    mismatches = [
+        incident(n, cause="fingerprint_mismatch", signature=f"fingerprint_mismatch:{n}", at_s=1.0 - hours * HOUR)
+        for n, hours in enumerate(hours_ago, 1)
+    ]
+    answer = plan(verdict(Cause.FINGERPRINT_MISMATCH), 10, 10, mismatches, POLICY)
+    assert (answer.event, answer.exit_code) == (
+        (Event.FAULT, 0) if goes_on else (Event.GIVE_UP, SilentCorruption.exit_code)
+    )
+
+
+def test_the_same_tensors_at_the_same_step_say_more() -> None:
+    before = [incident(n, cause="fingerprint_mismatch", signature="same", at_s=0.5) for n in (1, 2)]
+    assert (
+        "a core that computes wrongly"
+        in plan(verdict(Cause.FINGERPRINT_MISMATCH, signature="same"), 10, 10, before, POLICY).reason
+    )
+    assert "a bad part" in plan(verdict(Cause.FINGERPRINT_MISMATCH), 10, 10, before, POLICY).reason
+
+
+def test_restarts_without_progress_do_not_count_against_a_flipped_bit() -> None:
+    """It takes the state back on purpose."""
+    assert plan(verdict(Cause.FINGERPRINT_MISMATCH), 10, 5, killed(10, 10, 10), POLICY).event is Event.FAULT
+
+
+@pytest.mark.parametrize(
+    ("past", "step"),
+    [
+        ([], -1),
+        ([incident(1)], -1),
+        ([incident(1, onset=Step(8))], 8),
+        ([incident(1, onset=Step(8)), incident(2, onset=Step(5)), incident(3)], 5),
+        ([incident(1, onset=Step(8), resume_step=Step(7))], -1),
+        ([incident(1, onset=Step(8), open=False)], -1),
+    ],
+)
+def test_the_bound_holds_until_the_job_has_gone_on(past: list[Incident], step: int) -> None:
+    assert bound(past) == step

@@ -10,6 +10,7 @@ from mt_resilient.resilience.signals import (
     Ack,
     AckKind,
     Generation,
+    Mismatch,
     NodeId,
     NodeRecord,
     NodeStatus,
@@ -47,6 +48,19 @@ def ack(kind: AckKind, generation: int = 1, name: str = "a", port: int = 0) -> A
 
 def gone(rank: int = 0, at_s: float = NOW - 0.5, code: int | None = -9, **fields: Any) -> RankExit:
     return RankExit(rank=Rank(rank), at_s=at_s, code=code, **fields)
+
+
+def mismatch(onset: int = 8, generation: int = 1, wrong: tuple[int, ...] = (1,), **fields: Any) -> Mismatch:
+    """A parameter of three replicas."""
+    found: dict[str, Any] = {
+        "agreed": onset - 1,
+        "tensors": ("model/w",),
+        "count": 1,
+        "ranks": (0, 1, 2),
+        "at_s": NOW - 1,
+    }
+    found |= {"wrong": tuple(map(Rank, wrong))}
+    return Mismatch(generation=Generation(generation), onset=Step(onset), **{**found, **fields})
 
 
 def incident(ident: int = 1, generation: int = 1, rung: int = 2, at: int = 10, **fields: Any) -> Incident:

@@ -1,0 +1,287 @@
+"""Whether this node's data-parallel ranks still hold the same bits: each newly sealed snapshot's fingerprints, compared as they lie.
+
+    slots, or manifests on disk ──▶ tables, fingerprints ──`agreement.Ledger`──▶ agreed, or apart ──▶ `Mismatch`, and what is unfit
+
+Ranks notice nothing: fingerprints are read without a lock. In calm times the newest snapshot is compared once in LOOK_S; what goes to disk
+always is, and all that memory holds is before anybody chooses among it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from ..checkpoint import agreement, tree
+from ..checkpoint.agreement import Apart, Ledger, Words
+from ..checkpoint.arena import Slot
+from ..checkpoint.header import Stamp, complete
+from ..checkpoint.manifest import RankManifest
+from ..checkpoint.tensors import Table, parse, pieces_json
+from ..resilience.errors import SnapshotError
+from ..resilience.signals import Generation, Mismatch, Rank, Step
+from ..resilience.stability import StabilityPolicy, stable
+
+LOOK_S = 1.0
+TOLD = 5
+"""Tensors that a mismatch names, and mismatches that a status tells."""
+REMEMBERED = 4096
+"""Compared snapshots, the latest ones."""
+STILL_SNAPSHOTS, STILL_STEPS = 10, 100
+"""So many snapshots over so many steps with the same parameters are worth a word: a script may add up gradients over many steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """One snapshot's fingerprints."""
+
+    stamp: Stamp
+    ranks: tuple[int, ...]
+    """Global, in the order of what follows."""
+    tables: tuple[bytes, ...]
+    """The pieces of each, as JSON: the same text for the same layout."""
+    words: tuple[Words, ...]
+    values: bytes = b""
+    """A whole table, for the plain values in it."""
+
+
+@dataclass
+class Still:
+    """Parameters that have not changed for so many snapshots since that one."""
+
+    since: Stamp
+    words: list[bytes]
+    snapshots: int = 1
+
+
+class Replicas:
+    """What this agent has seen of them; it forgets with its end. Not for several threads at once."""
+
+    def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy) -> None:
+        self._slots, self._policy = slots, policy
+        self._thread = ThreadPoolExecutor(1)  # tables of large models take long to read
+        self._layouts: list[tuple[tuple[bytes, ...], Future[_Layout]]] = []
+        self._looked_s = -LOOK_S
+        self._agreed: dict[Stamp, bool] = {}
+        self._line: set[Stamp] = set()
+        """Of those that agreed, the ones that the present ranks' state descends from."""
+        self._certified: set[Stamp] = set()
+        self._bad: dict[int, Stamp] = {}
+        """By generation of the ranks, the first snapshot found apart: it and what follows is unfit."""
+        self._disputes: dict[int, tuple[int, list[Apart]]] = {}
+        """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
+        self._still: Still | None = None
+        self.mismatches: tuple[Mismatch, ...] = ()
+        self.frozen = Step(-1)
+
+    # -- looking ---------------------------------------------------------------------------------------------------------
+
+    def look(self, now_s: float, wall_s: float, generation: int, *, every: bool = False) -> bool:
+        """Compare what has been sealed: the newest, if it is time (now_s: monotonic), and what goes to disk; or `every` one. True when
+        something new is wrong. generation: the one that the node is in."""
+        headers = [[slot.header() for slot in row] for row in self._slots]
+        held = complete(headers, len(self._slots)) - self._agreed.keys()
+        chosen = set(held)
+        if not every:
+            wanted = {header.stamp for row in headers for header in row if header.durable}
+            chosen = {stamp for stamp in held if stamp in wanted or stamp.step in self._disputes}
+            if held and now_s - self._looked_s >= LOOK_S:
+                self._looked_s = now_s
+                chosen.add(max(held))
+        return self.judge(self._sights(chosen), wall_s, generation, rest=self._sights(held - chosen), wait=every)
+
+    def judge(
+        self,
+        sights: Iterable[Sight],
+        wall_s: float,
+        generation: int,
+        *,
+        rest: Iterable[Sight] = (),
+        wait: bool = True,
+    ) -> bool:
+        """Compare these snapshots, but for those that have been; where one is apart, the rest too, for the first may be an older one. True
+        when something new is wrong. wait: also for a layout that has not been read yet."""
+        apart = self._apart(sights, wait)
+        apart += self._apart(rest, True) if apart else []
+        return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
+
+    def _sights(self, stamps: Iterable[Stamp]) -> Iterator[Sight]:
+        return (sight for stamp in sorted(stamps) if (sight := self._sight(stamp)))
+
+    def _apart(self, sights: Iterable[Sight], wait: bool) -> list[tuple[Sight, list[Apart]]]:
+        fresh = (sight for sight in sights if sight.stamp not in self._agreed)
+        return [(sight, found) for sight in fresh if (found := self._compare(sight, wait))]
+
+    def _compare(self, sight: Sight, wait: bool) -> list[Apart] | None:
+        """What of it is apart; None where its layout is not read yet and nobody waits for that."""
+        layout = self._layout(sight.tables, wait)
+        if layout is None:
+            return None
+        found = layout.ledger.look(sight.words)
+        self._agreed[sight.stamp] = not found
+        for old in list(self._agreed)[:-REMEMBERED]:
+            del self._agreed[old]
+            self._line.discard(old)
+            self._certified.discard(old)
+        if not found:
+            self._line.add(sight.stamp)
+            self._convict(sight, layout.ledger)
+        self._watch_parameters(sight, layout)
+        return found
+
+    def _sight(self, stamp: Stamp) -> Sight | None:
+        """None when one of the ranks does not hold it any more."""
+        found = []
+        for row in self._slots:
+            slot = next((slot for slot in row if (h := slot.header()).whole and h.stamp == stamp), None)
+            seen = slot.words() if slot else None
+            if seen is None or seen[0].stamp != stamp:
+                return None
+            found.append(seen)
+        return Sight(
+            stamp=stamp,
+            ranks=tuple(header.rank for header, _, _ in found),
+            tables=tuple(layout_of(table) for _, table, _ in found),
+            words=tuple(words for *_, words in found),
+            values=found[0][1],
+        )
+
+    def _layout(self, tables: tuple[bytes, ...], wait: bool) -> _Layout | None:
+        future = next((future for known, future in self._layouts if known == tables), None)
+        if future is None:
+            future = self._thread.submit(_Layout.read, tables)
+            self._layouts = [
+                *self._layouts[-3:],
+                (tables, future),
+            ]  # a start has another layout than what comes after a step
+        return future.result() if wait or future.done() else None
+
+    # -- judging ----------------------------------------------------------------------------------------------------------
+
+    def _told(self, apart: list[tuple[Sight, list[Apart]]], wall_s: float, generation: int) -> bool:
+        """Keep the first of each life of the ranks as a mismatch; True when there is one."""
+        news = False
+        for sight, found in apart:
+            if not self.fit(sight.stamp):
+                continue
+            known = sight.stamp.generation in self._bad
+            self._bad[sight.stamp.generation] = sight.stamp
+            if known:  # of what has been told it is only an earlier sign
+                continue
+            votes = [agreement.wrong(each.words) for each in found]
+            blamed = {sight.ranks[place] for vote in votes for place in vote or ()}
+            among = {sight.ranks[place] for each in found for place in each.words}
+            before = [stamp.step for stamp, agreed in self._agreed.items() if agreed and stamp.step < sight.stamp.step]
+            if not blamed:
+                self._disputes[sight.stamp.step] = len(self.mismatches), found
+            one = Mismatch(
+                generation=Generation(generation),
+                onset=Step(sight.stamp.step),
+                agreed=Step(max(before, default=-1)),
+                tensors=tuple(each.name for each in found[:TOLD]),
+                count=len(found),
+                ranks=tuple(map(Rank, sorted(among))),
+                wrong=tuple(map(Rank, sorted(blamed))),
+                at_s=wall_s,
+            )
+            self.mismatches = (*self.mismatches, one)
+            news = True
+        return news
+
+    def _convict(self, sight: Sight, ledger: Ledger) -> None:
+        """The step of an open dispute has been computed again, and all agree on it: who had held something else was wrong."""
+        if sight.stamp.step not in self._disputes:
+            return
+        number, held = self._disputes.pop(sight.stamp.step)
+        blamed: set[int] = set()
+        for each in held:
+            right = ledger.value(each.name, tuple(each.words), sight.words)
+            if right is not None:
+                blamed |= {sight.ranks[place] for place in agreement.convicted(each.words, right) or ()}
+        known = replace(self.mismatches[number], wrong=tuple(map(Rank, sorted(blamed))), replayed=bool(blamed))
+        self.mismatches = (*self.mismatches[:number], known, *self.mismatches[number + 1 :])
+
+    def _watch_parameters(self, sight: Sight, layout: _Layout) -> None:
+        words = [each[numbers].tobytes() for each, numbers in zip(sight.words, layout.parameters, strict=True)]
+        still = self._still
+        if still is None or words != still.words or not any(words) or sight.stamp.generation != still.since.generation:
+            self._still, self.frozen = Still(since=sight.stamp, words=words), Step(-1)
+            return
+        still.snapshots += 1
+        long = sight.stamp.step - still.since.step >= STILL_STEPS and still.snapshots >= STILL_SNAPSHOTS
+        if long and self.frozen < 0 and _learns(sight.values):
+            self.frozen = Step(still.since.step)
+
+    # -- what follows from it ----------------------------------------------------------------------------------------------
+
+    def fit(self, stamp: Stamp) -> bool:
+        """Whether it may be gone on from, as far as is known: it is not computed from a state that was found apart."""
+        bad = self._bad.get(stamp.generation)
+        return bad is None or stamp.rewinds < bad.rewinds or stamp.step < bad.step
+
+    def agreed(self, stamp: Stamp) -> bool:
+        return self._agreed.get(stamp, False) and self.fit(stamp)
+
+    def compared(self, stamp: Stamp) -> bool:
+        return stamp in self._agreed
+
+    def went_back(self, step: int) -> None:
+        """The ranks go on from that step: later ones are not followed by the steps that come now."""
+        self._line = {stamp for stamp in self._line if stamp.step <= step}
+
+    def certified(self, held: Iterable[Stamp], finished: int) -> set[Stamp]:
+        """Of the snapshots `held`, the certified ones, now that all ranks have finished that step."""
+        ours = {stamp.step: stamp for stamp in held if stamp in self._line and self.fit(stamp)}
+        now = stable(map(Step, ours), Step(finished), self._policy)
+        self._certified |= {ours[step] for step in now}
+        return self._certified.intersection(held)
+
+    def copies(self) -> str:
+        """What is compared, in words; empty as long as nothing is."""
+        ledgers = [future.result().ledger for _, future in self._layouts if future.done()]
+        ledger = max(ledgers, key=lambda each: each.compared, default=None)
+        if ledger is None or not ledger.compared:
+            return ""
+        few = min(len(ranks) for ranks in ledger.copies)
+        who = " (of two copies it cannot be said at once which one is wrong)" if few == 2 else ""
+        return f"{ledger.compared} tensors that data-parallel ranks hold alike are compared from now on{who}"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    ledger: Ledger
+    parameters: list[agreement.Numbers]
+
+    @classmethod
+    def read(cls, tables: tuple[bytes, ...]) -> _Layout:
+        try:
+            found = [Table.from_json(b'{"skeleton":null' + each) for each in tables]
+        except SnapshotError:  # damaged in memory: whoever restores it will say so
+            found = []
+        return cls(Ledger(found), agreement.parameters(found) or [agreement.NONE for _ in tables])
+
+
+def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
+    """What the manifests of a snapshot on disk tell."""
+    texts = (f',"pieces":{pieces_json(m.table.pieces)},"payload_bytes":{m.table.payload_bytes}}}' for m in manifests)
+    return Sight(
+        stamp=stamp,
+        ranks=tuple(manifest.rank for manifest in manifests),
+        tables=tuple(text.encode() for text in texts),
+        words=tuple(manifest.words() for manifest in manifests),
+    )
+
+
+def layout_of(table: bytes) -> bytes:
+    """A table in JSON, from where the plain values end: in no text within JSON are these quotes bare."""
+    return table[max(0, table.find(b',"pieces":[')) :]
+
+
+def _learns(table: bytes) -> bool:
+    """Whether the learning rate is not known to be 0."""
+    if not table:
+        return False
+    values = tree.values(parse(table, "the tensor table")["skeleton"])
+    rates = [value for name, value in values if name.endswith("/lr")]
+    return not rates or any(json.dumps(rate) not in ("0", "0.0") for rate in rates)
