@@ -40,8 +40,12 @@ class Counters:
     def collect(self) -> dict[str, Any]:
         return {**{name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}, **self.live}
 
+    def settle(self) -> None:
+        """What the loop has only in its locals, so that it starts from there when it is entered again."""
+        self.restore(self.live)
+
     def restore(self, kept: Mapping[str, Any]) -> None:
-        for name, value in kept.items():
+        for name, value in list(kept.items()):
             setattr(self.holder, name, value)
             if name in self.live:
                 self.live[name] = value
@@ -52,6 +56,7 @@ class HookedLoop:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.counters: Any = None
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         """Arguments of the calls that built the data iterators."""
@@ -95,7 +100,9 @@ class HookedLoop:
         bound = inspect.signature(original).bind(*args, **kwargs)
         given = self.given = bound.arguments
         self.first_validation = given.get(VALIDATION)
-        self.session = Session(**self.sources(given))
+        sources = self.sources(given)
+        self.counters = sources["counters"]
+        self.session = Session(**sources)
         self.session.fixed_data = not self.skips()
         self.prepare(given)
         restored = self.session.restore() is not None
@@ -112,6 +119,7 @@ class HookedLoop:
                 self.session.resume()
                 continue
             except JumpAsked:
+                self.counters.settle()
                 with self.session.same_randomness():
                     self.jump()
                     self.rebuild(given)

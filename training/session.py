@@ -194,7 +194,7 @@ class Session:
         """After each step: `step` steps are done, `figures` are the last one's.
 
         Judges the step before (or, with `judged_now`, this very one), snapshots, beats. `last`: keep this step on disk.
-        All ranks get the same directive at the same step. Raises NonFinite when replaying does not help.
+        All ranks get the same directive at the same step. Raises Incurable when nothing helps.
         """
         if self._at is None or self._sentinel is None:
             return Directive.GO_ON

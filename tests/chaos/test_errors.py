@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.errors import BudgetSpent
 
 from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, undisturbed
 
@@ -176,19 +177,26 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_nan_that_replays_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "code", "rungs"), [("session.data_step", 0, [1, 1, 1]), ("step", BudgetSpent.exit_code, [1, 1, 6])]
+)
+def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, rungs: list[int], tmp_path: Path) -> None:
+    """The data is left out, where the script lets us."""
     script = GPT.with_name(f"persistent-{os.getpid()}.py")
-    source = GPT.read_text().replace('f"poisoned-{step}")', 'f"poisoned-{step}-{time.time()}")')
+    source = GPT.read_text().replace('f"poisoned-{number}")', 'f"poisoned-{number}-{time.time()}")')
     assert source != GPT.read_text()
-    script.write_text(source)
+    script.write_text(source.replace("train_step(session.data_step)", f"train_step({data})"))
     try:
         poison = ["--poison-gradient", "4:1", "--poison-marker", str(tmp_path)]
         job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "12", *poison])
-        assert job.finish() == 93
+        assert job.finish() == code
     finally:
         script.unlink()
-    assert "replayed 2 times without a finite result" in job.said().splitlines()[-1]
-    assert [incident.rung for incident in job.incidents()] == [1, 1, 6]
+    assert [incident.rung for incident in job.incidents()] == rungs
+    if code:
+        assert "after 2 replays of the same data; nothing that the ranks can do" in job.said().splitlines()[-1]
+    else:
+        assert "it came with the data, and went with it" in job.said()
 
 
 @pytest.fixture
