@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.recovery import RecoveryPolicy
+from mt_resilient.resilience.signals import RankPhase
 
 from .cluster import Job
 
@@ -35,7 +36,8 @@ def nan(job: Job) -> None:
 
 
 def hang(job: Job) -> None:
-    if job.node and job.node.ranks and job.ranks.alive:
+    """Once the script is known to tell its steps: what one that never does is about, nobody can know."""
+    if job.node and job.node.ranks and job.ranks.alive and job.ranks.life >= RankPhase.RESTORING:
         job.ranks.hang("somewhere")
 
 
