@@ -181,7 +181,7 @@ def test_a_released_page_lets_its_memory_go() -> None:
 def test_why_a_state_could_not_be_saved_stays_beside_the_rest() -> None:
     page = Page(memoryview(bytearray(PAGE_BYTES)))
     page.order, page.durable = 2, 3
-    page.rewound(onset=1, reached=2, to=0, at_ns=4, done_ns=5)
+    page.rewound(rewound(1))
     for why in ("", "tensor 'x' is sparse", "ü" * 500, "x" * 1000):
         page.unsaved = why
         assert why.startswith(page.unsaved.rstrip("\ufffd"))

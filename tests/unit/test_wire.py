@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import InternalError
 from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.signals import (
     Ack,
@@ -22,11 +24,15 @@ from mt_resilient.resilience.signals import (
     Request,
     Spec,
 )
+from mt_resilient.resilience.spikes import SpikePolicy
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wire import dumps, loads
 
 RECORDS = (Ack, GenerationRecord, Handoff, InPlaceRewind, Incident, NodeRecord, NodeStatus, RankExit, Request, Spec)
 
+POLICIES = [RankPolicy(), RankPolicy(spikes=SpikePolicy(enabled=False), ladder=LadderPolicy(max_skips=0))]
+
+st.register_type_strategy(RankPolicy, st.sampled_from(POLICIES))
 st.register_type_strategy(Window, st.builds(lambda at, size: Window(at, at + size), st.integers(0), st.integers(1)))
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(str, st.text(st.characters(codec="utf-8") | st.characters(categories=["Cs"]), max_size=9))
