@@ -15,10 +15,9 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +39,6 @@ from .memory import available_bytes
 from .ring import REACH_STEPS
 
 __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
-
-T = TypeVar("T")
 
 RESERVE_BYTES = 512 << 20
 """Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
@@ -76,10 +73,9 @@ class View:
     memory: memoryview
     """Laid out as `header.image`."""
 
-    def chunks(self, work: Callable[[int, memoryview], T]) -> Iterator[T]:
-        """What `work` makes of the number and bytes of each chunk, in order."""
+    def chunks(self) -> Iterator[tuple[int, memoryview]]:
         image = self.header.image
-        return (work(index, image.chunk(self.memory, index)) for index in range(image.chunks))
+        return ((index, image.chunk(self.memory, index)) for index in range(image.chunks))
 
 
 class Slot:

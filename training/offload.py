@@ -162,7 +162,7 @@ class Offload:
                     with self._module.stream(self._reading):
                         words += [fingerprint.on_device(each) for each in new]
                     new, new_bytes = [], 0
-            fill(table, here, view.chunks, view.fingerprints)
+            fill(table, here, view.chunks(), view.fingerprints)
             with self._module.stream(self._reading):
                 found = fingerprint.gather(words).tolist() if words else []
             arrived(table, dict(zip(away, found, strict=True)), view.fingerprints)

@@ -261,7 +261,7 @@ class Tape:
                 known, encoded = self._tables.get(slot, (None, b""))
                 table = known if known is not None and encoded == view.table else Table.from_json(view.table)
                 if offload is None:
-                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks, view.fingerprints))
+                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
                 else:
                     self._restorer.fill(table, lambda into: offload.fill(slot, view, table, into))
             except SnapshotError as error:
