@@ -116,7 +116,7 @@ def load_ours(state: State, directory: Path) -> None:
     """Fill the tensors of `state` in place from `directory`, or raise."""
     newest = catalog.committed(Files(directory))[0]
     manifest = open_rank(newest, rank=0, world=1)
-    fill(manifest.table, destinations(manifest.table, state), partial(chunks, newest, manifest), manifest.words())
+    fill(manifest.table, destinations(manifest.table, state), chunks(newest, manifest), manifest.words())
 
 
 def find(name: str) -> Format:

@@ -25,6 +25,9 @@ orbax 3.43 (3.33) at its best. Met: the write (0.95 x the direct one; lowest ove
 DCP is 2.2 x the disk's limit there), 5 x than orbax (2.7 x), 1.15 x the direct read (1.7 x; lowest 1.25 x), 0.1 s lost a GiB (0.42; lowest
 0.25). Once the disk's burst is spent, restoring and the bare read take alike: 1.28 (0.99) and 1.36 (1.28) in six turns each.
 
+Since then reads go into huge pages, ours and the bare one's: scattered pages split a request so that it fills such a disk's queue alone.
+Restore and bare read alone, nine turns each: 0.95 (0.82) and 0.87 (0.64), pair by pair 1.18 x, lowest over lowest 1.29 x: not decided.
+
 Measured with 7690 MiB on one H200 (16 cores, a virtual disk, torch 2.11.0), one round: each peer once, ours twice, in a step 18 times, the
 link's limits twice. Ours: train stall 3.7 ms (3.3), staged 0.157 (0.154; link 0.150), durable 3.73 (3.67), write 3.53 (3.49), restore 5.30
 (5.07), rewind 0.158 (link 0.150), anew 0.60, slower 1.006 beside the write and 1.003 beside staging, lost 0.03 a save. Direct I/O: write

@@ -128,12 +128,8 @@ def _whole(snapshot: Place, manifest: RankManifest) -> memoryview:
     """The payload, every checksum and fingerprint on the way checked."""
     table = manifest.table
     payload, size = memoryview(bytearray(table.payload_bytes)), table.image.chunk_bytes
-
-    def take(index: int, chunk: memoryview) -> None:
+    for index, chunk in restore.chunks(snapshot, manifest):
         payload[index * size : (index + 1) * size] = chunk
-
-    for _ in restore.chunks(snapshot, manifest, take):
-        pass
     for piece, expected in zip(table.pieces, manifest.fingerprints, strict=True):
         found = f"{fingerprint.of_bytes(payload[piece.offset : piece.offset + piece.nbytes]):016x}"
         if found != expected:

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,14 +93,14 @@ class Saved:
 
     def content(self, rank: int, piece: Piece) -> NDArray[np.uint8]:
         """The bytes of what one rank alone has written."""
-        manifest = self.manifests[rank]
-        held = {index: (at, run) for index, at, run in manifest.table.image.segments(piece.offset, piece.nbytes)}
-
-        def cut(index: int, chunk: memoryview) -> bytes:
-            at, run = held[index]
-            return bytes(chunk[at : at + run])
-
-        return np.frombuffer(bytearray().join(restore.chunks(self.snapshot, manifest, cut, list(held))), np.uint8)
+        manifest, buffer, done = self.manifests[rank], np.empty(piece.nbytes, np.uint8), 0
+        segments = list(manifest.table.image.segments(piece.offset, piece.nbytes))
+        for (_, at, run), (_, chunk) in zip(
+            segments, restore.chunks(self.snapshot, manifest, [index for index, _, _ in segments]), strict=False
+        ):
+            buffer[done : done + run] = np.frombuffer(chunk, np.uint8)[at : at + run]
+            done += run
+        return buffer
 
     def fill(self, wanted: Sequence[Wanted]) -> None:
         """Fill them all. Raises LayoutError, before anything is read, when some of it is not in the snapshot."""
@@ -159,29 +158,20 @@ class Saved:
         }
         fingerprints = manifest.words()
         held: dict[int, NDArray[np.uint8]] = {}
-        turn = Lock()
-
-        def take(index: int, chunk: memoryview) -> None:
+        for index, chunk in restore.chunks(self.snapshot, manifest, sorted(segments)):
             content = np.frombuffer(chunk, np.uint8)
             for number, done, at, run in segments[index]:
-                with turn:
-                    if number not in held:
-                        held[number] = np.empty(table.pieces[number].nbytes, np.uint8)
-                    buffer = held[number]
-                buffer[done : done + run] = content[at : at + run]
-                with turn:
-                    missing[number].discard(index)
-                    if missing[number]:
-                        continue
-                    del held[number]
-                if whole[number] and fingerprint.of_bytes(buffer.data) != fingerprints[number]:
-                    raise SnapshotError(
-                        f"{self.snapshot}: tensor {table.pieces[number].name!r} is not the one that was staged"
-                    )
-                _carry_out(by_piece[number], buffer.view(word(table.pieces[number].dtype)))
-
-        for _ in restore.chunks(self.snapshot, manifest, take, sorted(segments)):
-            pass
+                if number not in held:
+                    held[number] = np.empty(table.pieces[number].nbytes, np.uint8)
+                held[number][done : done + run] = content[at : at + run]
+                missing[number].discard(index)
+                if not missing[number]:
+                    buffer = held.pop(number)
+                    if whole[number] and fingerprint.of_bytes(buffer.data) != fingerprints[number]:
+                        raise SnapshotError(
+                            f"{self.snapshot}: tensor {table.pieces[number].name!r} is not the one that was staged"
+                        )
+                    _carry_out(by_piece[number], buffer.view(word(table.pieces[number].dtype)))
 
 
 def word(dtype: str) -> np.dtype[np.generic]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias
 
 from crc32c import crc32c
 
@@ -17,7 +17,8 @@ from .image import CRC_BYTES
 from .manifest import RankManifest
 from .stores import Place
 
-T = TypeVar("T")
+_Chunk: TypeAlias = tuple[object, memoryview, int | None]
+"""File, bytes and stored checksum."""
 
 
 def open_rank(snapshot: Place, rank: int, world: int = 0) -> RankManifest:
@@ -56,60 +57,52 @@ def _measure(shard: Path, nbytes: int) -> None:
 
 
 def chunks(
-    snapshot: Place, manifest: RankManifest, work: Callable[[int, memoryview], T], wanted: Sequence[int] | None = None
-) -> Iterator[T]:
-    """What `work` makes of the payload's chunks, all or those `wanted` (ascending), from the slabs of whoever has written them: of number
-    and bytes, which are checked, and overwritten as soon as it returns. In order, though several threads may call it. Raises as `open_rank`
-    does, and what `work` raises."""
+    snapshot: Place, manifest: RankManifest, wanted: Sequence[int] | None = None
+) -> Iterator[tuple[int, memoryview]]:
+    """The payload's chunks, all or those `wanted` (ascending), from the slabs of whoever has written them: a number and bytes that are
+    overwritten by later ones. Raises as `open_rank` does."""
     every = range(manifest.table.image.chunks) if wanted is None else wanted
-    read = (
-        _from_shards(snapshot, manifest, work, every)
+    content = (
+        _from_shards(snapshot, manifest, every)
         if isinstance(snapshot, Files)
-        else _from_store(snapshot, manifest, work, every)
+        else _from_store(snapshot, manifest, every)
     )
+    for index, (where, chunk, stored) in zip(every, _read(snapshot, content), strict=True):
+        found, expected = crc32c(chunk), manifest.chunk_crc32c[index]
+        if found != expected or stored not in (None, expected):
+            other = stored in (None, found)
+            raise SnapshotError(
+                f"{where}: chunk {index} is sound in itself, but not the one that was staged"
+                if other
+                else f"{where}: chunk {index} is damaged"
+            )
+        yield index, chunk
+
+
+def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
+    """Storage that fails says nothing about what it holds."""
     try:
-        yield from read
-    except OSError as error:  # storage that fails says nothing about what it holds
+        yield from content
+    except OSError as error:
         raise MachineError(f"{error.filename or snapshot} cannot be read: {error.strerror}") from error
 
 
-def _from_shards(
-    snapshot: Files, manifest: RankManifest, work: Callable[[int, memoryview], T], every: Sequence[int]
-) -> Iterator[T]:
-    """In the end this rank's own index is looked at."""
+def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
+    """Each chunk; in the end this rank's own index is looked at."""
     image, sources = manifest.table.image, manifest.sources
     shards = {rank: (snapshot / layout.slab_name(rank)).path / slabs.SHARD for rank in range(manifest.world)}
-    places = [(shards[rank], place * image.stride_bytes) for rank, place in (sources.places[index] for index in every)]
-
-    def checked(number: int, memory: memoryview) -> T:
-        chunk, stored = memory[:-CRC_BYTES], int.from_bytes(memory[-CRC_BYTES:], "little")
-        _check(places[number][0], manifest, every[number], chunk, stored)
-        return work(every[number], chunk)
-
-    yield from direct.read(places, image.stride_bytes, checked)
+    places = [sources.places[index] for index in every]
+    read = direct.read([(shards[rank], place * image.stride_bytes) for rank, place in places], image.stride_bytes)
+    for (rank, _), memory in zip(places, read, strict=True):
+        yield shards[rank], memory[:-CRC_BYTES], int.from_bytes(memory[-CRC_BYTES:], "little")
     if sources.own:
         index, shard = image.index(sources.own), shards[manifest.rank]
         if direct.tail(shard, len(sources.own) * image.stride_bytes, len(index)) != index:
             raise SnapshotError(f"{shard}: its index is damaged")
 
 
-def _from_store(
-    snapshot: Place, manifest: RankManifest, work: Callable[[int, memoryview], T], every: Sequence[int]
-) -> Iterator[T]:
-    """tensorstore has looked at the stored checksums and the indexes."""
-    for rank, run in groupby(every, key=lambda index: manifest.sources.places[index][0]):
-        slab, some = snapshot / layout.slab_name(rank), list(run)
-        for index, chunk in zip(some, slabs.read(slab, manifest.table.image.chunk_bytes, some), strict=True):
-            _check(slab, manifest, index, chunk)
-            yield work(index, chunk)
-
-
-def _check(where: object, manifest: RankManifest, index: int, chunk: memoryview, stored: int | None = None) -> None:
-    found, expected = crc32c(chunk), manifest.chunk_crc32c[index]
-    if found != expected or stored not in (None, expected):
-        other = stored in (None, found)
-        raise SnapshotError(
-            f"{where}: chunk {index} is sound in itself, but not the one that was staged"
-            if other
-            else f"{where}: chunk {index} is damaged"
-        )
+def _from_store(snapshot: Place, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
+    """The same from an object store; the stored checksums and the indexes have been looked at."""
+    by_rank = groupby(every, key=lambda index: manifest.sources.places[index][0])
+    for slab, run in ((snapshot / layout.slab_name(rank), list(run)) for rank, run in by_rank):
+        yield from ((slab, chunk, None) for chunk in slabs.read(slab, manifest.table.image.chunk_bytes, run))

@@ -14,10 +14,9 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,6 @@ from ..resilience.errors import MachineError
 from .header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
 from .image import PAGE_BYTES, pages
 from .memory import available_bytes
-
-T = TypeVar("T")
 
 RESERVE_BYTES = 512 << 20
 """Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
@@ -43,10 +40,9 @@ class View:
     memory: memoryview
     """Laid out as `header.image`."""
 
-    def chunks(self, work: Callable[[int, memoryview], T]) -> Iterator[T]:
-        """What `work` makes of the number and bytes of each chunk, in order."""
+    def chunks(self) -> Iterator[tuple[int, memoryview]]:
         image = self.header.image
-        return (work(index, image.chunk(self.memory, index)) for index in range(image.chunks))
+        return ((index, image.chunk(self.memory, index)) for index in range(image.chunks))
 
 
 class Slot:

@@ -6,6 +6,7 @@ The only module of checkpoint/, with `fingerprint.py`, that handles tensors; tor
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     Leaf: TypeAlias = Tensor | np.ndarray[Any, Any]
 
 Bytes: TypeAlias = NDArray[np.uint8]
-Words: TypeAlias = list[tuple[int, int]]
-"""What a chunk contributes to the fingerprints: (number of the piece, word)."""
-Chunks: TypeAlias = Callable[[Callable[[int, memoryview], Words]], Iterable[Words]]
-"""Calls what it is given, in several threads maybe, with number and bytes of each chunk, and gives what that makes of them."""
 _LARGE_BYTES = 32 << 20
 """From here on it is worth it to copy with several threads."""
 _OF_TENSOR, _OF_ARRAY = attrgetter("dtype", "shape", "layout", "device"), attrgetter("dtype", "shape")
@@ -202,39 +199,40 @@ def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def fill(layout: Layout, into: Mapping[str, Tensor], chunks: Chunks, fingerprints: NDArray[np.uint64]) -> None:
-    """Copy what `chunks` bring, all of them, into the tensors that `destinations` gave, or some of them, and compare what has arrived with
-    `fingerprints`: on the CPU by whatever thread brings a chunk, while it is in that one's cache.
+def fill(
+    layout: Layout,
+    into: Mapping[str, Tensor],
+    chunks: Iterable[tuple[int, memoryview]],
+    fingerprints: NDArray[np.uint64],
+) -> None:
+    """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, or some of them, and compare what has
+    arrived with `fingerprints`. A chunk's memory is not used after the next one is asked for.
 
     Raises SnapshotError, naming the first tensor that has not arrived as it left.
     """
     import torch
 
     flats = {number: flat(into[piece.name]) for number, piece in enumerate(layout.pieces) if piece.name in into}
-    away = {number: each for number, each in flats.items() if each.device.type != "cpu"}
-    here = {number: each.numpy() for number, each in flats.items() if number not in away}
     by_chunk = layout.by_chunk()
-
-    def take(index: int, memory: memoryview) -> Words:
-        source = np.frombuffer(memory, np.uint8)
-        words: Words = []
-        for number, done, at, run in by_chunk.get(index, ()):
-            content = source[at : at + run]
-            if number in away:
-                away[number][done : done + run].copy_(torch.from_numpy(content))
-            elif number in here:
-                target = here[number][done : done + run]
-                np.copyto(target, content)
-                words.append((number, fingerprint.of_part(target.data, done)))
-        return words
-
+    missing = Counter(number for held in by_chunk.values() for number, *_ in held)
     found = dict.fromkeys(flats, 0)
-    for words in chunks(take):
-        for number, word in words:
-            found[number] ^= word
+    away = {number: each for number, each in flats.items() if each.device.type != "cpu"}
+    for index, memory in chunks:
+        source = np.frombuffer(memory, np.uint8)
+        for number, done, at, run in by_chunk.get(index, ()):
+            if number not in flats:
+                continue
+            target, content = flats[number][done : done + run], source[at : at + run]
+            missing[number] -= 1
+            if number in away:
+                target.copy_(torch.from_numpy(content))
+            else:
+                np.copyto(target.numpy(), content)
+                if missing[number] == 0:  # while the storage works on
+                    found[number] = fingerprint.of_bytes(flats[number].numpy().data)
     if away:
-        on_device = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
-        found.update(zip(away, on_device.tolist(), strict=True))
+        words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
+        found.update(zip(away, words.tolist(), strict=True))
     arrived(layout, found, fingerprints)
 
 

@@ -140,7 +140,3 @@ class DrainProcess:
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
-
-
-def copied(index: int, chunk: memoryview) -> tuple[int, bytes]:
-    return index, bytes(chunk)

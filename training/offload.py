@@ -178,7 +178,7 @@ class Offload:
                     with self._module.stream(self._reading):
                         words += [fingerprint.on_device(each) for each in new]
                     new, new_bytes = [], 0
-            fill(layout, here, view.chunks, view.fingerprints)
+            fill(layout, here, view.chunks(), view.fingerprints)
             with self._module.stream(self._reading):
                 found = fingerprint.gather(words).tolist() if words else []
             arrived(layout, dict(zip(away, found, strict=True)), view.fingerprints)

@@ -6,7 +6,6 @@ table → tensors made ready (`Preparing`) → bytes into the live tensors → t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -97,7 +96,7 @@ class Restorer:
             for piece in manifest.table.pieces:
                 if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
                     raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
-            content = partial(chunks, snapshot, manifest)
+            content = chunks(snapshot, manifest)
             self.fill(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
 
     def fill(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -283,7 +283,7 @@ class Tape:
                 same = known is not None and encoded == view.table
                 table = Table.of(known, encoded) if known is not None and same else Table.from_json(view.table)
                 if offload is None:
-                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks, view.fingerprints))
+                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
                 else:
                     self._restorer.fill(table, lambda into: offload.fill(slot, view, table, into))
             except SnapshotError as error:

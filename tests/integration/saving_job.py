@@ -153,7 +153,7 @@ class Rank:
                 assert view is not None
                 table = Table.from_json(view.table)
                 into = destinations(table, {})
-                fill(table, into, view.chunks, view.fingerprints)
+                fill(table, into, view.chunks(), view.fingerprints)
             return right(unflatten(table.skeleton, into), self._rank, self._seed, self._nbytes)
         for attempt in catalog.look(Files(self._root)).durable:
             if attempt.stamp.step == step:
@@ -171,7 +171,7 @@ def right(found: dict[str, Any], rank: int, seed: int, nbytes: int) -> int:
 def held(snapshot: Place, rank: int, seed: int, nbytes: int) -> int:
     manifest = open_rank(snapshot, rank, RANKS)
     into = destinations(manifest.table, {})
-    fill(manifest.table, into, partial(chunks, snapshot, manifest), manifest.words())
+    fill(manifest.table, into, chunks(snapshot, manifest), manifest.words())
     return right(unflatten(manifest.table.skeleton, into), rank, seed, nbytes)
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def test_ten_thousand_tensors_come_back(save: Saving) -> None:
     for rank in range(RANKS):
         manifest = restore.open_rank(Files(snapshot), rank, RANKS)
         into = destinations(manifest.table, {})
-        fill(manifest.table, into, partial(restore.chunks, Files(snapshot), manifest), manifest.words())
+        fill(manifest.table, into, restore.chunks(Files(snapshot), manifest), manifest.words())
         found, expected = unflatten(manifest.table.skeleton, into), state_of(rank, TENSORS)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in expected)

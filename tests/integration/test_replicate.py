@@ -80,7 +80,7 @@ def assert_exact(view: arena.View, seed: int = 0) -> None:
     """What a `Node` of the tests has staged for that rank and step."""
     table = Table.from_json(view.table)
     leaves = destinations(table, {})
-    fill(table, leaves, view.chunks, view.fingerprints)
+    fill(table, leaves, view.chunks(), view.fingerprints)
     state = tree.unflatten(table.skeleton, leaves)
     content = bytes(state["x"].numpy() if hasattr(state["x"], "numpy") else state["x"])
     assert state["step"] == view.header.step

@@ -142,9 +142,9 @@ def test_only_the_chunks_that_hold_something_wanted_are_read(tmp_path, monkeypat
     read: list[int] = []
     original = restore.chunks
 
-    def counted(snapshot, manifest, work, wanted=None):
+    def counted(snapshot, manifest, wanted=None):
         read.extend(wanted)
-        return original(snapshot, manifest, work, wanted)
+        return original(snapshot, manifest, wanted)
 
     monkeypatch.setattr(reshard.restore, "chunks", counted)
     for first, count in ((0, 10), (rows // 2, 3), (rows - 1, 1)):

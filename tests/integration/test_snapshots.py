@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.resilience.errors import FormatError, LayoutError, SnapshotError
 
 from ..harness import MINIMAL, cli
-from ..played import PATIENCE_S, Node, copied
+from ..played import PATIENCE_S, Node
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_from_the_arena_to_disk_and_back(node):
     for rank in node.ranks:
         manifest = restore.open_rank(newest, rank, world=2)
         leaves = destinations(manifest.table, {})
-        fill(manifest.table, leaves, partial(restore.chunks, newest, manifest), manifest.words())
+        fill(manifest.table, leaves, restore.chunks(newest, manifest), manifest.words())
         state = tree.unflatten(manifest.table.skeleton, leaves)
         assert state["step"] == 4
         assert state["x"].tobytes() == np.random.default_rng([rank, 4, 0]).bytes(node.nbytes)
@@ -80,7 +79,7 @@ def test_zarr_reads_the_same_bytes(node):
     slab = zarr.open_array(catalog.committed(node.root)[0].path / "rank-00001", mode="r")
     assert slab.shape == (3, CHUNK_BYTES)
     with node.arenas[1].slots[0].reading() as view:
-        assert np.asarray(slab[:]).tobytes() == b"".join(chunk for _, chunk in view.chunks(copied))
+        assert np.asarray(slab[:]).tobytes() == b"".join(bytes(chunk) for _, chunk in view.chunks())
 
 
 def test_the_end_of_stdin_means_finish(node):
@@ -210,9 +209,9 @@ def test_a_damaged_file_is_found_and_refused(snapshot, file, damage):
     (problem,) = catalog.verify(Files(snapshot))
     assert str(snapshot) in problem or "COMMIT" in problem
     with pytest.raises(SnapshotError):
-        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 1), copied))
+        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 1)))
     if file != "COMMIT":
-        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 0), copied))
+        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 0)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import random
 import time
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import LayoutError, MachineError, SnapshotError, UsageError
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
-from ..played import Node, copied, noise
+from ..played import Node, noise
 from ..swift import BIN, KEYS, REGION, Swift
 
 KINDS = ["file", "memory", "s3"]
@@ -150,8 +149,8 @@ def test_from_the_arena_and_back(node: Node) -> None:
         manifest = restore.open_rank(second, rank, world=2)
         slot = node.arenas[rank].holding(2)
         with slot.reading() as view:
-            expected = list(view.chunks(copied))
-        assert list(restore.chunks(second, manifest, copied)) == expected
+            expected = [(index, bytes(chunk)) for index, chunk in view.chunks()]
+        assert [(index, bytes(chunk)) for index, chunk in restore.chunks(second, manifest)] == expected
     with pytest.raises(LayoutError, match="written by 2 ranks, and this job has 4"):
         restore.open_rank(second, 0, world=4)
     assert catalog.next_generation(node.root) == 2
@@ -178,7 +177,7 @@ def test_a_slab_of_several_shards(root: Place) -> None:
     assert slab.there("c/1/0") == isinstance(slab, Objects)
     manifest = restore.open_rank(snapshot, 0)
     wanted = [0, slabs.OBJECT_CHUNKS - 1, slabs.OBJECT_CHUNKS, chunks - 1]
-    assert [index for index, _ in restore.chunks(snapshot, manifest, copied, wanted)] == wanted
+    assert [index for index, _ in restore.chunks(snapshot, manifest, wanted)] == wanted
     node.close()
 
 
@@ -196,11 +195,11 @@ def test_what_replicas_hold_alike_is_written_once_and_read_by_all(root: Place) -
         assert sizes == [manifest.table.image.file_bytes(shared // ranks + private) for manifest in manifests]
     for rank, manifest in enumerate(manifests):
         into = destinations(manifest.table, {})
-        fill(manifest.table, into, partial(restore.chunks, snapshot, manifest), manifest.words())
+        fill(manifest.table, into, restore.chunks(snapshot, manifest), manifest.words())
         assert into["shared"].numpy().tobytes() == noise(shared * CHUNK_BYTES, 1, 0).tobytes()
         assert into["x"].numpy().tobytes() == noise(private * CHUNK_BYTES, rank, 1, 0).tobytes()
     wanted = [0, 4, 8, 10]
-    found = restore.chunks(snapshot, manifests[0], copied, wanted)
+    found = restore.chunks(snapshot, manifests[0], wanted)
     assert [index for index, _ in found] == wanted
     node.close()
 
@@ -356,7 +355,7 @@ def test_damage_is_found_and_refused(node: Node, name: str) -> None:
         snapshot.delete(name) if damaged is None else snapshot.write(name, damaged)
         assert len(catalog.verify(snapshot)) == 1
         with pytest.raises(SnapshotError):
-            list(restore.chunks(snapshot, restore.open_rank(snapshot, 1), copied))
+            list(restore.chunks(snapshot, restore.open_rank(snapshot, 1)))
         snapshot.write(name, sound)
     assert catalog.verify(snapshot) == []
 
@@ -422,7 +421,7 @@ def test_a_server_that_hangs_is_given_up_in_time(node: Node, swift: Swift) -> No
     snapshot = node.drain_here(1)
     manifest = restore.open_rank(snapshot, 0)
     process = node.drain()
-    content = restore.chunks(snapshot, manifest, copied)
+    content = restore.chunks(snapshot, manifest)
     with swift.hanging():
         node.snapshot(2)
         started = time.monotonic()

@@ -1,9 +1,11 @@
 """Board pages, round by round → what is known of each rank."""
 
 from mt_resilient.agent.hearing import LONGEST_ROUND_S, Hearing
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
 from mt_resilient.resilience.hang import Progress
+from mt_resilient.resilience.ladder import Remedy
 from mt_resilient.resilience.signals import Doing, RankPhase
+from mt_resilient.resilience.spikes import Kind
 
 SECOND = 1_000_000_000
 
@@ -66,7 +68,20 @@ def test_a_rewind_is_no_step_and_has_the_time_of_a_start_until_the_next_one() ->
         rank.beat(step)
         rank.heard()
     at_ns = round(rank.now_s * SECOND)
-    rank.page.rewound(onset=11, reached=11, to=9, at_ns=at_ns, done_ns=at_ns + 5)
+    rank.page.rewound(
+        Rewound(
+            kind=Kind.NON_FINITE,
+            onset=11,
+            reached=11,
+            to=9,
+            remedy=Remedy.REPLAY,
+            window=None,
+            value=0.0,
+            expected=0.0,
+            at_ns=at_ns,
+            done_ns=at_ns + 5,
+        )
+    )
     turned = rank.heard()
     assert (turned.turning, turned.done, len(turned.steps_s)) == (True, 2, 1)
     rank.beat(10)

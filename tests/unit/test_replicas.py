@@ -13,7 +13,7 @@ from mt_resilient.agent.replicas import LOOK_S, STILL_SNAPSHOTS, STILL_STEPS, Re
 from mt_resilient.agent.run_directory import MARK
 from mt_resilient.agent.shelf import Shelf
 from mt_resilient.agent.soundness import Soundness
-from mt_resilient.checkpoint import arena, catalog, layout, tree
+from mt_resilient.checkpoint import arena, catalog, layout
 from mt_resilient.checkpoint.agreement import TRUSTED
 from mt_resilient.checkpoint.arena import RankArena, Slot
 from mt_resilient.checkpoint.files import Files
@@ -22,6 +22,7 @@ from mt_resilient.checkpoint.header import Header, Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.checkpoint.tensors import Table, plan
+from mt_resilient.checkpoint.walk import flatten
 from mt_resilient.resilience.signals import NodeStatus
 from mt_resilient.resilience.stability import StabilityPolicy
 
@@ -40,7 +41,7 @@ class Ranks:
         self.now_s = 100.0
 
     def table(self, rank: int, lr: float) -> Table:
-        skeleton, _ = tree.flatten({"opt": {"0": {"groups": [{"lr": lr}]}}}, lambda value: False)
+        skeleton, _ = flatten({"opt": {"0": {"groups": [{"lr": lr}]}}}, lambda value: False)
         names = {"model/w": "model/w", "opt/0/state/0.0/exp_avg": "opt/exp_avg/model/w"}
         parts = {
             name: [Part(name=whole, shape=(2,), offset=(0,), box=(2,), replica=(rank,))]

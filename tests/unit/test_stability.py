@@ -70,7 +70,7 @@ def test_every_node_can_read_it_and_none_newer(tiers: list[tuple[set[int], set[i
             {"memory_steps": (8, 9), "agreed_steps": (8, 9)},
             8,
             -1,
-            "the script's own start: there is no snapshot from before",
+            "the job's beginning: there is no snapshot from before",
         ),
         ({"memory_steps": (7, 8), "agreed_steps": (7,)}, -1, 8, "step 8 from memory"),
     ],

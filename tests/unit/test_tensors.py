@@ -121,14 +121,14 @@ class Slot:
         return self
 
     def payload(self) -> bytes:
-        return b"".join(self.chunks(lambda _, chunk: bytes(chunk)))
+        return b"".join(bytes(chunk) for _, chunk in self.chunks())
 
-    def chunks(self, work):
-        return self.view.chunks(work)
+    def chunks(self):
+        return self.view.chunks()
 
     def back(self, live=()):
         leaves = staging.destinations(self.table, dict(live))
-        staging.fill(self.table, leaves, self.chunks, self.fingerprints)
+        staging.fill(self.table, leaves, self.chunks(), self.fingerprints)
         return leaves
 
 
