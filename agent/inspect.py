@@ -18,6 +18,7 @@ from ..checkpoint.layout import CERTIFIED, Attempt
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
 from ..resilience import describe
+from ..resilience.boundary import COURSE
 from ..resilience.clock import wall_s
 from ..resilience.errors import FormatError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
@@ -166,7 +167,7 @@ def snapshots(found: list[Place], action: str, whole: bool) -> int:
         print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
         return 0
     if action == "digest":
-        print(f"{catalog.digest(found[0])}  step {_attempt(found[0]).stamp.step}")
+        print(f"{catalog.digest(found[0], exclude=[f'{COURSE}/'])}  step {_attempt(found[0]).stamp.step}")
         return 0
     return _verify(found) if action == "verify" else _list(found)
 

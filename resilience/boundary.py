@@ -19,6 +19,8 @@ from .spikes import Figure, Finding, Kind, SpikePolicy, spike
 
 ROW = 11
 """Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order, loss, gradient norm, fixed data."""
+COURSE = "course"
+"""Name, in a snapshot, of what the ranks have judged so far: no part of the training's own state."""
 _NONE = -math.inf
 """A figure that a rank does not know: any other rank's is more."""
 

@@ -17,9 +17,6 @@ from ..resilience.spikes import Figure
 from ..resilience.windows import Window
 from .live import Nested
 
-COURSE = "course"
-"""Name of the source that this is."""
-
 
 class Course:
     def __init__(self, handoff: Handoff) -> None:

@@ -20,9 +20,9 @@ from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Table
 from ..checkpoint.tree import unflatten
 from ..checkpoint.walk import flatten
+from ..resilience.boundary import COURSE
 from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
-from .course import COURSE
 from .elsewhere import parts_of, restore_elsewhere
 from .randomness import Randomness
 from .state import Preparing, Source

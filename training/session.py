@@ -25,7 +25,7 @@ from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
 from ..resilience import describe, ladder
 from ..resilience.board import Rewound
-from ..resilience.boundary import Directive, Judgement, Tally, judge
+from ..resilience.boundary import COURSE, Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError, UsageError
 from ..resilience.ladder import Turn
@@ -33,7 +33,7 @@ from ..resilience.signals import Doing, Order, RankPhase, Step
 from ..resilience.spikes import Finding
 from . import modules
 from .attach import Attachment, attach
-from .course import COURSE, Course
+from .course import Course
 from .pace import Pace
 from .restoring import RANDOMNESS
 from .rewind import Tape
