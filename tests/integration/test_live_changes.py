@@ -8,7 +8,7 @@ from torch import nn
 
 from mt_resilient.checkpoint import arena
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace
@@ -31,7 +31,7 @@ class Script:
         handoff = Handoff(
             agent_pid=os.getpid(), generation=1, board="", arena=tuple(map(tuple, arena.paths(self._slots, os.getpid()))),
             snapshots="/nowhere", resume_step=-1, replay_until=-1, origin="", every_steps=1, durable_every_steps=50,
-            reach_steps=100, max_replays=2, modules="",
+            reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
         )  # fmt: skip
         page = Page(memoryview(bytearray(PAGE_BYTES)))
         at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)

@@ -18,7 +18,7 @@ from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.writers import writer
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy
 from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.training import restoring
@@ -51,7 +51,9 @@ class Rank:
             every_steps=1,
             durable_every_steps=1,
             reach_steps=100,
-            max_replays=2,
+            policy=RankPolicy(),
+            turns=(),
+            windows=(),
             modules="",
         )
         page = Page(memoryview(bytearray(PAGE_BYTES)))
