@@ -90,14 +90,11 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     record = world.record
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("node", "ranks alive", "step", "in memory", "on disk", "certified", "started", "said"):
+    for heading in ("node", "ranks alive", "step", "in memory", "on disk", "started", "said"):
         table.add_column(heading)
     for node, said in world.status.items():
         steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
-        kept = [
-            ", ".join(map(str, kept)) or "–"
-            for kept in (said.memory_steps, said.durable_steps[-3:], said.certified_steps[-1:])
-        ]
+        kept = [", ".join(map(str, kept)) or "–" for kept in (said.memory_steps, said.durable_steps[-3:])]
         table.add_row(
             node,
             str(said.alive),
@@ -107,6 +104,8 @@ def status(directory: RunDirectory, as_json: bool) -> int:
             f"{wall_s() - said.at_s:.1f} s ago",
         )
     console.print(table)
+    if certified := [said.certified_steps[-1] for said in world.status.values() if said.certified_steps]:
+        console.print(f"newest certified snapshot: step {min(certified)}")
     for incident in world.incidents[-5:]:
         now = incident.plan if incident.rung == OBSERVE else describe.recovered(incident)
         console.print(f"incident: {incident.summary}; {now if not incident.open else 'under way'}")
