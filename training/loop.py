@@ -87,7 +87,7 @@ class HookedLoop:
         raise NotImplementedError
 
     def skip(self, batches: int) -> None:
-        """Count so many global batches as consumed, without using them."""
+        """Count so many global batches as consumed, without using them; negative: take that back."""
         raise NotImplementedError
 
     def rebuild(self, given: dict[str, Any]) -> None:
@@ -106,9 +106,12 @@ class HookedLoop:
         self.session.fixed_data = not self.skips()
         self.prepare(given)
         restored = self.session.restore() is not None
-        if self.jump() or restored:
+        batches = self.jump()
+        if batches or restored:
             self.rebuild(given)
+        self.skip(-batches)  # what is recorded now is the state that the jump comes after
         self.session.begin(self.iteration())
+        self.skip(batches)
         while True:
             try:
                 result = original(*bound.args, **bound.kwargs)
@@ -135,8 +138,7 @@ class HookedLoop:
         """Leave out what is to be left out right here; how many batches."""
         assert self.session is not None
         batches = self.session.jump(self.iteration())
-        if batches:
-            self.skip(batches)
+        self.skip(batches)
         return batches
 
     def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

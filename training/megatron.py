@@ -97,6 +97,8 @@ class MegatronLoop(HookedLoop):
         return getattr(self.args, "dataloader_type", "single") in ("single", "cyclic")
 
     def skip(self, batches: int) -> None:
+        if not batches:
+            return
         calculator = sys.modules["megatron.core.num_microbatches_calculator"]
         calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
         self.args.consumed_train_samples += batches * calculator.get_current_global_batch_size()
