@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from . import describe
 from .detectors import Cause
-from .ladder import AGAIN, LadderPolicy, Remedy, origin
+from .ladder import AGAIN, LadderPolicy, Remedy, near, origin
 from .machine import Phase
 from .orders import PHASES, Incident
 from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, Plan
@@ -91,9 +91,8 @@ def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: 
     """A rewind is over when the ranks are past the onset for good, or have gone back for the same fault again. later: rewinds after it."""
     if not incident.open:
         return incident
-    for other in later:
-        if abs(other.onset - incident.onset) <= policy.same_fault_steps:
-            return replace(incident, open=False, origin=AGAIN)
+    if any(near(other.onset, incident.onset, policy) for other in later):
+        return replace(incident, open=False, origin=AGAIN)
     statuses = world.statuses()
     past = [s.finished or s.min_step >= incident.step_at_fault + policy.settled_steps for s in statuses]
     if len(statuses) < len(world.members) or not all(past):

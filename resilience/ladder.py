@@ -104,12 +104,17 @@ class Answer:
         return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
 
 
+def near(onset: int, other: int, policy: LadderPolicy) -> bool:
+    """Whether faults with these onsets are taken to be the same."""
+    return abs(other - onset) <= policy.same_fault_steps
+
+
 def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) -> list[Turn]:
     """The last of `turns` that were about what is found now, in order."""
     found: list[Turn] = []
     onset = finding.onset
     for turn in reversed(turns):
-        if abs(turn.onset - onset) > policy.same_fault_steps:
+        if not near(turn.onset, onset, policy):
             break
         found.insert(0, turn)
         onset = turn.onset

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..harness import Job
+
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
 TREES = HERE.parents[1] / ".venv" / "megatron"
@@ -142,3 +144,11 @@ def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str],
         "OMP_NUM_THREADS": "1",  # the bits depend on it
     }
     return [*launcher, str(loop.script), *loop.arguments, *extra_arguments], environment
+
+
+def behind(loop: Loop, place: Path, *options: str, arguments: Sequence[str] = (), nemesis: str = "") -> Job:
+    """The loop behind `mt-resilient run`, in the new directory `place`. options: of run; arguments: further ones of the loop."""
+    place.mkdir()
+    argv, environment = command(loop, arguments)
+    environment.update(recording(place, nemesis))
+    return Job(place, argv[1:], *options, **environment)

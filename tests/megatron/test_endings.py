@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import Job
-from .loops import MEGATRON_DP2, Loop, Record, command, read_record, recording
+from .loops import MEGATRON_DP2, Loop, Record, behind, command, read_record, recording
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -31,13 +30,6 @@ def undisturbed(loop: Loop, place: Path, *arguments: str) -> tuple[Record, str]:
     return read_record(place), done.stdout
 
 
-def behind(loop: Loop, place: Path, *arguments: str, nemesis: str = "") -> Job:
-    place.mkdir()
-    argv, environment = command(loop, arguments)
-    environment.update(recording(place, nemesis))
-    return Job(place, argv[1:], "--durable-every", "1000", **environment)
-
-
 def validations(output: str) -> dict[str, str]:
     """Place → its last result; the tail of a line is the same text."""
     return dict(re.findall(r"validation loss at (.*?) \| (lm loss value: \S+)", output))
@@ -45,7 +37,9 @@ def validations(output: str) -> dict[str, str]:
 
 def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
     expected, output = undisturbed(loop, tmp_path / "plain", *VALIDATES)
-    job = behind(loop, tmp_path / "disturbed", *VALIDATES, nemesis="nan-grad@4:1,kill@9:0")
+    job = behind(
+        loop, tmp_path / "disturbed", "--durable-every", "1000", arguments=VALIDATES, nemesis="nan-grad@4:1,kill@9:0"
+    )
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(tmp_path / "disturbed") == expected
     assert len(validations(output)) >= 3
@@ -56,7 +50,14 @@ def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
 def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, tmp_path: Path) -> None:
     arguments = ("--exit-interval", "7") if how == "interval" else ("--exit-signal-handler",)
     expected, _ = undisturbed(loop, tmp_path / "plain")
-    job = behind(loop, tmp_path / "early", *arguments, nemesis="term@7:0" if how == "signal" else "")
+    job = behind(
+        loop,
+        tmp_path / "early",
+        "--durable-every",
+        "1000",
+        arguments=arguments,
+        nemesis="term@7:0" if how == "signal" else "",
+    )
     assert job.finish(120) == 0, job.said()[-4000:]
     assert "the script has left in order, before the end of the training" in job.said().splitlines()[-1]
     job.start()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import Job
 from .loops import (
     BRIDGE_DP2,
     CHECKOUT_LOOPS,
@@ -17,6 +16,7 @@ from .loops import (
     MEGATRON_INTERLEAVED,
     Loop,
     Record,
+    behind,
     command,
     read_record,
     recording,
@@ -49,10 +49,7 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
         pytest.skip(reason)
     expected = undisturbed(loop, tmp_path / "plain")
     place = tmp_path / "disturbed"
-    place.mkdir()
-    argv, environment = command(loop)
-    environment.update(recording(place, "nan-grad@4:1,kill@9:0"))
-    job = Job(place, argv[1:], "--durable-every", "5", **environment)
+    job = behind(loop, place, "--durable-every", "5", nemesis="nan-grad@4:1,kill@9:0")
     assert job.finish(280) == 0, job.said()[-4000:]
     found = read_record(place)
     assert found.losses == expected.losses
@@ -68,10 +65,7 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
         pytest.skip(reason)
     expected = undisturbed(loop, tmp_path / "plain")
     place = tmp_path / "disturbed"
-    place.mkdir()
-    argv, environment = command(loop)
-    environment.update(recording(place, "hang@9:1"))
-    job = Job(place, argv[1:], "--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", **environment)
+    job = behind(loop, place, "--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", nemesis="hang@9:1")
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(place) == expected
     (incident,) = job.incidents()
@@ -91,10 +85,7 @@ def test_data_that_gives_nan_is_left_out(loop: Loop, tmp_path: Path) -> None:
     records = []
     for name, options, nemesis in (("hit", [], "nan-grad*3@4:1,kill@9:0"), ("clean", ["--skip-data", "3:4"], "")):
         place = tmp_path / name
-        place.mkdir()
-        argv, environment = command(loop)
-        environment.update(recording(place, nemesis))
-        job = Job(place, argv[1:], "--durable-every", "5", *options, **environment)
+        job = behind(loop, place, "--durable-every", "5", *options, nemesis=nemesis)
         assert job.finish(280) == 0, job.said()[-4000:]
         records.append((read_record(place), [(i.cause, i.remedy) for i in job.incidents()]))
     (hit, told), (clean, nothing) = records
@@ -111,10 +102,7 @@ def test_a_step_back_to_where_data_is_left_out(tmp_path: Path) -> None:
     records = []
     for name, nemesis in (("hit", "nan-grad@1:1,nan-grad@6:1,kill@7:0"), ("clean", "")):
         place = tmp_path / name
-        place.mkdir()
-        argv, environment = command(MEGATRON_DP2)
-        environment.update(recording(place, nemesis))
-        job = Job(place, argv[1:], "--skip-data", "0:2", "--skip-data", "7:9", **environment)
+        job = behind(MEGATRON_DP2, place, "--skip-data", "0:2", "--skip-data", "7:9", nemesis=nemesis)
         assert job.finish(280) == 0, job.said()[-4000:]
         records.append(read_record(place))
     hit, clean = records

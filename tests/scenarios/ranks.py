@@ -87,7 +87,6 @@ class Ranks:
         self.turns = list(record.turns)
         self.windows = windows.merged(turn.window for turn in record.turns if turn.window)
         self.figures: list[Figure] = []
-        self.found: Judgement | None = None
         self.rewinds = 0
         self.hung = False
         """Rank 1 hangs, and rank 0 waits for it;"""
