@@ -38,6 +38,12 @@ class Launch:
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
 
+    @property
+    def home(self) -> str:
+        """The folder that Python puts first on the ranks' sys.path."""
+        file = Path(self.script[0])
+        return str(file.resolve().parent if file.is_file() else Path.cwd())
+
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
         """torchrun's arguments for one generation on one node."""
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]

@@ -82,7 +82,7 @@ class Node:
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.sound = Soundness(self.slots, self.shelf, root, run, stability or StabilityPolicy())
-        self.warm = WarmProcess(launch.python, directory.modules, directory.logs / "warm.log")
+        self.warm = WarmProcess(launch.python, directory.modules, launch.home, directory.logs / "warm.log")
         config = {
             "arena": self.paths,
             "root": root.address,

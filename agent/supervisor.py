@@ -81,6 +81,7 @@ class Supervisor:
         }
         previous_wakeup = signal.set_wakeup_fd(woken)
         try:
+            self._warm_up()
             while True:
                 ready = self._wait(wake)
                 code = self.round(ready)
@@ -233,9 +234,9 @@ class Supervisor:
         warm = self.node.warm
         changed = warm.observe()
         if changed:
-            if warm.ready:
+            if warm.ready and warm.knows:
                 self.telling.say("the warm process is ready: the next start will be forked")
-            else:
+            elif not warm.ready:
                 self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
         for event in self.node.drain_events():
             self.telling.drained(event)
@@ -246,12 +247,17 @@ class Supervisor:
         return changed
 
     def _warm_up(self) -> None:
-        """Start the warm process once the ranks have finished a step: not while they want the cores to start."""
+        """Start the warm process before the first ranks; where it has ended, once ranks have finished a step: not while they want the cores
+        to start. Then it learns what these have imported."""
         told, warm = self._published, self.node.warm
         if not self.policy.warm:
             warm.why = "warm starts are switched off"
-        elif told and told.stepped_s and warm.wanted(told.generation) and self.node.directory.modules.exists():
-            warm.start(self.node.environment(), told.generation)
+        elif told is None or told.stepped_s:
+            generation = told.generation if told else 0
+            if warm.wanted(generation):
+                warm.start(self.node.environment(), generation)
+            elif told and warm.ready and not warm.knows and self.node.directory.modules.exists():
+                warm.learn()
 
     def _store_is_down(self, error: ResilientError) -> None:
         if not self._store_down_s:

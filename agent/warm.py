@@ -1,7 +1,7 @@
-"""The agent's end of the warm process: started once a gang is training, asked to fork the next one.
+"""The agent's end of the warm process: started before the first gang, asked to fork each.
 
-Importing torch and Megatron takes seconds and happens here, ahead of need. Where forking is not safe the process says why, and the
-gang starts cold.
+Importing torch and Megatron takes seconds and happens here: torch once for all ranks, before the first start; what else the ranks have
+imported ahead of need. Where forking is not safe the process says why, and the gang starts cold.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,26 @@ from ..resilience.errors import MachineError
 
 ANSWER_S = 10.0
 """A fork answers in milliseconds; a warm process that does not has a problem of its own."""
+_IMPORTING = "the warm process is still importing"
 
 
 class WarmProcess:
     """States: not started, importing, ready, or unusable, with the reason in `why`."""
 
-    def __init__(self, python: str, modules: Path, log: Path) -> None:
-        """modules: what the ranks imported, as their first step left it."""
+    def __init__(self, python: str, modules: Path, home: str, log: Path) -> None:
+        """modules: what the ranks imported, as their first step left it; home: the folder that is first on their sys.path."""
         self._command = [python, "-m", "mt_resilient.training.forkserver"]
+        self._home = home
         self._modules = modules
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self.why = "the warm process has not been started yet"
         self.ready = False
-        self._tried_in = 0
+        self._tried_in = -1
         self._unsafe = False
+        self.knows = False
+        """It was told to import what ranks of this life of the job have noted."""
 
     @property
     def pid(self) -> int | None:
@@ -56,9 +60,16 @@ class WarmProcess:
         """Readable when the process has something to say, or is gone."""
         return self._channel.fileno() if self._channel else None
 
+    def learn(self) -> None:
+        """Have it import what the ranks have noted."""
+        assert self._channel
+        self.knows, self.ready, self.why = True, False, _IMPORTING
+        with suppress(OSError):  # gone: seen at the next look
+            self._channel.sendall(b"{}\n")
+
     def start(self, environment: Mapping[str, str], generation: int) -> None:
         """Start importing, in the environment that ranks get. At normal priority: forked ranks would inherit a lower one."""
-        self._tried_in = generation
+        self._tried_in, self.knows = generation, False
         ours, theirs = socket.socketpair()
         with ExitStack() as passing, self._log.open("ab") as log:
             passing.callback(theirs.close)
@@ -66,7 +77,7 @@ class WarmProcess:
             for stream in (1, 2):
                 passed.append(os.dup(stream))
                 passing.callback(os.close, passed[-1])
-            command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules)]
+            command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules), self._home]
             self._process = leash.spawn(
                 command,
                 env=dict(environment),
@@ -77,7 +88,7 @@ class WarmProcess:
                 start_new_session=True,
             )
         self._channel = ours
-        self.why = "the warm process is still importing"
+        self.why = _IMPORTING
 
     def observe(self) -> bool:
         """Hear what it says, if anything; True when its state has changed."""

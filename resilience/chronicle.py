@@ -164,10 +164,12 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     launched = world.record.launched_s
     marks = [world.record.opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
+    if incident.resume_step is None:
+        incident = replace(incident, resume_step=world.record.resume_step)
     if (
-        incident.resume_step is None
-    ):  # the first generation after it: later ones go on from elsewhere for reasons of their own
-        incident = replace(incident, launch=statuses[0].launch, resume_step=world.record.resume_step)
+        incident.generation + 1 == world.record.number
+    ):  # later ones go on for reasons of their own; a start may wait for imports
+        incident = replace(incident, launch=incident.launch or statuses[0].launch)
     if world.record.replay_until <= world.record.resume_step:
         marks[-1] = marks[-2]  # nothing is computed again
     for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):

@@ -109,9 +109,9 @@ class Job:
     def until_step(self, step: int) -> NodeStatus:
         return self.until(lambda now: now.min_step >= step and all(now.pids))
 
-    def until_said(self, text: str, deadline_s: float = 120) -> None:
+    def until_said(self, text: str, deadline_s: float = 120, times: int = 1) -> None:
         end = time.monotonic() + deadline_s
-        while text not in self.said():
+        while self.said().count(text) < times:
             assert time.monotonic() < end, f"never said {text!r}:\n{self.said()[-3000:]}"
             assert self.agent.poll() is None, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
             time.sleep(0.03)

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
+
+from setproctitle import getproctitle, setproctitle
 
 from ..resilience.leash import die_with_parent
 
@@ -80,6 +82,17 @@ class Fork:
         return self.returncode
 
 
+def name_as(command: Sequence[str] | None) -> None:
+    """Let `ps` and `pkill -f` see `command`, cut to the room that this program's own arguments have: what lies behind them, the
+    environment, is left as it is. None: only look where they are, while the environment is still the one that the kernel knows."""
+    os.environ["SPT_NOENV"] = "1"
+    if command is None:
+        getproctitle()
+    else:
+        setproctitle(" ".join(command))
+    del os.environ["SPT_NOENV"]
+
+
 def _run_rank(command: list[str], env: dict[str, str]) -> int:
     """Become `python -u <command>` with environment `env`, as if freshly started."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
@@ -95,6 +108,7 @@ def _run_rank(command: list[str], env: dict[str, str]) -> int:
     gc.unfreeze()
     while undo_first:
         undo_first.pop()()
+    name_as([sys.executable, "-u", *command])
     from . import hook
 
     hook.activate()
@@ -105,13 +119,20 @@ def _run_rank(command: list[str], env: dict[str, str]) -> int:
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(command)
-            sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
+            sys.path[0] = os.path.dirname(os.path.realpath(command[0]))
             _run_script(command[0])
     except BaseException as error:
         if not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
+            sys.excepthook(type(error), error, _of_the_script(error.__traceback__))
         return exit_code(error)
     return 0
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """Without our own frames at its beginning: as Python itself would show it."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
 
 
 def _run_script(path: str) -> None:

@@ -2,6 +2,7 @@
 
     agent ──one JSON line per launch──▶ forkserver ──fork, fork──▶ torchrun's own machinery ──fork──▶ ranks
 
+The first gang is forked too: from torch alone, where nothing else is known yet, so that launcher and ranks need not each import it.
 The launcher runs `torch.distributed.run` itself, so that every torchrun flag keeps its meaning; only the last link is ours: where
 torchrun would start an interpreter for a rank, it forks, and the child becomes the script. The launcher is forked twice, so that it is
 the agent's child (a child subreaper) and neither outlives the agent nor dies with this process.
@@ -24,28 +25,41 @@ from typing import Any
 
 from ..resilience.leash import die_with_parent
 from . import device, forked
-from .modules import Noted
+from .modules import Noted, shadowed
 
 
-def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Path) -> None:
-    """Import what the ranks have noted in `modules`, say so on the channel, then fork a gang for each line that arrives.
+def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Path, home: str) -> None:
+    """Import torch and what ranks have noted in `modules`, if they have, and say so on the channel. Then, for each line that arrives, fork
+    a gang, or import what has been noted since.
 
-    streams: the descriptors that gangs have as stdout and stderr; this process's own are its log.
+    streams: the descriptors that gangs have as stdout and stderr; this process's own are its log. home: the folder that is first on the
+    ranks' sys.path.
     """
     channel = socket.socket(fileno=channel_fd)
+    forked.name_as(None)
     numpy_threads = _threads_after_numpy()
     with _devices_counted_in_dev():
         importlib.import_module("torch.distributed.run")
-        known = Noted.read(modules)
-        left = known.bring_back()
+    fit = _learn(modules, home, numpy_threads, channel)
+    orders = channel.makefile()
+    while fit and (line := orders.readline()):
+        order = json.loads(line)
+        if order:
+            _fork_launcher(order, channel, streams, agent_pid)
+        else:
+            fit = _learn(modules, home, numpy_threads, channel)
+
+
+def _learn(modules: Path, home: str, harmless_threads: int, channel: socket.socket) -> bool:
+    """Import what the ranks have noted; whether this process may fork after that, which it says on the channel."""
+    known = Noted.read(modules) if modules.exists() else None
+    with _devices_counted_in_dev():
+        left = known.bring_back() if known else []
     gc.collect()
     gc.freeze()  # the children share these pages; a collection would copy them
-    why = _unsafe(numpy_threads) or known.foreign()
+    why = _unsafe(harmless_threads) or (known.foreign() if known else shadowed(home))
     _say(channel, {"ready": not why, "why": why, "left_to_the_ranks": left[:5]})
-    if why:
-        return
-    for line in channel.makefile():
-        _fork_launcher(json.loads(line), channel, streams, agent_pid)
+    return not why
 
 
 def _threads() -> int:
@@ -124,6 +138,7 @@ def _launch(arguments: Sequence[str]) -> int:
 
     SubprocessHandler._popen = forked.popen  # type: ignore[assignment, method-assign]
     sys.argv = ["torchrun", *arguments]
+    forked.name_as([sys.executable, *sys.argv])
     with _no_device_asked_for():
         run.main(list(arguments))
     return 0
@@ -163,4 +178,4 @@ def _no_device_asked_for() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])), int(sys.argv[4]), Path(sys.argv[5]))
+    main(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])), int(sys.argv[4]), Path(sys.argv[5]), sys.argv[6])

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 Place = tuple[str, list[str]]
@@ -29,6 +29,18 @@ def note(file: Path) -> None:
     with suppress(OSError):
         fresh.write_text(json.dumps({"path": sys.path, "modules": found}))
         fresh.replace(file)
+
+
+def shadowed(home: str) -> str:
+    """Why ranks whose scripts lie in `home`, first on their sys.path, would import other modules than those that are here; else empty."""
+    for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
+        here = getattr(sys.modules.get(name), "__spec__", None)
+        theirs = PathFinder.find_spec(name, [home])
+        if here is None or theirs is None or theirs.origin is None or here.origin in ("built-in", "frozen"):
+            continue
+        if theirs.origin != here.origin:
+            return f"the module {name} comes from {here.origin} here, and from {theirs.origin} in the ranks"
+    return ""
 
 
 @dataclass(frozen=True)
