@@ -166,9 +166,7 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
     if incident.resume_step is None:
         incident = replace(incident, resume_step=world.record.resume_step)
-    if (
-        incident.generation + 1 == world.record.number
-    ):  # later ones go on for reasons of their own; a start may wait for imports
+    if "start" not in incident.phases_s:  # ranks that start later do so for reasons of their own
         incident = replace(incident, launch=incident.launch or statuses[0].launch)
     if world.record.replay_until <= world.record.resume_step:
         marks[-1] = marks[-2]  # nothing is computed again
