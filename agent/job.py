@@ -16,34 +16,34 @@ from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.stores import Place
 from ..resilience import describe
 from ..resilience.boundary import RankPolicy
-from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.decision import Policy
 from ..resilience.election import Election
-from ..resilience.errors import MachineError, SiteError, SnapshotError, UsageError
+from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
-from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
-from ..resilience.orders import GenerationRecord
 from ..resilience.recovery import RecoveryPolicy
-from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
+from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
-from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.store import Store
 from ..resilience.windows import Window
-from ..resilience.wire import dumps, loads
 from .embedded_etcd import EmbeddedEtcd, probe
+from .ending import say_the_end
 from .etcd_binary import find_server
 from .heartbeat import Heartbeat
 from .launch import Launch, understand
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy
+from .registration import register
+from .revival import Revival
 from .run_directory import RunDirectory
 from .supervisor import Supervisor
 from .telling import Telling
@@ -121,7 +121,7 @@ def run_job(
         closing.callback(store.close)
         keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
-        _register(store, keys, launch, run, me, catalog.next_generation(root))
+        register(store, keys, launch, run, me, catalog.next_generation(root))
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
@@ -159,7 +159,7 @@ def run_job(
         if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.durable_steps(), default=None)
-        _say_the_end(code, record, lost, newest, run, supervisor.telling)
+        say_the_end(code, record, lost, newest, run, supervisor.telling)
         return code
 
 
@@ -189,41 +189,6 @@ def _endpoints(
     server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
     closing.callback(server.stop)
     return server, [server.start()]
-
-
-def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int) -> None:
-    """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
-
-    first: number of the first generation, larger than any that has left a snapshot here. Raises UsageError for another command, and
-    for a job that is finished.
-    """
-    command = (*launch.program[-1:], *launch.options, *launch.script)
-    spec = Spec(command=command, nodes=1, created_s=wall_s(), first_generation=Generation(first))
-    store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
-    entry, record = store.get(keys.spec), store.get(keys.generation)
-    known = loads(Spec, entry.value) if entry else spec
-    if known.command != spec.command:
-        raise UsageError(
-            f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
-            "Name another directory with --run-dir"
-        )
-    if run.finished.exists():
-        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
-    store.delete_prefix(keys.requests)  # nobody who asks an agent to stop means its successor
-    last = loads(GenerationRecord, record.value) if record else None
-    moved = last is not None and NodeId(me.host) not in last.members  # the same directory, on a host of another name
-    if last is None or (last.phase not in (Phase.ENDING, Phase.ENDED) and not moved):
-        return
-    # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
-    store.delete_prefix(keys.incidents)
-    again = GenerationRecord(
-        number=Generation(last.number + 1),
-        phase=Phase.GATHER,
-        members={NodeId(me.host): me.instance},
-        reason="started again",
-        opened_s=wall_s(),
-    )
-    store.put(keys.generation, dumps(again))
 
 
 def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
@@ -269,56 +234,3 @@ def _supervisor(
         telling=telling,
         performer=performer,
     )
-
-
-class Revival:
-    """Starts the embedded etcd again when it is dead; where that fails, waits, twice as long each time, and training goes on."""
-
-    def __init__(self, server: EmbeddedEtcd, endpoint: str, node: Node, telling: Telling) -> None:
-        self._server, self._endpoint, self._node, self._telling = server, endpoint, node, telling
-        self._wait_s, self._not_before_s = 1.0, 0.0
-
-    def __call__(self) -> None:
-        if self._server.alive() or monotonic_s() < self._not_before_s:
-            return
-        try:
-            if self._server.start() != self._endpoint:
-                self._server.stop()
-                raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
-            self._wait_s = 1.0
-        except SiteError as error:
-            self._telling.say(f"{error}; tried again in {self._wait_s:.0f} s", "bad")
-            self._not_before_s = monotonic_s() + self._wait_s
-            self._wait_s = min(60.0, self._wait_s * 2)
-        self._node.spared = (self._server.pid or 0,)
-
-
-def _say_the_end(
-    code: int, record: GenerationRecord | None, lost: str, newest: int | None, run: RunDirectory, telling: Telling
-) -> None:
-    """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is."""
-    again = "begins anew" if newest is None else f"goes on from step {newest}"
-    if lost and code > 128:
-        telling.say(f"ended as asked, but without the last snapshot ({lost}); the same command {again}", "bad")
-    elif lost and newest is None and record and record.complete:
-        run.finished.touch()  # whoever gives the command again does not mean to train all of it again
-        telling.say(
-            f"the training is over, but no state of it is on disk ({lost}): what the script has saved is all there is",
-            "bad",
-        )
-    elif lost:
-        telling.say(
-            f"the ranks are through, but their last state is not on disk ({lost}). Mend that, and give the same command once more: "
-            f"it {again}",
-            "bad",
-        )
-    elif code == 0 and record and record.complete:
-        run.finished.touch()
-        telling.say(record.reason, "good")
-    elif code == 0 and record:
-        telling.say(f"{record.reason}; the same command {again}", "good")
-    elif code > 128:
-        telling.say(f"ended as asked; the same command goes on from the newest snapshot in {run.root}", "warn")
-    else:
-        why = record.reason if record else "unknown"
-        telling.say(f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", "bad")

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from mt_resilient import Session
 from mt_resilient.resilience.boundary import Directive
-from mt_resilient.training.session import Figures
+from mt_resilient.training.figures import Figures
 
 STEPS, WARM_UP = 220, 20
 STEP_S = 0.02

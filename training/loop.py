@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ..resilience.boundary import Directive
-from .session import Figures, Session
+from .figures import Figures
+from .session import Session
 
 VALIDATION = "valid_data_iterator"
 

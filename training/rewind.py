@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +22,7 @@ from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError
 from . import device
 from .attach import Attachment
+from .attempt import Attempt
 from .elsewhere import parts_of
 from .offload import Job, Offload
 from .optimizers import Optimizers
@@ -33,25 +33,6 @@ from .state import Modules, Source
 
 _RETRY_S = 0.05
 """Between looks for a slot, where a snapshot may wait for one."""
-
-
-@dataclass
-class Attempt:
-    """One snapshot that all ranks have begun at the same step; this rank's part of it."""
-
-    step: int
-    durable: bool
-    job: Job | None = None
-    missed: bool = False
-    unsavable: bool = False
-    settled: bool = False
-    """All ranks know what has become of it."""
-
-    @property
-    def held(self) -> Held:
-        if self.missed:
-            return Held.UNSAVABLE if self.unsavable else Held.MISSED
-        return Held.WHOLE if self.job is None else self.job.held
 
 
 Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]

@@ -12,10 +12,8 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,48 +21,23 @@ import torch
 
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
-from ..resilience import describe, ladder
-from ..resilience.board import Rewound
-from ..resilience.boundary import COURSE, Directive, Judgement, Tally, judge
+from ..resilience import describe
+from ..resilience.boundary import COURSE, Directive, Judgement
 from ..resilience.clock import monotonic_ns
-from ..resilience.errors import BudgetSpent, InternalError, UsageError
-from ..resilience.ladder import Turn
-from ..resilience.signals import Doing, Order, RankPhase, Step
-from ..resilience.spikes import Finding
+from ..resilience.errors import UsageError
+from ..resilience.signals import Doing, RankPhase
 from . import modules
 from .attach import Attachment, attach
+from .council import Council
 from .course import Course
+from .figures import Figures, number, or_nan
 from .pace import Pace
 from .restoring import RANDOMNESS
 from .rewind import Tape
-from .sentinel import Sentinel
 from .state import Modules, source_of
 
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one step gave, as this rank knows it; None where it does not (the loss on all but the last pipeline stage)."""
-
-    loss: float | None = None
-    grad_norm: float | None = None
-    skipped: bool = False
-    """The optimizer left the step out by itself (a loss scaler that found an overflow): its figures are not judged."""
-
-    @property
-    def finite(self) -> bool:
-        return self.skipped or all(math.isfinite(x) for x in (self.loss, self.grad_norm) if x is not None)
-
-
-class Incurable(BudgetSpent):
-    """The same fault came again whatever was done about it."""
-
-    def __init__(self, finding: Finding, turns: Sequence[Turn]) -> None:
-        done = describe.remedies([turn.remedy for turn in turns])
-        super().__init__(f"{describe.finding(finding)} again, after {done}")
-        self.farewell = {"kind": finding.kind.value, "step": finding.onset}
 
 
 class Session:
@@ -89,17 +62,11 @@ class Session:
         self._page.built_ns = monotonic_ns()
         self._page.phase = RankPhase.RESTORING
         self._pace = Pace(self._handoff.every_steps)
-        self._stride = self._pace.stride
-        """Steps between snapshots in memory: what all ranks agreed on last."""
-        self._asked = 0
-        """Snapshots on disk that the agent has asked for, and that all ranks know of."""
         self._left_ns = 0
         self._course = Course(self._handoff)
         self._sources[COURSE] = self._course
-        self._rewind: Judgement | None = None
-        """What the ranks go back for."""
         self._tape = Tape(self._at, self._sources, self._pace)
-        self._sentinel: Sentinel | None = None
+        self._council: Council | None = None
 
     # -- a loop of one's own -------------------------------------------------------------------------------------------
 
@@ -138,7 +105,7 @@ class Session:
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
         """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
         is kept whose parameters hold NaN or Inf."""
-        self._figures = Figures(_number(loss), _number(grad_norm), skipped)
+        self._figures = Figures(number(loss), number(grad_norm), skipped)
 
     @contextmanager
     def pausing(self, what: str) -> Iterator[None]:
@@ -176,8 +143,8 @@ class Session:
         if self._at is None:
             return step
         self._tape.restore_randomness()
-        if self._sentinel is None:
-            self._sentinel = Sentinel(self._at)
+        if self._council is None:
+            self._council = Council(self._at, self._tape, self._course, self._pace)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         first = self._tape.owed  # of a job that begins with another's state
@@ -185,9 +152,9 @@ class Session:
         if first:
             self._page.step = step
             self._tape.finish()
-        self._contribute(step, finite=True)
+        self._contribute(step, sound=True)
         if first:
-            self._judged()
+            self._council.judged()
         return step
 
     def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
@@ -196,17 +163,17 @@ class Session:
         Judges the step before (or, with `judged_now`, this very one), snapshots, beats. `last`: keep this step on disk.
         All ranks get the same directive at the same step. Raises Incurable when nothing helps.
         """
-        if self._at is None or self._sentinel is None:
+        if self._at is None or self._council is None:
             return Directive.GO_ON
         entered = monotonic_ns()
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
-        self._page.beat(step, _or_nan(figures.loss), _or_nan(figures.grad_norm), entered)
+        self._page.beat(step, or_nan(figures.loss), or_nan(figures.grad_norm), entered)
         if self._first:
             self._first_boundary(entered)
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
-        before = self._judged() or self._postponed
+        before = self._council.judged() or self._postponed
         self._postponed = None
         if before is not None and before.directive is Directive.REWIND:
             return Directive.REWIND
@@ -214,7 +181,7 @@ class Session:
         wanted = last or bool(leave and before and before.snapshot)
         durable = self._handoff.durable_every_steps
         self._tape.owed |= durable != AUTO and step % durable == 0
-        due = wanted or self._tape.owed or step % self._stride == 0
+        due = wanted or self._tape.owed or step % self._council.stride == 0
         finite = figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT
@@ -228,7 +195,7 @@ class Session:
         self._contribute(step, finite and self._tape.finite, figures)
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
-            now = self._judged()
+            now = self._council.judged()
             if now is not None and now.directive is Directive.REWIND:
                 directive, self._postponed = Directive.REWIND, before if leave else None
             elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
@@ -246,53 +213,9 @@ class Session:
 
     def rewind(self) -> int:
         """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
-        assert self._at is not None
-        assert self._rewind is not None
-        finding, answer = self._rewind.finding, self._rewind.answer
-        assert finding is not None
-        assert answer is not None
-        started, self._left_ns = monotonic_ns(), 0
-        to = self._common(answer.at_most)
-        if to < 0:
-            to = self._common(finding.onset - 1)
-        if to < 0:
-            raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
-        past = ladder.same_fault(finding, self._course.turns, self._handoff.policy.ladder)
-        turn = Turn(
-            kind=finding.kind,
-            onset=finding.onset,
-            to=Step(to),
-            remedy=ladder.done(answer, past, Step(to)),
-            window=answer.window(finding.onset, Step(to), self._course.windows),
-        )
-        self._tape.rewinds += 1
-        self._tape.go_back(to)
-        self._course.turned(turn)
-        self._course.went_back(to)
-        self._page.rewound(
-            Rewound(
-                kind=turn.kind,
-                onset=turn.onset,
-                reached=self._page.step,
-                to=to,
-                remedy=turn.remedy,
-                window=turn.window,
-                value=finding.value,
-                expected=finding.expected,
-                at_ns=started,
-                done_ns=monotonic_ns(),
-            )
-        )
-        return to
-
-    def _common(self, at_most: int) -> int:
-        """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
-        assert self._sentinel is not None
-        while True:
-            worst, best = self._sentinel.extremes(self._tape.newest(at_most))
-            if worst == best:
-                return worst
-            at_most = worst  # what the poorest rank has; the others may not
+        assert self._council is not None
+        self._left_ns = 0
+        return self._council.turn_back()
 
     def resume(self) -> None:
         """Put the generators back once more, after data iterators were built anew."""
@@ -313,46 +236,9 @@ class Session:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _judged(self) -> Judgement | None:
-        """React to the tally that is due, if one is."""
-        assert self._sentinel is not None
-        said = self._sentinel.take()
-        if said is None:
-            return None
-        judgement = judge(said, self._course.figures, self._course.turns, self._handoff.policy)
-        self._tape.settle(judgement)
-        if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
-            self._stride = judgement.stride
-            self._course.judged(said.figure)
-            if judgement.durable:
-                self._tape.owed, self._asked = True, self._page.durable
-        if judgement.directive is Directive.GIVE_UP:
-            assert judgement.finding is not None
-            policy = self._handoff.policy.ladder
-            raise Incurable(judgement.finding, ladder.same_fault(judgement.finding, self._course.turns, policy))
-        if judgement.directive is Directive.DIVERGED:
-            raise InternalError(f"the ranks are not at the same step: this one judged step {said.step}")
-        if judgement.directive is Directive.REWIND:
-            self._rewind = judgement
-        return judgement
-
-    def _contribute(self, step: int, finite: bool, figures: Figures | None = None) -> None:
-        assert self._sentinel is not None
-        known = figures if figures is not None and not figures.skipped else Figures()
-        newest, earlier = self._tape.held
-        said = Tally(
-            step=Step(step),
-            non_finite=not finite,
-            newest=newest,
-            earlier=earlier,
-            stride=self._pace.stride,
-            durable=self._at is not None and self._at.local_rank == 0 and self._page.durable > self._asked,
-            order=Order(self._page.order),
-            loss=_finite(known.loss),
-            grad_norm=_finite(known.grad_norm),
-            fixed_data=self.fixed_data,
-        )
-        self._sentinel.contribute(said)
+    def _contribute(self, step: int, sound: bool, figures: Figures | None = None) -> None:
+        assert self._council is not None
+        self._council.contribute(step, sound, self.fixed_data, figures)
 
     def _parameters_finite(self) -> bool:
         """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
@@ -375,15 +261,3 @@ class Session:
         if self._at.local_rank == 0:
             modules.note(Path(self._handoff.modules))
         self._page.stepped_ns = now_ns  # from here on the agent may start the warm process
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value.detach() if torch.is_tensor(value) else value)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -249,7 +249,7 @@ LEAVES = """
 import os, time
 import torch
 from mt_resilient import Session
-from mt_resilient.training.session import Figures
+from mt_resilient.training.figures import Figures
 
 class Layer:
     def collect(self):

@@ -94,7 +94,7 @@ for number in range(1, 6):
 def test_without_the_wait_before_the_update_the_bits_would_be_wrong():
     run("""
 from mt_resilient.training.offload import Offload
-from mt_resilient.training.rewind import Unrestorable
+from mt_resilient.training.restoring import Unrestorable
 Offload._before_update = lambda self, *_: None
 tape = tape(model=model, optimizer=optimizer)
 expected = bits()

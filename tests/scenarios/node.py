@@ -2,7 +2,7 @@
 
     ranks step → pages → NodeStatus → store → Controller → generation record → duty → this node
 
-`_register`, `duty`, `Controller`, `Election`, `Heartbeat`, pages, exits and statuses are the real ones.
+`register`, `duty`, `Controller`, `Election`, `Heartbeat`, pages, exits and statuses are the real ones.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
 from mt_resilient.agent.heartbeat import Heartbeat
-from mt_resilient.agent.job import _register
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.lookout import Lookout
+from mt_resilient.agent.registration import register
 from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.agreement import Words
@@ -87,7 +87,7 @@ class Node:
         self.lookout = Lookout(HANG, Eyes(self))
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
-        _register(job.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, 1)
+        register(job.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, 1)
         self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
         self.controller = job.controller(instance)
 

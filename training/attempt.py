@@ -1,0 +1,27 @@
+"""One snapshot as this rank takes part in it, from its beginning until all ranks know what has become of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..resilience.boundary import Held
+from .offload import Job
+
+
+@dataclass
+class Attempt:
+    """One snapshot that all ranks have begun at the same step; this rank's part of it."""
+
+    step: int
+    durable: bool
+    job: Job | None = None
+    missed: bool = False
+    unsavable: bool = False
+    settled: bool = False
+    """All ranks know what has become of it."""
+
+    @property
+    def held(self) -> Held:
+        if self.missed:
+            return Held.UNSAVABLE if self.unsavable else Held.MISSED
+        return Held.WHOLE if self.job is None else self.job.held

@@ -1,0 +1,36 @@
+"""What one step gave, as this rank knows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Figures:
+    """None where this rank does not know it (the loss on all but the last pipeline stage)."""
+
+    loss: float | None = None
+    grad_norm: float | None = None
+    skipped: bool = False
+    """The optimizer left the step out by itself (a loss scaler that found an overflow): its figures are not judged."""
+
+    @property
+    def finite(self) -> bool:
+        return self.skipped or all(math.isfinite(x) for x in (self.loss, self.grad_norm) if x is not None)
+
+
+def number(value: Any) -> float | None:
+    """Of a float or a one-element tensor."""
+    return None if value is None else float(value.detach() if torch.is_tensor(value) else value)
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
