@@ -248,7 +248,9 @@ class Supervisor:
     def _warm_up(self) -> None:
         """Start the warm process once the ranks have finished a step: not while they want the cores to start."""
         told, warm = self._published, self.node.warm
-        if not self.policy.warm:
+        if self.policy.observe:
+            warm.why = "nothing is started again while observing"
+        elif not self.policy.warm:
             warm.why = "warm starts are switched off"
         elif told and told.stepped_s and warm.wanted(told.generation) and self.node.directory.modules.exists():
             warm.start(self.node.environment(), told.generation)

@@ -24,11 +24,11 @@ import torch
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
 from ..resilience import describe, ladder
-from ..resilience.board import Rewound
+from ..resilience.board import Rewound, Sighted
 from ..resilience.boundary import COURSE, Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError, UsageError
-from ..resilience.ladder import Turn
+from ..resilience.ladder import Remedy, Turn
 from ..resilience.signals import Doing, Order, RankPhase, Step
 from ..resilience.spikes import Finding
 from . import modules
@@ -100,6 +100,11 @@ class Session:
         """What the ranks go back for."""
         self._tape = Tape(self._at, self._sources, self._pace)
         self._sentinel: Sentinel | None = None
+
+    @property
+    def observes(self) -> bool:
+        """Whether what is found wrong is told only, and the loop stays as its own script has made it."""
+        return self._at is None or self._handoff.policy.observe
 
     # -- a loop of one's own -------------------------------------------------------------------------------------------
 
@@ -326,6 +331,8 @@ class Session:
             self._course.judged(said.figure)
             if judgement.durable:
                 self._tape.owed, self._asked = True, self._page.durable
+            if judgement.finding is not None:
+                self._sighted(judgement)
         if judgement.directive is Directive.GIVE_UP:
             assert judgement.finding is not None
             policy = self._handoff.policy.ladder
@@ -335,6 +342,33 @@ class Session:
         if judgement.directive is Directive.REWIND:
             self._rewind = judgement
         return judgement
+
+    def _sighted(self, judgement: Judgement) -> None:
+        """Something is wrong, and these ranks only observe: note it for the agent, once per fault."""
+        finding, answer = judgement.finding, judgement.answer
+        assert finding is not None
+        assert answer is not None
+        before = self._page.sighting(self._page.sightings) if self._page.sightings else None
+        if before and ladder.goes_on(before.kind, before.last, finding, self._handoff.policy.ladder):
+            self._page.sighted_again(finding.seen)
+            return
+        hopeless = answer.remedy is Remedy.GIVE_UP
+        to = -1 if hopeless else self._tape.newest(answer.at_most)
+        to = self._tape.newest(finding.onset - 1) if to < 0 and not hopeless else to
+        self._page.sighted(
+            Sighted(
+                kind=finding.kind,
+                onset=finding.onset,
+                seen=finding.seen,
+                last=finding.seen,
+                to=to,
+                remedy=answer.remedy,
+                window=answer.window(finding.onset, Step(to), self._course.windows),
+                value=finding.value,
+                expected=finding.expected,
+                at_ns=monotonic_ns(),
+            )
+        )
 
     def _contribute(self, step: int, finite: bool, figures: Figures | None = None) -> None:
         assert self._sentinel is not None
