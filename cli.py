@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
     )
     run.add_argument("--durable-every", type=int, metavar="STEPS", help="steps between snapshots on disk (default 50)")
+    run.add_argument(
+        "--observe", action="store_true", help="judge and tell everything, and do nothing about it: for the first days"
+    )
     run.add_argument("--last-snapshot", action="store_true", help="take a snapshot before leaving on Ctrl-C or SIGTERM")
     run.add_argument("--no-warm", action="store_true", help="start every gang cold")
     run.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics (default 9464; 0: a free one)")
@@ -223,6 +226,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         "control.etcd": options.etcd,
         "snapshots.every_steps": options.snapshot_every,
         "snapshots.durable_every_steps": options.durable_every,
+        "agent.observe": "true" if options.observe else None,
         "agent.last_snapshot": "true" if options.last_snapshot else None,
         "agent.warm": "false" if options.no_warm else None,
         "agent.metrics_port": options.metrics_port,

@@ -14,7 +14,7 @@ from typing import Any
 from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.stores import Place
-from ..resilience import describe
+from ..resilience import describe, observing
 from ..resilience.boundary import RankPolicy
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
@@ -105,7 +105,9 @@ def run_job(
         closing.callback(run.release)
         kept: SnapshotPolicy = policies["snapshots"]
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
-        beginning = _begun_from(origin, kept) if origin and not catalog.look(root).durable else None
+        agent: AgentPolicy = policies["agent"]
+        fresh = agent.observe or not catalog.look(root).durable  # who observes goes back to nothing
+        beginning = _begun_from(origin, kept) if origin and fresh else None
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
@@ -124,8 +126,8 @@ def run_job(
         register(store, keys, launch, run, me, catalog.next_generation(root))
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
-        deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
-        judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"])
+        deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"], observe=agent.observe)
+        judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"], observe=agent.observe)
         node = Node(
             launch,
             run,
@@ -140,10 +142,8 @@ def run_job(
         )
         closing.callback(node.close)
         metrics = Metrics(keys.job)
-        _serve(metrics, policies["agent"], terminal)
-        supervisor = _supervisor(
-            store, keys, me, node, deciding, policies["agent"], Telling(terminal, journal, metrics)
-        )
+        _serve(metrics, agent, terminal)
+        supervisor = _supervisor(store, keys, me, node, deciding, agent, Telling(terminal, journal, metrics))
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -152,10 +152,12 @@ def run_job(
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
+        if agent.observe:
+            supervisor.telling.say(observing.INTRODUCTION)
         code = supervisor.run()
         record = supervisor.record
         asked = record is not None and record.last_snapshot
-        lost = node.unwritten(asked) if code == 0 or asked else ""
+        lost = node.unwritten(asked) if (code == 0 and not agent.observe) or asked else ""
         if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.durable_steps(), default=None)

@@ -37,8 +37,9 @@ class Eyes(Protocol):
 
 
 class Lookout:
-    def __init__(self, policy: HangPolicy, eyes: Eyes) -> None:
-        self._policy, self._eyes = policy, eyes
+    def __init__(self, policy: HangPolicy, eyes: Eyes, *, observe: bool = False) -> None:
+        """observe: nothing is done about what is found."""
+        self._policy, self._eyes, self._observe = policy, eyes, observe
         self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
         self.begin(tells=False)
@@ -55,6 +56,7 @@ class Lookout:
         self.teardown = ""
         """How ranks whose loops are over hang in their teardown; empty where they do not."""
         self._told: set[Answer] = set()
+        self._teardown_told = False
         self._looks: dict[int, Look] = {}
         self._unmoved_since_s: dict[int, float] = {}
         self._asked_s: float | None = None
@@ -175,6 +177,9 @@ class Lookout:
             )
 
     def _end_teardown(self, what: str) -> None:
-        if self._policy.act and not self.teardown:
+        if self._observe and not self._teardown_told:
+            self._words.append(("warn", f"the training is over, but {what}; without --observe all would be ended"))
+        self._teardown_told = True
+        if self._policy.act and not self._observe and not self.teardown:
             self.teardown = what
             self._words.append(("warn", f"the training is over, but {what}: all is ended, and counts as finished"))

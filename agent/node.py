@@ -78,7 +78,7 @@ class Node:
         self.told: tuple[InPlaceRewind, ...] = ()
         self.shelf = Shelf(root)
         self.witness = Witness(launch.ranks, directory.logs)
-        self.lookout = Lookout(hang or HangPolicy(), self.witness)
+        self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.sound = Soundness(self.slots, self.shelf, root, run, stability or StabilityPolicy())
@@ -206,6 +206,8 @@ class Node:
             self._abandon(further)
             for rewind in further:
                 self.sound.went_back(rewind.to)
+            for sighting in report.sightings(self.board.pages, self.gang.generation, 0.0):
+                self.sound.doubt(sighting.onset)
             changed = ended or bool(further)
         self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
         return self.sound.look(self._generation, self._finished(), every=ended) or changed

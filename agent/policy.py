@@ -9,6 +9,8 @@ from ..resilience.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPolicy:
+    observe: bool = False
+    """Judge and tell everything, and do nothing about it."""
     warm: bool = True
     """Keep a warm process to fork the next gang from."""
     warm_wait_s: float = 60.0

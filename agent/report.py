@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..resilience.board import REWINDS_KEPT, Page
-from ..resilience.signals import Generation, InPlaceRewind, NodeStatus, Rank, RankExit, RankPhase, RankStall, Step
+from ..resilience.board import REWINDS_KEPT, SIGHTINGS_KEPT, Page
+from ..resilience.signals import (
+    Generation,
+    InPlaceRewind,
+    NodeStatus,
+    Rank,
+    RankExit,
+    RankPhase,
+    RankStall,
+    Sighting,
+    Step,
+)
 from .gang import Gang, Watched
 
 
@@ -97,6 +107,31 @@ def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: in
     )
 
 
+def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[Sighting, ...]:
+    """The last faults that the local ranks have all noted, and done nothing about."""
+    done = min((page.sightings for page in pages), default=0)
+    return tuple(_sighting(pages, generation, offset_s, n) for n in range(max(0, done - SIGHTINGS_KEPT) + 1, done + 1))
+
+
+def _sighting(pages: Sequence[Page], generation: int, offset_s: float, ordinal: int) -> Sighting:
+    seen = [page.sighting(ordinal) for page in pages]
+    first = seen[0]
+    return Sighting(
+        ordinal=ordinal,
+        generation=Generation(generation),
+        cause=first.kind,
+        onset=Step(first.onset),
+        seen=Step(first.seen),
+        last=Step(min(each.last for each in seen)),
+        to=Step(min(each.to for each in seen)),
+        remedy=first.remedy,
+        window=first.window,
+        value=first.value,
+        expected=first.expected,
+        at_s=first.at_ns / 1e9 + offset_s,
+    )
+
+
 def status(
     *,
     gang: Gang | None,
@@ -148,6 +183,8 @@ def status(
         finished=over and not stopped,
         stopped=over and stopped,
         exits=exits(gang, pages),
+        launcher_code=gang.launcher.code if gang.launcher.ended_s else None,
+        sightings=sightings(pages, generation, offset_s),
         rewinds=told,
         launch=gang.how,
         stalls=stalls,

@@ -5,6 +5,7 @@ Replicas (what agreed) + Shelf (what is on disk) ──▶ agreed and certified 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -20,6 +21,7 @@ from .errands import Errands
 from .replicas import TOLD, Replicas, Sight, stored
 from .shelf import Shelf
 
+_NEVER = sys.maxsize
 _APART = "it was taken after data-parallel replicas had gone apart"
 
 
@@ -31,15 +33,21 @@ class Soundness:
         self._errands = Errands()
         self._replicas = Replicas(slots, policy)
         self._finished = -1
+        self._doubted = _NEVER
         self._refused: set[str] = set()
         self._introduced = False
         self.sentences: list[tuple[str, str]] = []
         """For people, with their mood; whoever tells them takes them out."""
 
+    def doubt(self, onset: int) -> None:
+        """Something was wrong with that step, and the ranks went on: nothing that it follows within the time of a certificate, or that
+        is computed from it, is certified. The ranks of the next start know nothing of it: they begin elsewhere."""
+        self._doubted = min(self._doubted, onset)
+
     def look(self, generation: int, finished: int, *, every: bool = False) -> bool:
         """Compare what is new, mark what has become certain. True when replicas were found apart. generation: the one that the node is in;
         finished: step that all its ranks have done; every: whatever memory holds, for somebody is about to choose."""
-        self._finished = finished
+        self._finished = min(finished, self._doubted - 1)
         news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
         read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
         news = self._replicas.judge(read, wall_s(), generation) or news
@@ -94,6 +102,7 @@ class Soundness:
                 slot.free()
 
     def went_back(self, step: int) -> None:
+        self._doubted = _NEVER
         self._replicas.went_back(step)
 
     def told(self, said: NodeStatus) -> dict[str, object]:

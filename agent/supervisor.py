@@ -250,7 +250,9 @@ class Supervisor:
         """Start the warm process before the first ranks; where it has ended, once ranks have finished a step: not while they want the cores
         to start. Then it learns what these have imported."""
         told, warm = self._published, self.node.warm
-        if not self.policy.warm:
+        if self.policy.observe:
+            warm.why = "nothing is started again while observing"
+        elif not self.policy.warm:
             warm.why = "warm starts are switched off"
         elif told is None or told.stepped_s:
             generation = told.generation if told else 0

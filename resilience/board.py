@@ -26,6 +26,9 @@ _REWIND = 11
 _ROW_AT = 1280
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _FAREWELL_AT = 1536
+_SIGHTING, SIGHTINGS_KEPT = 11, 2
+_SIGHTINGS_AT = PAGE_BYTES - SIGHTINGS_KEPT * _SIGHTING * 8
+"""A ring of what was found wrong by ranks that only observe: one per fault, so two are enough between two looks of the agent."""
 
 
 class _Int:
@@ -62,6 +65,22 @@ class Rewound:
     expected: float
     at_ns: int
     done_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighted:
+    """What a rank that only observes has found, with its peers; `signals.Sighting` has what the fields mean."""
+
+    kind: Kind
+    onset: int
+    seen: int
+    last: int
+    to: int
+    remedy: Remedy
+    window: Window | None
+    value: float
+    expected: float
+    at_ns: int
 
 
 class Page:
@@ -107,6 +126,9 @@ class Page:
     """Its main thread, as stacks name it."""
     tells = _Int(27)
     """1 once a loop that we know, or a Session, is there: steps will be told."""
+
+    sightings = _Int(31)
+    """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
 
     def __init__(self, buffer: memoryview) -> None:
         self.raw = buffer
@@ -158,6 +180,38 @@ class Page:
             done_ns=done_ns,
         )
 
+    def sighted(self, found: Sighted) -> None:
+        """Note a fault that nothing is done about."""
+        ordinal = self.sightings + 1
+        place = _SIGHTINGS_AT // 8 + ordinal % SIGHTINGS_KEPT * _SIGHTING
+        window = (found.window.start, found.window.stop) if found.window else (0, 0)
+        kind, remedy = _KINDS.index(found.kind), _REMEDIES.index(found.remedy)
+        numbers = (found.onset, found.seen, found.last, found.to, found.at_ns, kind, remedy, *window)
+        self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
+        self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = found.value, found.expected
+        self.sightings = ordinal  # last: from here on the agent reads it
+
+    def sighted_again(self, step: int) -> None:
+        """The newest of these faults is still there."""
+        self.ints[_SIGHTINGS_AT // 8 + self.sightings % SIGHTINGS_KEPT * _SIGHTING + 2] = step
+
+    def sighting(self, ordinal: int) -> Sighted:
+        """The `ordinal`-th such fault, one of the last two."""
+        place = _SIGHTINGS_AT // 8 + ordinal % SIGHTINGS_KEPT * _SIGHTING
+        onset, seen, last, to, at_ns, kind, remedy, start, stop = self.ints[place : place + 9].tolist()
+        return Sighted(
+            kind=_KINDS[kind],
+            onset=onset,
+            seen=seen,
+            last=last,
+            to=to,
+            remedy=_REMEDIES[remedy],
+            window=Window(start, stop) if stop else None,
+            value=self.floats[place + 9],
+            expected=self.floats[place + 10],
+            at_ns=at_ns,
+        )
+
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
         """Say the `ordinal`-th row (from 1) to whoever reads this page: the other ranks of the node. It may be said when all of them
         have heard the one before; the one before that is gone."""
@@ -201,7 +255,7 @@ class Page:
         for limit in (1500, 300, 80):
             short = {k: v[-limit:] if isinstance(v, str) else v for k, v in words.items()}
             data = json.dumps(short, ensure_ascii=False).encode(errors="backslashreplace")
-            if len(data) <= PAGE_BYTES - _FAREWELL_AT - 8:
+            if len(data) <= _SIGHTINGS_AT - _FAREWELL_AT - 8:
                 break
         self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + len(data)] = data
         self.ints[_FAREWELL_AT // 8] = len(data)
@@ -209,7 +263,7 @@ class Page:
     def farewell(self) -> dict[str, Any]:
         """The last message, empty when there is none."""
         length = self.ints[_FAREWELL_AT // 8]
-        if not 0 < length <= PAGE_BYTES - _FAREWELL_AT - 8:
+        if not 0 < length <= _SIGHTINGS_AT - _FAREWELL_AT - 8:
             return {}
         try:
             return json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))

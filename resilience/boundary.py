@@ -76,9 +76,9 @@ class Judgement:
     directive: Directive
     step: Step
     finding: Finding | None = None
-    """With REWIND and GIVE_UP: what is wrong,"""
+    """With REWIND and GIVE_UP, and where ranks only observe: what is wrong,"""
     answer: Answer | None = None
-    """and what is done about it."""
+    """and what is done, or would be, about it."""
     newest: Held = Held.UNDER_WAY
     """What is certain of the two latest snapshots: WHOLE is sealed, MISSED given up, UNDER_WAY waited for."""
     earlier: Held = Held.UNDER_WAY
@@ -129,21 +129,26 @@ class RankPolicy:
 
     spikes: SpikePolicy = SpikePolicy()
     ladder: LadderPolicy = LadderPolicy()
+    observe: bool = False
+    """Say what is wrong, and go on all the same."""
 
 
 def judge(said: Tally, before: Sequence[Figure], turns: Sequence[Turn], policy: RankPolicy) -> Judgement:
     """before: the figures of the steps before, ascending; turns: all rewinds of the job so far."""
-    if not said.same_step:
+    if not said.same_step and not policy.observe:
         return Judgement(directive=Directive.DIVERGED, step=said.step)
     found = _finding(said, before, policy.spikes)
-    if found:  # and nothing is sealed by it: the ranks do not go on from here
-        what = answer(found, turns, policy.ladder, skippable=not said.fixed_data)
+    what = answer(found, turns, policy.ladder, skippable=not said.fixed_data) if found else None
+    if found and what and not policy.observe:  # and nothing is sealed by it: the ranks do not go on from here
         directive = Directive.GIVE_UP if what.remedy is Remedy.GIVE_UP else Directive.REWIND
         return Judgement(directive=directive, step=said.step, finding=found, answer=what)
     return Judgement(
         directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
         step=said.step,
-        newest=said.newest,
+        finding=found,
+        answer=what,
+        # What is not finite, or not of one step, is no state to go back to.
+        newest=Held.MISSED if said.non_finite or not said.same_step else said.newest,
         earlier=said.earlier,
         stride=said.stride,
         durable=said.durable,

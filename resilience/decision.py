@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from . import observing
 from .chronicle import convictions_told, frozen_told, open_incident, phases_told, rewinds_told
 from .detectors import suspect
 from .ladder import LadderPolicy
@@ -35,6 +36,8 @@ class Policy:
     recovery: RecoveryPolicy = RecoveryPolicy()
     ladder: LadderPolicy = LadderPolicy()
     """The ranks', whose rewinds it tells of."""
+    observe: bool = False
+    """Tell what would be done, and do nothing."""
 
 
 def decide(world: World, now: float, policy: Policy) -> Decision:
@@ -47,7 +50,14 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     frozen = frozen_told(world, numbered)
     numbered += len(frozen)
     told = (*rewinds, *frozen, *convictions_told(phases_told(world), world))
-    event, verdict, answer = _event(world, policy.recovery)
+    event, verdict, answer = _event(world, policy)
+    if policy.observe:
+        seen = observing.sightings_told(world, policy.ladder, numbered)
+        numbered += len(seen)  # those that are not new leave a gap
+        told = (*told, *seen, *observing.hangs_over(world))
+        if verdict and answer and observing.only_told(verdict):
+            told = (*told, *observing.verdict_told(world, verdict, answer, step_reached(world), numbered))
+            event, verdict, answer = _calm(world, observe=True)
     if event is None:
         return Decision(incidents=told)
     move, phase = TABLE[world.record.phase, event]
@@ -67,7 +77,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
         record = replace(world.record, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
         decision = Decision(record=record, reason=answer.reason)
     else:
-        decision = _advance(world, now, event, phase)
+        decision = _advance(world, now, event, phase, policy.observe)
     ending = decision.record is not None and decision.record.phase is Phase.ENDING
     return replace(decision, incidents=_closed(world, told) if ending else told)
 
@@ -89,14 +99,21 @@ def _open_first(world: World, now: float) -> Decision:
     return Decision(record=first, reason="first start")
 
 
-def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict | None, Plan | None]:
+def _event(world: World, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
     if world.requests and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
         return Event.STOP, None, None
     verdict = judge(suspect(world))
     if verdict:
-        answer = plan(verdict, step_reached(world), _kept(world), world.incidents, policy)
+        answer = plan(verdict, step_reached(world), _kept(world), world.incidents, policy.recovery)
         return answer.event, verdict, answer
+    return _calm(world, policy.observe)
+
+
+def _calm(world: World, observe: bool) -> tuple[Event | None, Verdict | None, Plan | None]:
+    """And where no verdict is to be answered."""
+    if observe and (end := observing.ended(world)):
+        return end.event, None, end
     statuses = world.statuses()
     if world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
@@ -104,6 +121,8 @@ def _event(world: World, policy: RecoveryPolicy) -> tuple[Event | None, Verdict 
         return Event.FINISHED, None, None
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
+    if world.all_acked(AckKind.READY) and observe:
+        return Event.READY, None, None
     if world.all_acked(AckKind.READY):
         stop = may_resume(_point(world), _said(world), bool(unreadable(world.incidents)))
         return (stop.event if stop else Event.READY), None, stop
@@ -141,11 +160,11 @@ def _kept(world: World) -> Step:
     ).step
 
 
-def _advance(world: World, now: float, event: Event, phase: Phase) -> Decision:
+def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool) -> Decision:
     assert world.record
     record = replace(world.record, phase=phase)
     if event is Event.READY:
-        point = _point(world)
+        point = observing.beginning() if observe else _point(world)
         port = world.acks[world.members[0]].port
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         record = replace(record, resume_step=point.step, master_port=port, launched_s=now, turns=turns)

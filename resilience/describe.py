@@ -76,14 +76,19 @@ def evidence(found: Finding) -> str:
             return f"the gradient norm of step {found.onset} was {found.value:.6g}; {found.expected:.6g} is usual"
 
 
-def turn(to: int, remedy: Remedy, window: Window | None) -> str:
-    """What the ranks did among themselves."""
+def turn(to: int, remedy: Remedy, window: Window | None, went: str = "went") -> str:
+    """What the ranks did among themselves, or (`went`: "go") would."""
     what = "replay the same data"
     if remedy is Remedy.REPLAY_EARLIER:
         what = "replay the same data, from an older state this time"
     if window:
         what = f"leave out {batches(window)}"
-    return f"all ranks went back to step {to} in place, with no process restarted, and {what}"
+    return f"all ranks {went} back to step {to} in place, with no process restarted, and {what}"
+
+
+def would(plan: str) -> str:
+    """Of an incident that was observed only."""
+    return f"nothing is done while observing; what would be: {plan}"
 
 
 def batches(window: Window) -> str:
@@ -129,7 +134,10 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
     lines = [f"incident {number}, {when}, generation {incident.generation}: {incident.summary}"]
     if len(incident.evidence) > 1 or incident.evidence[:1] != (incident.summary,):
         lines += [f"  seen       {text}" for text in _flat(incident.evidence) if text != incident.summary]
-    lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, answered by {rung(incident.rung)}")
+    answered = f"answered by {rung(incident.rung)}"
+    if incident.would is not None:
+        answered = f"which {rung(incident.would)} would answer"
+    lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, {answered}")
     lines.append(f"  done       {incident.plan}")
     if incident.origin:
         lines.append(f"  learned    {concluded(incident)}")

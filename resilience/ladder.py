@@ -109,6 +109,12 @@ def near(onset: int, other: int, policy: LadderPolicy) -> bool:
     return abs(other - onset) <= policy.same_fault_steps
 
 
+def goes_on(kind: Kind, last: int, finding: Finding, policy: LadderPolicy) -> bool:
+    """Whether `finding` is a fault of that kind that was last seen at step `last`, where nothing is done about it: of NaN, each further
+    step finds it again."""
+    return kind is finding.kind and finding.seen - last <= policy.same_fault_steps
+
+
 def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) -> list[Turn]:
     """The last of `turns` that were about what is found now, in order."""
     found: list[Turn] = []

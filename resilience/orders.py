@@ -59,6 +59,8 @@ class Incident:
     summary: str
     evidence: tuple[str, ...] = ()
     plan: str = ""
+    would: int | None = None
+    """Of an incident that was observed only: the rung that would have answered it. It spends no budget."""
     at_s: float = 0.0
     step_at_fault: Step = Step(-1)
     """Newest step finished by any rank."""

@@ -66,7 +66,8 @@ class Plan:
 
 def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], policy: RecoveryPolicy) -> Plan:
     """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
-    past: all earlier incidents of the job."""
+    past: all earlier incidents of the job; those that were only observed count for nothing."""
+    past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     restarts = [incident for incident in past if incident.rung == RESTART_GANG]
     if verdict.cause in tuple(Kind):
@@ -125,7 +126,8 @@ def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: Reco
 
 def bound(past: Sequence[Incident]) -> Step:
     """The state to go on from is older than this step; -1: any is. It holds until the job has gone on."""
-    return min((i.onset for i in past if i.open and i.resume_step is None and i.onset >= 0), default=Step(-1))
+    answered = [i for i in past if i.would is None and i.open and i.resume_step is None]
+    return min((i.onset for i in answered if i.onset >= 0), default=Step(-1))
 
 
 def _give_up(error: type[ResilientError], reason: str) -> Plan:

@@ -151,6 +151,32 @@ class InPlaceRewind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """What the ranks have found wrong with their figures while they observe only: told once per fault, and they went on."""
+
+    ordinal: int
+    """Counted from 1 within the generation."""
+    generation: Generation
+    cause: str
+    onset: Step
+    """First step whose figures were wrong."""
+    seen: Step
+    """The step at which it was found,"""
+    last: Step
+    """and the newest one at which it still was."""
+    to: Step
+    """Where the ranks would have gone back to; -1: nowhere, nothing would have helped or nothing is kept."""
+    remedy: str
+    """What they would have done besides (`ladder.Remedy`)."""
+    window: Window | None = None
+    value: float = 0.0
+    """The figure that was wrong,"""
+    expected: float = 0.0
+    """and what was to be expected."""
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mismatch:
     """Replicas that held the same bits, and did not any more when they were compared."""
 
@@ -196,7 +222,11 @@ class NodeStatus:
     stopped: bool = False
     """They left it before its end."""
     exits: tuple[RankExit, ...] = ()
+    launcher_code: int | None = None
+    """Exit code of the launcher, once it has ended."""
     rewinds: tuple[InPlaceRewind, ...] = ()
+    sightings: tuple[Sighting, ...] = ()
+    """The last few of this generation, where ranks only observe."""
     memory_steps: tuple[Step, ...] = ()
     """Steps that every local rank can restore from the arena."""
     durable_steps: tuple[Step, ...] = ()

@@ -41,10 +41,10 @@ def cli(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=120)
 
 
-def undisturbed(script: Path, *arguments: str, ranks: int = 2) -> tuple[str, list[str]]:
-    """Digest and step lines of a run under plain torchrun."""
+def undisturbed(script: Path, *arguments: str, ranks: int = 2, **extra: str) -> tuple[str, list[str]]:
+    """Digest and step lines of a run under plain torchrun. extra: environment."""
     command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
-    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=240)
+    done = subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=240)
     # Not its exit code: under plain torchrun, gloo's threads abort the interpreter's teardown in about 1 of 20 runs (torch 2.13).
     assert "final state sha256" in done.stdout, done.stderr[-3000:]
     return digest_of(done.stdout), step_lines(done.stdout)

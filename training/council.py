@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..resilience import describe, ladder
-from ..resilience.board import Rewound
+from ..resilience.board import Rewound, Sighted
 from ..resilience.boundary import Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError
-from ..resilience.ladder import Turn
+from ..resilience.ladder import Remedy, Turn
 from ..resilience.signals import Order, Step
 from ..resilience.spikes import Finding
 from .attach import Attachment
@@ -75,6 +75,8 @@ class Council:
             self._course.judged(said.figure)
             if judgement.durable:
                 self._tape.owed, self._asked = True, self._at.page.durable
+            if judgement.finding is not None:
+                self._sighted(judgement)
         if judgement.directive is Directive.GIVE_UP:
             assert judgement.finding is not None
             raise Incurable(
@@ -85,6 +87,33 @@ class Council:
         if judgement.directive is Directive.REWIND:
             self._rewind = judgement
         return judgement
+
+    def _sighted(self, judgement: Judgement) -> None:
+        """Something is wrong, and these ranks only observe: note it for the agent, once per fault."""
+        finding, answer, page = judgement.finding, judgement.answer, self._at.page
+        assert finding is not None
+        assert answer is not None
+        before = page.sighting(page.sightings) if page.sightings else None
+        if before and ladder.goes_on(before.kind, before.last, finding, self._policy.ladder):
+            page.sighted_again(finding.seen)
+            return
+        hopeless = answer.remedy is Remedy.GIVE_UP
+        to = -1 if hopeless else self._tape.newest(answer.at_most)
+        to = self._tape.newest(finding.onset - 1) if to < 0 and not hopeless else to
+        page.sighted(
+            Sighted(
+                kind=finding.kind,
+                onset=finding.onset,
+                seen=finding.seen,
+                last=finding.seen,
+                to=to,
+                remedy=answer.remedy,
+                window=answer.window(finding.onset, Step(to), self._course.windows),
+                value=finding.value,
+                expected=finding.expected,
+                at_ns=monotonic_ns(),
+            )
+        )
 
     def turn_back(self) -> int:
         """All ranks, after REWIND: go back in place as the ladder says, and give the step."""

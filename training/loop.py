@@ -105,7 +105,8 @@ class HookedLoop:
         self.counters = sources["counters"]
         self.session = Session(**sources)
         self.session.fixed_data = not self.skips()
-        self.prepare(given)
+        if not self.session.observes:
+            self.prepare(given)
         restored = self.session.restore() is not None
         batches = self.jump()
         if batches or restored:

@@ -68,6 +68,11 @@ class Session:
         self._tape = Tape(self._at, self._sources, self._pace)
         self._council: Council | None = None
 
+    @property
+    def observes(self) -> bool:
+        """Whether what is found wrong is told only, and the loop stays as its own script has made it."""
+        return self._at is None or self._handoff.policy.observe
+
     # -- a loop of one's own -------------------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Iterator[int]:

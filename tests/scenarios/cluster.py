@@ -172,7 +172,7 @@ class Job:
 
     @property
     def _policy(self) -> Policy:
-        return Policy(recovery=self.policy, ladder=self.judged_by.ladder)
+        return Policy(recovery=self.policy, ladder=self.judged_by.ladder, observe=self.judged_by.observe)
 
     def _hear(self, who: str, decision: Decision) -> None:
         """Tell what a controller wrote, and hold it to what must never happen."""

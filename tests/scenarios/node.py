@@ -84,7 +84,7 @@ class Node:
         self.leave_ordered_s = 0.0
         self.asked: Request | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
-        self.lookout = Lookout(HANG, Eyes(self))
+        self.lookout = Lookout(HANG, Eyes(self), observe=self.judged_by.observe)
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         register(job.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, 1)

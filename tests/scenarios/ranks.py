@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe, ladder, windows
-from mt_resilient.resilience.board import Rewound
+from mt_resilient.resilience.board import Rewound, Sighted
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.ladder import Turn
 from mt_resilient.resilience.orders import GenerationRecord
@@ -273,6 +273,8 @@ class Ranks:
             self.node.arena[said.step].sealed = True
         if judgement.directive is Directive.GO_ON:
             self.figures.append(said.figure)
+            if judgement.finding:
+                self._sighted(judgement, now_s)
         if judgement.directive is Directive.GIVE_UP:
             assert judgement.finding
             past = ladder.same_fault(judgement.finding, self.turns, self.node.judged_by.ladder)
@@ -280,6 +282,31 @@ class Ranks:
             done = describe.remedies([turn.remedy for turn in past])
             self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
         return judgement
+
+    def _sighted(self, judgement: Judgement, now_s: float) -> None:
+        """What `Session` notes where ranks only observe."""
+        finding, answer = judgement.finding, judgement.answer
+        assert finding
+        assert answer
+        for page in self.node.pages:
+            before = page.sighting(page.sightings) if page.sightings else None
+            if before and ladder.goes_on(before.kind, before.last, finding, self.node.judged_by.ladder):
+                page.sighted_again(finding.seen)
+                continue
+            page.sighted(
+                Sighted(
+                    kind=finding.kind,
+                    onset=finding.onset,
+                    seen=finding.seen,
+                    last=finding.seen,
+                    to=max((step for step, kept in self.node.arena.items() if kept.sealed), default=-1),
+                    remedy=answer.remedy,
+                    window=None,
+                    value=finding.value,
+                    expected=finding.expected,
+                    at_ns=_ns(now_s),
+                )
+            )
 
     def _loss(self) -> float:
         high = any(sample > HURT or sample in self.node.faults.spike_batches for sample in self.state)

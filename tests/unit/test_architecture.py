@@ -45,6 +45,7 @@ PURE = {
     "resilience/decision.py",
     "resilience/describe.py",
     "resilience/hang.py",
+    "resilience/observing.py",
     "resilience/stacks.py",
     "agent/duty.py",
     "checkpoint/agreement.py",
