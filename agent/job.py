@@ -121,7 +121,7 @@ def run_job(
         closing.callback(store.close)
         keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
-        _register(store, keys, launch, run, me, catalog.next_generation(root))
+        _register(store, keys, launch, run, me, catalog.next_generation(root), wall_s())
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
@@ -191,14 +191,14 @@ def _endpoints(
     return server, [server.start()]
 
 
-def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int) -> None:
+def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int, now: float) -> None:
     """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
 
-    first: number of the first generation, larger than any that has left a snapshot here. Raises UsageError for another command, and
-    for a job that is finished.
+    first: number of the first generation, larger than any that has left a snapshot here; now: wall-clock seconds. Raises UsageError for
+    another command, and for a job that is finished.
     """
     command = (*launch.program[-1:], *launch.options, *launch.script)
-    spec = Spec(command=command, nodes=1, created_s=wall_s(), first_generation=Generation(first))
+    spec = Spec(command=command, nodes=1, created_s=now, first_generation=Generation(first))
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
     entry, record = store.get(keys.spec), store.get(keys.generation)
     known = loads(Spec, entry.value) if entry else spec
@@ -221,7 +221,7 @@ def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: N
         phase=Phase.GATHER,
         members={NodeId(me.host): me.instance},
         reason="started again",
-        opened_s=wall_s(),
+        opened_s=now,
     )
     store.put(keys.generation, dumps(again))
 
