@@ -123,7 +123,7 @@ def run_job(
         closing.callback(store.close)
         keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
-        register(store, keys, launch, run, me, catalog.next_generation(root))
+        register(store, keys, launch, run, me, catalog.next_generation(root), wall_s())
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"], observe=agent.observe)

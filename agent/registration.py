@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..resilience.clock import wall_s
 from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
@@ -14,14 +13,16 @@ from .launch import Launch
 from .run_directory import RunDirectory
 
 
-def register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int) -> None:
+def register(
+    store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int, now: float
+) -> None:
     """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
 
-    first: number of the first generation, larger than any that has left a snapshot here. Raises UsageError for another command, and
-    for a job that is finished.
+    first: number of the first generation, larger than any that has left a snapshot here; now: wall-clock seconds. Raises UsageError for
+    another command, and for a job that is finished.
     """
     command = (*launch.program[-1:], *launch.options, *launch.script)
-    spec = Spec(command=command, nodes=1, created_s=wall_s(), first_generation=Generation(first))
+    spec = Spec(command=command, nodes=1, created_s=now, first_generation=Generation(first))
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
     entry, record = store.get(keys.spec), store.get(keys.generation)
     known = loads(Spec, entry.value) if entry else spec
@@ -44,6 +45,6 @@ def register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: No
         phase=Phase.GATHER,
         members={NodeId(me.host): me.instance},
         reason="started again",
-        opened_s=wall_s(),
+        opened_s=now,
     )
     store.put(keys.generation, dumps(again))

@@ -6,8 +6,9 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Callable
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from .errors import InternalError
@@ -17,44 +18,73 @@ T = TypeVar("T")
 
 def dumps(record: Any) -> bytes:
     """The record as one line of JSON, UTF-8."""
-    return json.dumps(dataclasses.asdict(record), separators=(",", ":")).encode()
+    return _ENCODER.encode(record).encode()
 
 
 def loads(cls: type[T], data: bytes | str) -> T:
     """The record back. Unknown fields are ignored (a newer agent may have written them); a missing or mistyped one is an InternalError."""
+    return _loaded(cls, data)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=512)
+def _loaded(cls: Any, data: bytes | str) -> Any:
+    """Who looks at the whole World every second mostly meets what it has met before: the same bytes give the same record, which nobody
+    changes."""
     try:
-        return _build(cls, json.loads(data))
+        return _reader(cls)(json.loads(data))  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InternalError(f"cannot read a {cls.__name__} from {data[:200]!r}: {error}") from error
 
 
-def _build(hint: Any, value: Any) -> Any:
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in _hints(type(record))}
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_fields)
+
+
+@cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What makes a value of this type from what JSON has given."""
     if hint is Any:
-        return value
+        return lambda value: value
     if isinstance(hint, typing.NewType):
-        return _build(hint.__supertype__, value)
+        return _reader(hint.__supertype__)  # type: ignore[arg-type]
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        return None if value is None else _build(options[0], value)
+        read = _reader(next(option for option in typing.get_args(hint) if option is not type(None)))
+        return lambda value: None if value is None else read(value)
     if origin is tuple:
+        return _tuple_reader(_reader(typing.get_args(hint)[0]))
+    if origin is dict:
+        key, item = map(_reader, typing.get_args(hint))
+        return lambda value: {key(k): item(v) for k, v in value.items()}
+    if dataclasses.is_dataclass(hint):
+        readers = {name: _reader(known) for name, known in _hints(hint).items()}  # type: ignore[arg-type]
+        return lambda value: hint(**{n: read(value[n]) for n, read in readers.items() if n in value})  # type: ignore[operator]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    return _plain_reader(hint)
+
+
+def _tuple_reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def build(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise TypeError(f"{value!r} is no list")
-        item = typing.get_args(hint)[0]
-        return tuple(_build(item, element) for element in value)
-    if origin is dict:
-        key, item = typing.get_args(hint)
-        return {_build(key, k): _build(item, v) for k, v in value.items()}
-    if dataclasses.is_dataclass(hint):
-        hints = _hints(hint)  # type: ignore[arg-type]
-        return hint(**{name: _build(hints[name], value[name]) for name in hints if name in value})  # type: ignore[operator]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if hint is float and isinstance(value, int):
-        return float(value)
-    if not isinstance(value, hint):
-        raise TypeError(f"{value!r} is not {hint}")
-    return value
+        return tuple([read(element) for element in value])
+
+    return build
+
+
+def _plain_reader(hint: type) -> Callable[[Any], Any]:
+    def build(value: Any) -> Any:
+        if hint is float and isinstance(value, int):
+            return float(value)
+        if not isinstance(value, hint):
+            raise TypeError(f"{value!r} is not {hint}")
+        return value
+
+    return build
 
 
 @cache

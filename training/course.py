@@ -29,6 +29,8 @@ class Course:
         known = [turn.window for turn in handoff.turns if turn.window]
         self.windows = windows.merged((*handoff.windows, *known))
         self._past: Sequence[Window] = ()
+        self._before: list[Figure] = []
+        """What was known before the last restore."""
 
     def judged(self, figure: Figure) -> None:
         """Of one further step, found right."""
@@ -53,6 +55,7 @@ class Course:
         return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows]}
 
     def restore(self, kept: Nested) -> None:
+        self._before = self.figures
         rows = (row for row in kept["figures"].tolist() if not math.isnan(row[0]))
         self._rows.fill(math.nan)
         self.figures = []
@@ -63,6 +66,9 @@ class Course:
     def went_back(self, step: int) -> None:
         """The state after `step` steps has been restored: what it was computed without holds, and what is to be left out from there on."""
         self.windows = windows.ahead(step, self._past, self.windows)
+        # A state is kept before its own step is judged; whoever goes back in place has judged it since.
+        for figure in (figure for figure in self._before if figure.step == step):
+            self.judged(figure)
 
 
 def _figure(row: Sequence[float]) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from mt_resilient.checkpoint.header import Stamp
@@ -13,14 +14,16 @@ from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.orders import Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import Request
 from mt_resilient.resilience.store import MemoryStore
 from mt_resilient.resilience.world import World, read_world
 
+from .etcd import Client, Etcd
+from .invariants import Watch
 from .node import KEYS, Node
-from .ranks import Faults, Ranks, State
+from .ranks import Faults, Kept, Ranks, Restored, State
 
 START_S = 1000.0
 
@@ -31,19 +34,6 @@ _DOES = {
     Phase.ENDING: "is ending",
     Phase.ENDED: "has ended",
 }
-
-
-class Etcd:
-    """The store, with a switch: while it is down no call is answered."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.inner = store
-        self.down = False
-
-    def __getattr__(self, name: str) -> Any:
-        if self.down:
-            raise StoreUnavailable("etcd does not answer")
-        return getattr(self.inner, name)
 
 
 class Job:
@@ -65,10 +55,15 @@ class Job:
         self.policy = policy or RecoveryPolicy()
         self.judged_by = judged_by or RankPolicy()
         self.now_s = START_S
-        self.store: Any = Etcd(MemoryStore(lambda: self.now_s))
+        self.watch = Watch()
+        self.skew_s = 0.0
+        """What the wall clock has been set forward by."""
+        self.store: Any = Etcd(
+            MemoryStore(lambda: self.now_s), KEYS, lambda write: self.watch.accepted(self, write, KEYS)
+        )
         self.disk: dict[int, State] = {}
-        self.odd: dict[int, frozenset[int]] = {}
-        """Of the snapshots on disk, the ranks whose copy is another one;"""
+        self.written: dict[int, Kept] = {}
+        """Of the snapshots on disk, all that is in them;"""
         self.stamps: dict[int, tuple[str, Stamp]] = {}
         """and which life of the agent has written them, as what."""
         self.rejected: set[int] = set()
@@ -82,10 +77,14 @@ class Job:
         """Steps in all, those computed again included."""
         self.standby: list[tuple[Controller, int]] = []
         self.node: Node | None = None
+        self.strays: list[Ranks] = []
+        """Ranks that lived on when others were started."""
+        self.missed: list[int] = []
+        """Steps of which a rank could not take its copy."""
+        self.restored: list[Restored] = []
+        """What ranks have gone on from, in turn."""
         self.last_state: State = ()
         self.exit_code: int | None = None
-        self.record: GenerationRecord | None = None
-        """The newest that a controller wrote."""
         self.start_agent()
 
     # -- what an episode does to it ---------------------------------------------------------------------------------------------
@@ -93,8 +92,11 @@ class Job:
     def start_agent(self) -> None:
         self.lives += 1
         self.exit_code = None
-        self.node = Node(self, f"life-{self.lives}")
-        self.record = self.world().record
+        try:
+            self.node = Node(self, f"life-{self.lives}")
+        except StoreUnavailable:
+            self.say("an agent is started, finds that etcd does not answer, and leaves")
+            return
         self.say("an agent starts" if self.lives == 1 else "the agent is started again")
 
     def kill_agent(self) -> None:
@@ -127,7 +129,12 @@ class Job:
         self.say("the leader is deposed")
         self.store.delete(KEYS.leader)
         controller, lease = self.standby[0]
-        controller.tick(lease, self.now_s)
+        with suppress(StoreUnavailable):
+            controller.tick(lease, self.wall_s)
+
+    @property
+    def wall_s(self) -> float:
+        return self.now_s + self.skew_s
 
     @property
     def ranks(self) -> Ranks:
@@ -156,48 +163,46 @@ class Job:
 
     def tick(self) -> None:
         self.now_s += 1.0
+        self.store.settle(self.now_s)
         quiet = len(self.stepped)
         if self.node:
             self.exit_code = self.node.round(self.now_s)
         for controller, lease in self.standby:
-            if not self.store.down:
-                controller.tick(lease, self.now_s)
+            with suppress(StoreUnavailable):
+                controller.tick(lease, self.wall_s)
         self._write_line(quiet)
+        self.watch.look(self)
 
     def controller(self, identity: str) -> Controller:
         def told(decision: Decision) -> None:
             self._hear(f" (says {identity})" if self.standby else "", decision)
 
-        return Controller(self.store, KEYS, Election(self.store, KEYS.leader, identity), self._policy, told)
+        store: Any = self.client(identity)
+        return Controller(store, KEYS, Election(store, KEYS.leader, identity), self._policy, told)
+
+    def client(self, identity: str) -> Client:
+        return Client(self.store, identity, lambda: self.now_s)
 
     @property
     def _policy(self) -> Policy:
         return Policy(recovery=self.policy, ladder=self.judged_by.ladder, observe=self.judged_by.observe)
 
     def _hear(self, who: str, decision: Decision) -> None:
-        """Tell what a controller wrote, and hold it to what must never happen."""
+        """Tell what a controller wrote."""
         for incident in decision.incidents:
             key = (incident.generation, incident.id)
             known = self.incidents.get(key)
-            assert known is None or known.signature == incident.signature, f"{incident} overwrites {known}"
             self.incidents[key] = incident
             if known is None:
                 self.say(f"incident {incident.id}{who}: {incident.summary}")
             if not incident.open and (known is None or known.open):
                 self.say(f"incident {incident.id} is over")
-        record, last = decision.record, self.record
+        record = decision.record
         if record is None:
             return
-        assert last is None or record.number in (last.number, last.number + 1)
-        assert last is None or last.phase is not Phase.ENDED
-        assert record.phase is not Phase.LAUNCH or record.resume_step in {-1, *self.disk, *self._sealed()}
         why = {Phase.GATHER: record.reason, Phase.LAUNCH: decision.reason, Phase.ENDING: record.reason}
         reason = f": {why[record.phase]}" if record.phase in why else ""
         self.say(f"generation {record.number} {_DOES[record.phase]}{who}{reason}")
-        self.record = record
-
-    def _sealed(self) -> set[int]:
-        return {step for step, kept in self.node.arena.items() if kept.sealed} if self.node else set()
 
     def world(self) -> World:
         entries = self.store.inner.range(KEYS.root)

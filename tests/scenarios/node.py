@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -24,7 +24,6 @@ from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
-from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import StoreUnavailable
@@ -82,35 +81,46 @@ class Node:
         self.record: GenerationRecord | None = None
         self.acked: tuple[int, AckKind | None] = (0, None)
         self.leave_ordered_s = 0.0
+        self.drain_asked_s = 0.0
+        self.held_until_s = 0.0
+        """Between reading the record and obeying it."""
         self.asked: Request | None = None
         self.told: tuple[InPlaceRewind, ...] = ()
         self.lookout = Lookout(HANG, Eyes(self), observe=self.judged_by.observe)
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
-        register(job.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, 1)
-        self.heartbeat = Heartbeat(job.store, KEYS, NODE, registration, LEASE_S)
+        self.store: Any = job.client(instance)
+        first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
+        register(self.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, first, job.wall_s)
+        self.heartbeat = Heartbeat(self.store, KEYS, NODE, registration, LEASE_S)
         self.controller = job.controller(instance)
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
-    def stage(self, ranks: Ranks, durable: bool) -> bool:
-        """Keep their state; of older ones only the newest sealed one and those that are still to be written stay."""
-        stamp = Stamp(ranks.gang.generation, ranks.rewinds, ranks.step)
-        fresh = Kept(ranks.state, stamp=stamp, odd=ranks.odd)
+    def stage(self, ranks: Ranks, durable: bool) -> frozenset[int]:
+        """Keep their state; of older ones only the newest sealed one and those that are still to be written stay. The ranks that could
+        not take their copy."""
+        fresh = ranks.kept()
+        missing = self.faults.miss_at.pop(ranks.step, frozenset()) if ranks.step not in self.arena else frozenset()
+        fresh.missing = missing
+        self.job.missed += [ranks.step] if missing else []
         self.arena.setdefault(ranks.step, fresh).durable |= durable
         sealed = max((step for step, kept in self.arena.items() if kept.sealed), default=-1)
         for step, kept in list(self.arena.items()):
-            if step < sealed and not (kept.durable and step not in self.disk):
+            if step < sealed and not (kept.durable and not kept.drained):
                 del self.arena[step]
-        return True
+        return missing
 
     def drain(self, now_s: float, finish: bool = False) -> None:
+        if self.faults.disk_full or self.faults.drain_dead:
+            return
         for step, kept in sorted(self.arena.items()):
-            if kept.sealed and kept.durable and step not in self.disk:
+            if kept.sealed and kept.durable and not kept.drained:
                 kept.drained_at_s = kept.drained_at_s or now_s + DRAIN_S
                 if finish or now_s >= kept.drained_at_s:
+                    kept.drained = True
                     self.disk[step] = kept.state
-                    self.job.odd[step], self.job.stamps[step] = kept.odd, (self.instance, kept.stamp)
+                    self.job.written[step], self.job.stamps[step] = kept, (self.instance, kept.stamp)
                     self.say(f"step {step} is on disk")
 
     def compare(self, now_s: float, number: int) -> None:
@@ -120,12 +130,12 @@ class Node:
                 stamp=kept.stamp,
                 ranks=tuple(range(len(self.pages))),
                 tables=self.layouts,
-                words=tuple(self._word(kept, rank) for rank in range(len(self.pages))),
+                words=self._words(kept),
             )
             for _, kept in sorted(self.arena.items())
-            if kept.sealed
+            if kept.sealed and not self.replicas.compared(kept.stamp)
         ]
-        self.replicas.judge(sights, now_s, number)
+        self.replicas.judge(sights, self.job.wall_s, number)
         for step in [
             step for step in self.disk if self._ours(step) and not self.replicas.fit(self.job.stamps[step][1])
         ]:
@@ -133,9 +143,11 @@ class Node:
             self.rejected.add(step)
             self.say(f"the snapshot of step {step} is set aside")
 
-    def _word(self, kept: Kept, rank: int) -> Words:
-        word = crc32(repr(kept.state).encode()) ^ (rank in kept.odd)
-        return np.array([word], np.uint64)
+    def _words(self, kept: Kept) -> tuple[Words, ...]:
+        word = crc32(repr(kept.state).encode())
+        return tuple(
+            np.array([word ^ (rank + 1 if rank in kept.odd else 0)], np.uint64) for rank in range(len(self.pages))
+        )
 
     def _ours(self, step: int) -> bool:
         return self.job.stamps[step][0] == self.instance
@@ -147,27 +159,32 @@ class Node:
         if self.ranks:
             self.ranks.advance(now_s)
             self.job.last_state = self.ranks.state
-            further = report.rewinds(self.pages, self.ranks.gang.generation, 0.0, len(self.told))
-            self.told = (*self.told, *further)
-            for step in [step for step in self.disk if any(step > rewind.to for rewind in further)]:
-                self.disk.pop(step)
-                self.say(f"the snapshot of step {step} is set aside")
-            self.compare(now_s, self.ranks.gang.generation)
         self.drain(now_s)
         if self.faults.agent_stalls:
             return None
-        self.lookout.look(self.ranks.gang if self.ranks else None, self.pages, now_s, now_s)
+        if self.ranks:
+            self._abandon(report.rewinds(self.pages, self.ranks.gang.generation, self.job.skew_s, len(self.told)))
+            self.compare(now_s, self.ranks.gang.generation)
+        self.lookout.look(self.ranks.gang if self.ranks else None, self.pages, now_s, self.job.wall_s)
         for _, sentence in self.lookout.words():
             self.say(f"the agent: {sentence}")
         try:
+            if self.held_until_s:
+                if now_s < self.held_until_s:
+                    return None
+                self.held_until_s = 0.0
+                return self._obey(now_s)
             self.heartbeat.beat(now_s)
             if self.asked:
-                self.job.store.put(KEYS.request("stop-a"), dumps(self.asked))
+                self.store.put(KEYS.request("stop-a"), dumps(self.asked))
             if self.record is not None:
                 self._publish(now_s)
-            self.controller.tick(self.heartbeat.lease, now_s)
-            entry = self.job.store.get(KEYS.generation)
+            self.controller.tick(self.heartbeat.lease, self.job.wall_s)
+            entry = self.store.get(KEYS.generation)
             self.record = loads(GenerationRecord, entry.value) if entry else None
+            if self.faults.obeys_late_s:
+                self.held_until_s, self.faults.obeys_late_s = now_s + self.faults.obeys_late_s, 0
+                return None
             return self._obey(now_s)
         except LeaseGone:
             self.heartbeat.lost()
@@ -175,10 +192,20 @@ class Node:
             pass  # ranks go on training; the next round tries again
         return None
 
+    def _abandon(self, further: list[InPlaceRewind]) -> None:
+        """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
+        self.told = (*self.told, *further)
+        for rewind in further:
+            self.replicas.went_back(rewind.to)
+            for step in [step for step in self.disk if step > rewind.to]:
+                if self.job.stamps[step][1][:2] < (rewind.generation, rewind.ordinal):
+                    self.disk.pop(step)
+                    self.say(f"the snapshot of step {step} is set aside")
+
     def _publish(self, now_s: float) -> None:
         for page in self.pages:
             words = page.farewell()
-            if words.get("kind") == "snapshot" and int(words["step"]) in self.disk:
+            if words.get("kind") == "snapshot" and words["path"] and int(words["step"]) in self.disk:
                 del self.disk[int(words["step"])]
                 self.rejected.add(int(words["step"]))
                 self.say(f"the snapshot of step {words['step']} is set aside")
@@ -188,8 +215,8 @@ class Node:
             gang=gang,
             pages=self.pages,
             generation=number,
-            now=now_s,
-            offset_s=0.0,
+            now=self.job.wall_s,
+            offset_s=self.job.skew_s,
             memory_steps=[s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)],
             durable_steps=sorted(self.disk),
             rejected_steps=sorted(self.rejected),
@@ -205,7 +232,7 @@ class Node:
             agreed_steps=tuple(Step(step) for step, stamp in sorted(stamps.items()) if self.replicas.agreed(stamp)),
             mismatches=self.replicas.mismatches,
         )
-        self.job.store.put(KEYS.status(NODE), dumps(status))
+        self.store.put(KEYS.status(NODE), dumps(status))
 
     def _obey(self, now_s: float) -> int | None:
         record, over = self.record, self.ranks is not None and self.ranks.gang.launcher.ended_s > 0
@@ -226,11 +253,16 @@ class Node:
             case Action.CLEAR:
                 self._end_ranks()
                 self.compare(now_s, record.number)
+                for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
+                    del self.arena[step]
                 self._publish(now_s)
                 self._ack(AckKind.READY, now_s)
             case Action.LAUNCH:
-                for step in [step for step in self.arena if step > record.resume_step]:
-                    del self.arena[step]
+                for step, kept in list(self.arena.items()):
+                    if step > record.resume_step or not kept.sealed:
+                        del self.arena[step]
+                if self.ranks and self.ranks.alive:
+                    self.job.strays.append(self.ranks)
                 self.replicas.went_back(record.resume_step)
                 self.told = ()
                 self.lookout.begin(tells=record.resume_step >= 0)
@@ -246,7 +278,12 @@ class Node:
             case Action.END_GANG:
                 self._end_ranks()
                 self.drain(now_s, finish=True)
-                self._ack(AckKind.ENDED, now_s)
+                self.drain_asked_s = self.drain_asked_s or now_s
+                hurry = (self.asked is not None or record.exit_code != 0) and now_s - self.drain_asked_s > GRACE_S
+                if hurry or not any(k.sealed and k.durable and not k.drained for k in self.arena.values()):
+                    self._ack(AckKind.ENDED, now_s)
+            case Action.STAND_DOWN:
+                self._end_ranks()
             case Action.LEAVE:
                 self.heartbeat.end()
                 self.say(f"the agent leaves with exit code {record.exit_code}")
@@ -260,7 +297,7 @@ class Node:
 
     def _ack(self, kind: AckKind, now_s: float) -> None:
         assert self.record
-        ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=now_s, port=29500)
-        self.job.store.put(KEYS.ack(self.record.number, NODE), dumps(ack))
+        ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=self.job.wall_s, port=29500)
+        self.store.put(KEYS.ack(self.record.number, NODE), dumps(ack))
         self.acked = (self.record.number, kind)
         self.say(f"the node says {kind}")

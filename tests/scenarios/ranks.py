@@ -1,23 +1,25 @@
 """The training processes of the simulated node: plain values that step, stage, judge and die.
 
-What they compute is the tuple of the samples they have used, so that a lost or repeated sample shows in the final state. They judge
-their boundaries by the real rule, in the order of `training.session`, and write real board pages.
+What they compute is the tuple of the samples they have used, so that a lost or repeated sample shows in the final state; and beside it what
+a generator has drawn at each step and a momentum that goes on from step to step, so that one that is forgotten shows too. They judge their
+boundaries by the real rule, in the order of `training.session`, keep its course of the training, and write real board pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.resilience import describe, ladder, windows
+from mt_resilient.resilience import describe, ladder
 from mt_resilient.resilience.board import Rewound, Sighted
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
+from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.resilience.ladder import Turn
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import Order, RankPhase, Step
-from mt_resilient.resilience.spikes import Figure
+from mt_resilient.training.course import Course
 
 if TYPE_CHECKING:
     from .node import Node
@@ -29,13 +31,33 @@ QUIET = 1.0
 """The loss of a step with which nothing is wrong, but for a ripple."""
 
 
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What a step changes besides using a sample."""
+
+    generator: int = 1
+    momentum: int = 0
+
+    def stepped(self, sample: int) -> Inner:
+        drawn = (self.generator * 6364136223846793005 + 1442695040888963407) & _MASK
+        return Inner(drawn, (self.momentum * 3935559000370003845 + (drawn >> 7) + sample) & _MASK)
+
+
 @dataclass
 class Kept:
-    """A snapshot in memory, the same for all ranks."""
+    """A snapshot in memory, the same for all ranks but for those that are `odd` or `missing`."""
 
     state: State
+    inner: Inner = Inner()
+    course: dict[str, Any] = field(default_factory=dict)
+    missing: frozenset[int] = frozenset()
+    """Ranks that could not take their copy."""
     sealed: bool = False
     durable: bool = False
+    drained: bool = False
     drained_at_s: float = 0.0
     stamp: Stamp = Stamp(0, 0, 0)
     odd: frozenset[int] = frozenset()
@@ -70,7 +92,34 @@ class Faults:
     hangs_at_start: int = 0
     """How many lives of the ranks begin with a hang of rank 1, before its first step."""
     hangs_in_teardown: bool = False
+    teardown_s: int = 0
+    """How long the ranks take to end when their loop is over."""
+    odd_rank: int = 1
+    """Which one it is whose bit flips."""
+    miss_at: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Step → the ranks that will find no slot for their copy, once."""
+    rot: set[int] = field(default_factory=set)
+    """Steps whose snapshot in memory is damaged when it is read."""
+    unreadable: bool = False
+    """Storage does not give what is on disk."""
+    disk_full: bool = False
+    drain_dead: bool = False
+    """The drain process, and whatever starts it again."""
     agent_stalls: bool = False
+    obeys_late_s: int = 0
+    """How long the agent will be held up between reading the next record and obeying it."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What ranks have gone on from."""
+
+    generation: int
+    step: int
+    before: int
+    """The step that the state had to be older than; -1: any would do."""
+    kept: Kept
+    in_place: bool
 
 
 class Ranks:
@@ -82,16 +131,39 @@ class Ranks:
         self.life = RankPhase.ABSENT
         self.state: State = ()
         """A sample that was used by replicas that were apart counts negative."""
+        self.inner = Inner()
         self.odd: frozenset[int] = frozenset()
         self.pending: tuple[float, ...] | None = None
-        self.turns = list(record.turns)
-        self.windows = windows.merged(turn.window for turn in record.turns if turn.window)
-        self.figures: list[Figure] = []
+        self.postponed: Judgement | None = None
+        self.owed = False
+        """A snapshot on disk is due, and none could be taken yet."""
+        self.course = Course(
+            Handoff(
+                agent_pid=4,
+                generation=record.number,
+                board="",
+                arena=(),
+                snapshots="",
+                resume_step=record.resume_step,
+                replay_until=record.replay_until,
+                origin="",
+                every_steps=1,
+                durable_every_steps=node.durable_every,
+                reach_steps=100,
+                policy=node.judged_by,
+                turns=record.turns,
+                windows=(),
+                modules="",
+            )
+        )
+        self.begun = max(0, record.resume_step)
+        """The step that they began with, or went back to last."""
         self.rewinds = 0
         self.hung = False
         """Rank 1 hangs, and rank 0 waits for it;"""
         self.busy_s = 0
         """or it computes for so long yet."""
+        self.leaving_s = 0
         for page in node.pages:
             page.clear(record.number)
 
@@ -106,11 +178,16 @@ class Ranks:
     def advance(self, now_s: float) -> None:
         if not self.alive:
             if not self.gang.launcher.ended_s:
-                self.gang.launcher.ended_s, self.gang.launcher.code = now_s, 1
+                self.gang.launcher.ended_s, self.gang.launcher.code = now_s + self.node.job.skew_s, 1
                 self.node.say("torchrun sees it and ends with code 1")
             return
         if self.hung or self.busy_s:
             self.busy_s = max(0, self.busy_s - 1)
+            return
+        if self.leaving_s:
+            self.leaving_s -= 1
+            if not self.leaving_s:
+                self._end(now_s)
             return
         match self.life:
             case RankPhase.ABSENT:
@@ -134,18 +211,26 @@ class Ranks:
         """SIGKILL for one of them; its peer finds the connection closed."""
         started = self.node.pages[rank].step >= 0
         self.node.say(f"rank {rank} is killed {f'after step {self.step}' if started else 'before its first step'}")
-        gone = self.gang.ranks[rank]
-        gone.ended_s, gone.code = now_s, -9
+        gone, wall_s = self.gang.ranks[rank], now_s + self.node.job.skew_s
+        gone.ended_s, gone.code = wall_s, -9
         for peer in self.gang.ranks.keys() - {rank}:
-            self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
-            self.gang.ranks[peer].ended_s, self.gang.ranks[peer].code = now_s + 0.01, 1
+            if not self.gang.ranks[peer].ended_s:
+                self.node.pages[peer].say_farewell(error="RuntimeError: Connection closed by peer", traceback="")
+                self.gang.ranks[peer].ended_s, self.gang.ranks[peer].code = wall_s + 0.01, 1
+
+    def kill_all(self, now_s: float) -> None:
+        """SIGKILL for the launcher; its ranks die with it."""
+        self.node.say("torchrun is killed, and its ranks with it")
+        for process in (self.gang.launcher, *self.gang.ranks.values()):
+            if not process.ended_s:
+                process.ended_s, process.code = now_s + self.node.job.skew_s, -9
 
     def raise_(self, error: str, now_s: float, **words: Any) -> None:
         """An exception on all of them."""
         self.node.say(f"the ranks raise {error}")
         for rank, process in self.gang.ranks.items():
             self.node.pages[rank].say_farewell(error=error, traceback=f"Traceback\n{error}", **words)
-            process.ended_s, process.code = now_s + 0.01 * rank, 1
+            process.ended_s, process.code = now_s + self.node.job.skew_s + 0.01 * rank, 1
 
     def _live(self, phase: RankPhase) -> None:
         self.life = phase
@@ -166,33 +251,65 @@ class Ranks:
     def _restore(self, now_s: float) -> None:
         step = self.record.resume_step
         if step >= 0:
-            kept = self.node.arena.get(step)
-            if kept is None and step in self.node.faults.torn:
-                error = f"Unrestorable: cannot restore step {step}: checksum of slab 0 does not match"
-                self.raise_(error, now_s, kind="snapshot", step=step, path=f"snapshots/{step}")
+            if not self._load(step, now_s, in_place=False):
                 return
-            self.state = kept.state if kept else self.node.disk[step]
-            self.odd = kept.odd if kept else self.node.job.odd.get(step, frozenset())
+            self.course.went_back(step)
         self._live(RankPhase.TRAINING)
         for page in self.node.pages:
             page.restored_ns = _ns(now_s)
         self.node.say(f"the ranks are in their loop at step {self.step}")
-        self._contribute(finite=True, staged=self.node.stage(self, durable=False))
+        self._contribute(finite=True, missing=self.node.stage(self, durable=False))
+
+    def kept(self) -> Kept:
+        """What a snapshot takes along."""
+        course = self.course.collect()
+        return Kept(
+            self.state,
+            inner=self.inner,
+            course={"figures": course["figures"].clone(), "windows": course["windows"]},
+            stamp=Stamp(self.gang.generation, self.rewinds, self.step),
+            odd=self.odd,
+        )
+
+    def _load(self, step: int, now_s: float, *, in_place: bool, before: int = -1) -> bool:
+        """Go back to that step, from memory or else from disk; False where the ranks could not, and have raised. before: the state has
+        to be older than this step; -1: any will do."""
+        faults, kept = self.node.faults, self.node.arena.get(step)
+        if kept is not None and step in faults.rot:
+            faults.rot.discard(step)
+            del self.node.arena[step]
+            error = f"Unrestorable: cannot restore step {step}: its copy in memory is damaged"
+            self.raise_(error, now_s, kind="snapshot", step=step, path="")
+            return False
+        if kept is None and step in faults.torn:
+            error = f"Unrestorable: cannot restore step {step}: checksum of slab 0 does not match"
+            self.raise_(error, now_s, kind="snapshot", step=step, path=f"snapshots/{step}")
+            return False
+        if kept is None and (faults.unreadable or step not in self.node.disk):
+            error = f"Unreadable: cannot read step {step} at present"
+            self.raise_(error, now_s, kind="unreadable", step=step, path=f"snapshots/{step}")
+            return False
+        kept = kept or self.node.job.written[step]
+        self.state, self.inner, self.odd = kept.state, kept.inner, kept.odd
+        self.begun = step
+        self.course.restore(kept.course)
+        self.node.job.restored.append(Restored(self.gang.generation, step, before, replace(kept), in_place))
+        return True
 
     def _train(self, now_s: float) -> None:
         """One step, then what `Session.boundary` does; nothing where the state is that of the last step."""
         if self.step == self.node.total:
             self._leave(RankPhase.FINISHED, "the ranks find nothing left to do", now_s)
             return
-        sample = windows.batch(self.step, self.windows) + 1
+        sample = self.course.batch(self.step) + 1
         if self.node.faults.spike_at.get(self.step + 1):
             self.node.faults.spike_at[self.step + 1] -= 1
             sample += HURT
-        self.state = (*self.state, -sample if self.odd else sample)
+        self.state, self.inner = (*self.state, -sample if self.odd else sample), self.inner.stepped(sample)
         if self.node.faults.flip_at.get(self.step):
             self.node.faults.flip_at[self.step] -= 1
-            self.odd = frozenset([1])
-            self.node.say(f"a bit of rank 1's copy flips after step {self.step}")
+            self.odd = frozenset([self.node.faults.odd_rank])
+            self.node.say(f"a bit of rank {self.node.faults.odd_rank}'s copy flips after step {self.step}")
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
             page.beat(self.step, 1.0, 1.0, _ns(now_s))
@@ -209,17 +326,24 @@ class Ranks:
         if not finite:
             self.node.say(f"step {self.step} gives NaN")
         last = self.step == self.node.total
-        before = self._judged(now_s)
+        before = self._judged(now_s) or self.postponed
+        self.postponed = None
         if not self.alive:
             return
         if before and before.directive is Directive.REWIND:
             self._rewind(before, now_s)
             return
         leave = before is not None and before.directive is Directive.LEAVE
-        wanted = last or (leave and before.snapshot) or self.step % self.node.durable_every == 0
-        self._contribute(finite=finite, staged=finite and self.node.stage(self, durable=wanted))
+        wanted = last or bool(leave and before and before.snapshot)
+        self.owed |= self.step % self.node.durable_every == 0
+        missing = everybody = frozenset(range(len(self.node.pages)))
+        if finite:
+            missing = self.node.stage(self, durable=wanted or self.owed)
+        self.owed = False
+        self._contribute(finite=finite, missing=missing if finite else everybody)
         judged = self._judged(now_s) if last or leave else None
-        if judged and judged.directive is Directive.REWIND and not leave:
+        if judged and judged.directive is Directive.REWIND:
+            self.postponed = before if leave else None
             self._rewind(judged, now_s)
             return
         if leave:
@@ -242,23 +366,27 @@ class Ranks:
         if self.node.faults.hangs_in_teardown:
             self.hang("in its teardown")
             return
-        for process in (*self.gang.ranks.values(), self.gang.launcher):
-            process.ended_s, process.code = now_s, 0
+        self.leaving_s = self.node.faults.teardown_s
+        if not self.leaving_s:
+            self._end(now_s)
 
-    def _contribute(self, finite: bool, staged: bool) -> None:
-        held = Held.WHOLE if staged else Held.MISSED
+    def _end(self, now_s: float) -> None:
+        for process in (*self.gang.ranks.values(), self.gang.launcher):
+            process.ended_s, process.code = now_s + self.node.job.skew_s, 0
+
+    def _contribute(self, finite: bool, missing: frozenset[int]) -> None:
         rows = [
             row(
                 Tally(
                     step=Step(self.step),
                     non_finite=not finite,
-                    newest=held,
+                    newest=Held.MISSED if rank in missing else Held.WHOLE,
                     order=Order(page.order),
                     loss=self._loss() if finite and self.state else None,
                     fixed_data=self.node.faults.fixed_data,
                 )
             )
-            for page in self.node.pages
+            for rank, page in enumerate(self.node.pages)
         ]
         self.pending = tuple(map(max, *rows))
 
@@ -267,17 +395,19 @@ class Ranks:
         if self.pending is None:
             return None
         said, self.pending = tally(self.pending), None
-        judgement = judge(said, self.figures, self.turns, self.node.judged_by)
+        judgement = judge(said, self.course.figures, self.course.turns, self.node.judged_by)
         assert judgement.directive is not Directive.DIVERGED
         if judgement.newest is Held.WHOLE:
             self.node.arena[said.step].sealed = True
-        if judgement.directive is Directive.GO_ON:
-            self.figures.append(said.figure)
+        elif judgement.newest is Held.MISSED and said.step in self.node.arena:
+            self.owed |= self.node.arena.pop(said.step).durable
+        if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
+            self.course.judged(said.figure)
             if judgement.finding:
                 self._sighted(judgement, now_s)
         if judgement.directive is Directive.GIVE_UP:
             assert judgement.finding
-            past = ladder.same_fault(judgement.finding, self.turns, self.node.judged_by.ladder)
+            past = ladder.same_fault(judgement.finding, self.course.turns, self.node.judged_by.ladder)
             words = {"kind": judgement.finding.kind.value, "step": judgement.finding.onset}
             done = describe.remedies([turn.remedy for turn in past])
             self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
@@ -316,19 +446,22 @@ class Ranks:
         finding, answer = judged.finding, judged.answer
         assert finding
         assert answer
-        sealed = {step: kept.state for step, kept in self.node.arena.items() if kept.sealed}
-        held = {**self.node.disk, **sealed}
-        to = max((s for s in sealed if s <= answer.at_most), default=-1)
-        to = to if to >= 0 else max((s for s in held if s <= answer.at_most), default=-1)
-        to = to if to >= 0 else max(step for step in held if step < finding.onset)
-        past = ladder.same_fault(finding, self.turns, self.node.judged_by.ladder)
-        window = answer.window(finding.onset, Step(to), self.windows)
+        sealed = [step for step, kept in self.node.arena.items() if kept.sealed]
+        to = -1
+        for at_most in (answer.at_most, finding.onset - 1):
+            for tier in (sealed, self.node.disk):
+                to = to if to >= 0 else max((step for step in tier if step <= at_most), default=-1)
+        if to < 0:
+            self.raise_("InternalError: no snapshot is left to go back to in place; the gang restarts from disk", now_s)
+            return
+        past = ladder.same_fault(finding, self.course.turns, self.node.judged_by.ladder)
+        window = answer.window(finding.onset, Step(to), self.course.windows)
         remedy = ladder.done(answer, past, Step(to))
-        self.turns.append(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
-        self.windows = windows.merged((*self.windows, *([window] if window else [])))
-        self.state = held[to]
-        self.odd = self.node.arena[to].odd if to in self.node.arena else frozenset()
-        self.figures = [figure for figure in self.figures if figure.step <= to]
+        if not self._load(to, now_s, in_place=True, before=finding.onset):
+            return
+        self.course.turned(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
+        self.course.went_back(to)
+        self.owed = False
         for step in [step for step in self.node.arena if step > to]:
             del self.node.arena[step]
         self.rewinds += 1

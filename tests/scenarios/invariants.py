@@ -1,0 +1,298 @@
+"""The invariants of the design, checked on the whole simulated world after every second of it.
+
+    1  at most one controller's writes are accepted, at most one generation runs
+    2  every step was computed from the state of the step before it, all that belongs to it included
+    3  no sample is missing or repeated, windows that were left out on purpose aside
+    4  what is on disk is whole: every rank's part of one and the same step
+    5  ranks go on from sealed snapshots of one step, none newer than the verdict's onset
+    6  a fault costs no more than the newest state that there is to go back to
+    7  no recovery goes on for ever without progress
+    8  training goes on without etcd and without the drain process
+
+Each check is a pure function of the job as it is now and of what was noted before; it gives a sentence where something is wrong. They know
+the truth of the simulated world (which bit has flipped, which copy is missing), which the program under test does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from mt_resilient.resilience.detectors import Cause
+from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.machine import TABLE, Move, Phase
+from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.recovery import RESTART_GANG
+from mt_resilient.resilience.signals import RankPhase
+from mt_resilient.resilience.windows import Window, batch
+from mt_resilient.resilience.wire import loads
+
+from .etcd import Accepted
+from .ranks import HURT, Inner, Kept, Ranks, State
+
+if TYPE_CHECKING:
+    from .cluster import Job
+
+_MOVES = {(phase, target) for (phase, _), (move, target) in TABLE.items() if move is not Move.IGNORE}
+_NOT_COUNTED = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE, Cause.FINGERPRINT_MISMATCH)
+"""Causes whose restarts have budgets of their own."""
+_LAG = 2
+"""Steps that the newest sealed snapshot may be behind: it is sealed by the word of the next boundary, and a step is under way."""
+
+
+class Violated(AssertionError):
+    def __init__(self, number: int, sentence: str) -> None:
+        super().__init__(f"invariant {number}: {sentence}")
+        self.number = number
+
+
+@dataclass
+class Watch:
+    """What was noted so far."""
+
+    record: GenerationRecord | None = None
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    """Of this life of the job, by number, as they were accepted."""
+    windows: set[Window] = field(default_factory=set)
+    """All that were ever written down as left out."""
+    without_progress: int = 0
+    launches: list[int] = field(default_factory=list)
+    """Steps that the generations of this life of the job went on from."""
+    restored: int = 0
+    """How many restores have been looked at."""
+    turns: list[int] = field(default_factory=list)
+    """Onsets of the last rewinds in place that were about one and the same fault."""
+    ranks: Ranks | None = None
+    moved: tuple[int, ...] = ()
+    idle: bool = True
+    """Whether the ranks had reason to stand still."""
+
+    def accepted(self, job: Job, write: Accepted, keys: Keys) -> None:
+        """A controller's write, or a registration's, as it is made."""
+        self._hold(1, _by_its_leader(write))
+        for put in write.puts:
+            if put.key == keys.generation:
+                record = loads(GenerationRecord, put.value)
+                self._hold(1, _follows(self.record, record, write))
+                self._hold(6, _newest_there_is(job, self, record))
+                self._hold(7, _within_budget(job, self, record))
+                self._note(record, write)
+            else:
+                incident = loads(Incident, put.value)
+                self._hold(1, _one_story(self.incidents.get(incident.id), incident))
+                self.incidents[incident.id] = incident
+                if incident.window:
+                    self.windows.add(incident.window)
+
+    def _note(self, record: GenerationRecord, write: Accepted) -> None:
+        if not write.guarded:  # started again: budgets as new
+            self.incidents, self.launches, self.without_progress, self.turns = {}, [], 0, []
+        elif record.phase is Phase.LAUNCH and self.record != record:
+            newest = max(self.incidents.values(), key=lambda i: (i.rung == RESTART_GANG, int(i.id)), default=None)
+            counted = self.launches and newest and newest.cause not in _NOT_COUNTED
+            again = counted and record.resume_step <= self.launches[-1]
+            self.without_progress = self.without_progress + 1 if again else self.without_progress * (not counted)
+            self.launches.append(record.resume_step)
+        self.record = record
+
+    def look(self, job: Job) -> None:
+        """After a second."""
+        for number, check in CHECKS:
+            for sentence in check(job, self):
+                raise Violated(number, sentence)
+        for restored in job.restored[self.restored :]:
+            if restored.in_place:
+                same = self.turns and abs(self.turns[-1] - restored.before) <= job.judged_by.ladder.same_fault_steps
+                self.turns = [*(self.turns if same else []), restored.before]
+        self.restored = len(job.restored)
+        self.ranks, self.moved, self.idle = _motion(job)
+
+    @staticmethod
+    def _hold(number: int, sentence: str) -> None:
+        if sentence:
+            raise Violated(number, sentence)
+
+
+def _by_its_leader(write: Accepted) -> str:
+    leader = write.leader.value.decode() if write.leader else "nobody"
+    return f"a write of {write.by} was accepted while {leader} led" if write.guarded and leader != write.by else ""
+
+
+def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Accepted) -> str:
+    """Whether the record goes on as the table of the state machine has it."""
+    if before is None:
+        return "" if after.phase is Phase.GATHER else f"the first record is in phase {after.phase}"
+    told = f"generation {after.number} {after.phase} was written over {before.number} {before.phase}"
+    if after.number == before.number:
+        return "" if write.guarded and (before.phase, after.phase) in _MOVES else told
+    over = before.phase in (Phase.ENDING, Phase.ENDED)
+    opened = after.number == before.number + 1 and after.phase is Phase.GATHER and over is not write.guarded
+    return "" if opened else told
+
+
+def _one_story(before: Incident | None, after: Incident) -> str:
+    if before is None:
+        return ""
+    if (before.signature, before.at_s) != (after.signature, after.at_s):
+        return f"incident {after.id} ({after.summary}) was written over another one ({before.summary})"
+    return f"incident {after.id} was closed, and is open again" if after.open and not before.open else ""
+
+
+def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
+    node = job.node
+    if record.phase is not Phase.LAUNCH or node is None or node.instance not in record.members.values():
+        return ""
+    failed = [i.step_at_fault for i in watch.incidents.values() if i.cause == Cause.SNAPSHOT_UNREADABLE]
+    memory = {step: kept for step, kept in node.arena.items() if kept.sealed and node.replicas.fit(kept.stamp)}
+    disk = {step: job.written[step] for step in job.disk if failed.count(step) < 2}
+    bound = _bound(watch)
+    held = {step: kept for step, kept in (disk | memory).items() if bound < 0 or step < bound}
+    right = {step for step, kept in held.items() if bound < 0 or _right(kept)}
+    if bound >= 0 and record.resume_step in held and right and not _right(held[record.resume_step]):
+        return f"the job goes on from step {record.resume_step}, whose replicas are apart, though {max(right)} is right"
+    compared = {step for step in right if bound < 0 or node.replicas.agreed(held[step].stamp)}
+    best = max(compared or right or held, default=-1)
+    return f"the job goes on from step {record.resume_step}, though step {best} is there" * (record.resume_step < best)
+
+
+def _right(kept: Kept) -> bool:
+    return not kept.odd and min(kept.state, default=0) >= 0
+
+
+def _bound(watch: Watch) -> int:
+    """The first step that is known to be wrong, by the faults that have not been answered yet; -1: none is."""
+    waiting = (i.onset for i in watch.incidents.values() if i.rung == RESTART_GANG and i.resume_step is None and i.open)
+    return min((onset for onset in waiting if onset >= 0), default=-1)
+
+
+def _within_budget(job: Job, watch: Watch, record: GenerationRecord) -> str:
+    most = job.policy.max_without_progress + 1
+    if record.phase is Phase.LAUNCH and watch.without_progress > most:
+        return f"{watch.without_progress} restarts in a row brought no newer snapshot; {most} are allowed"
+    return ""
+
+
+def one_generation_runs(job: Job, watch: Watch) -> Iterator[str]:
+    here = job.node.ranks if job.node else None
+    if here and here.alive and any(ranks.alive for ranks in job.strays):
+        yield f"ranks of generation {job.strays[-1].gang.generation} live beside those of {here.gang.generation}"
+    if here and watch.record and here.gang.generation > watch.record.number:
+        yield f"ranks of generation {here.gang.generation} run, and the record is of {watch.record.number}"
+
+
+def each_state_follows(job: Job, watch: Watch) -> Iterator[str]:
+    for step, state, inner in _states(job):
+        if len(state) != step:
+            yield f"the state of step {step} has used {len(state)} samples"
+        if inner != _inner(state):
+            yield f"generator or momentum of step {step} are not those of the steps before it"
+
+
+def _states(job: Job) -> Iterator[tuple[int, State, Inner]]:
+    if job.node and job.node.ranks:
+        yield job.node.ranks.step, job.node.ranks.state, job.node.ranks.inner
+    for step, kept in job.node.arena.items() if job.node else ():
+        yield step, kept.state, kept.inner
+    for step in job.disk:
+        yield step, job.written[step].state, job.written[step].inner
+
+
+@lru_cache(maxsize=4096)
+def _inner(state: State) -> Inner:
+    return _inner(state[:-1]).stepped(abs(state[-1])) if state else Inner()
+
+
+def no_sample_is_lost_or_repeated(job: Job, watch: Watch) -> Iterator[str]:
+    if job.node and job.node.ranks:
+        ranks = job.node.ranks
+        yield from _used(ranks.state, ranks.course.windows)
+    for step in job.disk:
+        kept = job.written[step]
+        yield from _used(kept.state, tuple(Window(*window) for window in kept.course["windows"]))
+
+
+def _used(state: State, windows: tuple[Window, ...]) -> Iterator[str]:
+    used = state if not state or (min(state) > 0 and max(state) < HURT) else tuple(abs(s) % HURT for s in state)
+    if used != samples(len(state), windows):
+        left_out = " ".join(map(str, windows)) or "nothing"
+        yield f"step {len(state)} has used the samples {' '.join(map(str, used))}, where {left_out} is left out"
+
+
+@lru_cache(maxsize=4096)
+def samples(steps: int, windows: tuple[Window, ...]) -> State:
+    """Those that an undisturbed run uses which leaves these windows out."""
+    return tuple(batch(step, windows) + 1 for step in range(steps))
+
+
+def what_is_on_disk_is_whole(job: Job, watch: Watch) -> Iterator[str]:
+    for step, state in job.disk.items():
+        if job.written[step].missing or job.written[step].state != state:
+            yield f"the snapshot of step {step} is on disk without rank {sorted(job.written[step].missing)}"
+
+
+def ranks_go_on_from_what_is_sealed(job: Job, watch: Watch) -> Iterator[str]:
+    for restored in job.restored[watch.restored :]:
+        kept, step = restored.kept, restored.step
+        if not kept.sealed or kept.missing:
+            yield f"the ranks went on from step {step}, which not all of them hold"
+        if len(kept.state) != step:
+            yield f"the ranks asked for step {step} and got {len(kept.state)}"
+        bound = restored.before if restored.in_place else -1
+        if 0 <= bound <= step:
+            yield f"the ranks went back to step {step}, and step {bound} is wrong"
+    record = watch.record
+    if record and record.phase is Phase.LAUNCH and 0 <= _bound(watch) <= record.resume_step:
+        yield f"generation {record.number} goes on from step {record.resume_step}, and step {_bound(watch)} is wrong"
+
+
+def snapshots_keep_up(job: Job, watch: Watch) -> Iterator[str]:
+    if job.judged_by.observe:  # then ranks train on in a state that is not finite, and none of it is kept
+        return
+    ranks = job.node.ranks if job.node else None
+    if job.node is None or ranks is None or not ranks.alive or ranks.life is not RankPhase.TRAINING:
+        return
+    sealed = max((step for step, kept in job.node.arena.items() if kept.sealed), default=-1)
+    missed = sum(step > sealed for step in job.missed)
+    if ranks.step - sealed > _LAG + missed and ranks.step > ranks.begun + _LAG + missed:
+        yield f"the ranks are at step {ranks.step}, and the newest sealed snapshot is of step {sealed}"
+
+
+def rewinds_end(job: Job, watch: Watch) -> Iterator[str]:
+    ladder = job.judged_by.ladder
+    if len(watch.turns) > ladder.max_replays + ladder.max_skips + 1:
+        yield f"the ranks went back {len(watch.turns)} times for one fault"
+
+
+def training_goes_on(job: Job, watch: Watch) -> Iterator[str]:
+    """Whoever could do a step a second ago has done one, or has reason not to, whatever is away."""
+    ranks, moved, _ = _motion(job)
+    if watch.idle or watch.ranks is None or not (job.store.down or job.faults.disk_full or job.faults.drain_dead):
+        return
+    if job.store.down and ranks is not watch.ranks:
+        yield "the ranks were ended while etcd was away"
+    if ranks is watch.ranks and moved == watch.moved and watch.ranks.alive:
+        yield f"training stands still at step {moved[0]}"
+
+
+def _motion(job: Job) -> tuple[Ranks | None, tuple[int, ...], bool]:
+    """The ranks, what changes with each second of theirs, and whether they have reason to stand still."""
+    ranks = job.node.ranks if job.node else None
+    if ranks is None:
+        return None, (), True
+    idle = not ranks.alive or ranks.hung or bool(ranks.busy_s) or ranks.life is not RankPhase.TRAINING
+    return ranks, (ranks.step, ranks.rewinds, ranks.life), idle
+
+
+Check = Callable[["Job", Watch], Iterator[str]]
+CHECKS: tuple[tuple[int, Check], ...] = (
+    (1, one_generation_runs),
+    (2, each_state_follows),
+    (3, no_sample_is_lost_or_repeated),
+    (4, what_is_on_disk_is_whole),
+    (5, ranks_go_on_from_what_is_sealed),
+    (6, snapshots_keep_up),
+    (7, rewinds_end),
+    (8, training_goes_on),
+)
