@@ -1,14 +1,15 @@
 """The ranks' own word at each boundary, exchanged while the next step is computed.
 
 Row of this rank → MAX over all ranks → `Tally`, the same on every rank. Ranks of one node write their rows on their board pages and
-read each other's; ranks of several nodes reduce them on a gloo group of their own, so that they never meet the script's collectives.
+read each other's; of several nodes, the first rank of each speaks with the others' (`nodes.py`). Nothing of this meets the script's
+collectives.
 """
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -19,9 +20,8 @@ from ..resilience.boundary import ROW, Tally, row, tally
 from ..resilience.clock import sleep
 from .attach import Attachment
 from .board import page_of
+from .nodes import NO_END, Rounds, Speaker
 
-_NO_END = timedelta(days=7)
-"""How long to wait for the others: whether one of them hangs is the agent's to judge, which knows who evaluates and who starts."""
 _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
 """Sleeps while a rank of this node has not said its row: doubled from one to the other."""
 
@@ -29,14 +29,7 @@ _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
 class Sentinel:
     def __init__(self, at: Attachment) -> None:
         """Collective: every rank makes its sentinel at the same place of its program."""
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        self._exchange: Exchange
-        if world == 1:
-            self._exchange = Pages(at.page, [at.page])
-        elif world == len(at.handoff.arena) and platform.machine() in ("x86_64", "AMD64"):
-            self._exchange = Pages(at.page, [page_of(at.handoff, local_rank) for local_rank in range(world)])
-        else:
-            self._exchange = Group()
+        self._exchange = _exchange(at, os.environ)
         self._pending = False
 
     def contribute(self, said: Tally) -> None:
@@ -57,6 +50,20 @@ class Sentinel:
         self._exchange.say((value, -value, *[0.0] * (ROW - 2)))
         greatest, least, *_ = self._exchange.reduced()
         return -int(least), int(greatest)
+
+
+def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:
+    """By what this machine and the job's size allow: the same on all ranks of machines of one kind."""
+    world, local = dist.get_world_size() if dist.is_initialized() else 1, len(at.handoff.arena)
+    if world == 1:
+        return Pages(at.page, [at.page])
+    if platform.machine() not in ("x86_64", "AMD64") or "GROUP_WORLD_SIZE" not in environ:  # see resilience/board.py
+        return Group()
+    pages = [page_of(at.handoff, local_rank) for local_rank in range(local)]
+    if world == local:
+        return Pages(at.page, pages)
+    rounds = Rounds(int(environ["GROUP_RANK"]), int(environ["GROUP_WORLD_SIZE"])) if at.local_rank == 0 else None
+    return Nodes(at.page, pages, rounds)
 
 
 class Exchange(Protocol):
@@ -81,19 +88,49 @@ class Pages:
     def reduced(self) -> Sequence[float]:
         return [max(column) for column in zip(*map(self._heard, self._all), strict=True)]
 
-    def _heard(self, page: Page) -> list[float]:
-        pause_s = _SHORTEST_S
-        while (said := page.hear(self._ordinal)) is None:  # for ever: the agent looks after ranks that hang
-            sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_S)
-        return said
+    def _heard(self, page: Page) -> Sequence[float]:
+        return _heard(page, self._ordinal)
+
+
+class Nodes:
+    """Through the pages of the node to its first rank, and back from that one's page. It speaks again only when all others of its node
+    have, hence when they have read what it said before: so the two places of a page do for it too."""
+
+    def __init__(self, mine: Page, of_node: Sequence[Page], rounds: Rounds | None) -> None:
+        """of_node: the pages of all ranks of this node; rounds: on the first of them alone."""
+        self._mine, self._first, others = mine, of_node[0], of_node[1:]
+        self._ordinal = mine.spoken  # by an earlier sentinel of this process
+        self._speaker = (
+            None
+            if rounds is None
+            else Speaker(rounds, lambda ordinal: [_heard(p, ordinal) for p in others], mine.speak)
+        )
+
+    def say(self, mine: Sequence[float]) -> None:
+        self._ordinal += 1
+        (self._speaker.say if self._speaker else self._mine.speak)(self._ordinal, mine)
+
+    def reduced(self) -> Sequence[float]:
+        return _heard(self._first, self._ordinal, self._speaker)
+
+
+def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Sequence[float]:
+    """What this page says under that number, waited for: for ever, since the agent looks after ranks that hang. Raises what has ended
+    the `speaker` that is to say it."""
+    pause_s = _SHORTEST_S
+    while (said := page.hear(ordinal)) is None:
+        if speaker and speaker.failure:
+            raise speaker.failure
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_S)
+    return said
 
 
 class Group:
     """By an all-reduce that runs in gloo's threads meanwhile."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=_NO_END)
+        self._group = dist.new_group(backend="gloo", timeout=NO_END)
         # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
         # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
         self._rows = [torch.zeros(ROW, dtype=torch.float64) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The ranks' exchange of rows, with real processes: through pages, and through gloo."""
+"""The ranks' exchange of rows, with real processes: through pages, through gloo, and between nodes with a board each."""
 
 import mmap
 import os
@@ -12,28 +12,39 @@ import torch.distributed as dist
 
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.boundary import ROW
-from mt_resilient.training.sentinel import Exchange, Group, Pages
+from mt_resilient.training.nodes import Rounds
+from mt_resilient.training.sentinel import Exchange, Group, Nodes, Pages
 
-RANKS, STEPS = 3, 2000
+RANKS, STEPS = 3, 1000
+SHAPES = {"pages": (3,), "group": (3,), "two nodes": (1, 2), "three nodes": (1, 1, 1)}
+"""Ranks of each node."""
 
 
-def _talk(exchange: Exchange, rank: int) -> None:
+def _talk(exchange: Exchange, rank: int, steps: int) -> None:
     """Say rows of which each rank has the largest number now and then; take what they make together."""
     chance = random.Random(rank)
-    for step in range(STEPS):
+    for step in range(steps):
         exchange.say([float(step), *(float((step + column) % RANKS == rank) * step for column in range(ROW - 1))])
         if chance.random() < 0.02:
             time.sleep(0.001)
         assert list(exchange.reduced()) == [float(step)] * ROW
 
 
-def _grouped(rank: int, file: Path) -> Exchange:
+def _exchange(way: str, rank: int, pages: list[Page], file: Path) -> Exchange:
+    if way == "pages":
+        return Pages(pages[rank], pages)
     dist.init_process_group("gloo", init_method=file.as_uri(), rank=rank, world_size=RANKS)
-    return Group()
+    if way == "group":
+        return Group()
+    shape = SHAPES[way]
+    node = next(n for n in range(len(shape)) if rank < sum(shape[: n + 1]))
+    first = sum(shape[:node])
+    rounds = Rounds(node, len(shape)) if rank == first else None
+    return Nodes(pages[rank], pages[first : first + shape[node]], rounds)
 
 
-@pytest.mark.parametrize("way", ["pages", "group"])
-def test_every_rank_takes_the_maximum_of_all(way: str, tmp_path: Path) -> None:
+def _run(way: str, place: Path, leaves: int = -1) -> list[int]:
+    """Exit codes by rank. leaves: this rank goes away in the middle."""
     memory = mmap.mmap(-1, RANKS * PAGE_BYTES)
     children = []
     for rank in range(RANKS):
@@ -42,11 +53,22 @@ def test_every_rank_takes_the_maximum_of_all(way: str, tmp_path: Path) -> None:
             code = 1
             try:
                 pages = [Page(memoryview(memory)[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) for n in range(RANKS)]
-                _talk(Pages(pages[rank], pages) if way == "pages" else _grouped(rank, tmp_path / "store"), rank)
-                code = 0
+                exchange = _exchange(way, rank, pages, place / "store")
+                _talk(exchange, rank, STEPS // 2 if rank == leaves else STEPS)
+                code = 9 if rank == leaves else 0
             except BaseException as error:
                 print(error, file=sys.stderr)
             finally:
                 os._exit(code)
         children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * RANKS
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@pytest.mark.parametrize("way", SHAPES)
+def test_every_rank_takes_the_maximum_of_all(way: str, tmp_path: Path) -> None:
+    assert _run(way, tmp_path) == [0] * RANKS
+
+
+def test_a_node_that_goes_away_makes_the_others_raise(tmp_path: Path) -> None:
+    """Rather than wait: the connection has broken."""
+    assert _run("three nodes", tmp_path, leaves=2) == [1, 1, 9]
