@@ -37,7 +37,7 @@ def _loaded(cls: Any, data: bytes | str) -> Any:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _hints(type(record))}
+    return {name: getattr(record, name) for name in _hints(type(record))}  # type: ignore[arg-type]
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_fields)
