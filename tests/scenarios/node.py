@@ -83,6 +83,7 @@ class Node:
         self.acked: tuple[int, AckKind | None] = (0, None)
         self.leave_ordered_s = 0.0
         self.asked: Request | None = None
+        self.snapshot_asked = ""
         self.told: tuple[InPlaceRewind, ...] = ()
         self.lookout = Lookout(HANG, Eyes(self))
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
@@ -216,6 +217,9 @@ class Node:
             attached=self.ranks is not None and all(page.pid for page in self.pages),
             training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
             acked=self.acked,
+            rewind=self.pages[0].ordered,
+            paused=bool(self.pages[0].paused),
+            snapshot=self.snapshot_asked,
             leave_ordered=self.leave_ordered_s > 0,
             grace_over=self.leave_ordered_s > 0 and now_s - self.leave_ordered_s > GRACE_S,
         )
