@@ -64,15 +64,40 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="as one JSON object")
     explain = commands.add_parser("explain", help="the story of an incident, or of all")
     explain.add_argument("incident", nargs="?", help="its number, as the list shows it")
+    orders = _order_actions(commands)
     snapshots = commands.add_parser(
         "snapshots", help="list, verify or digest the durable snapshots; take them to other formats"
     )
-    for command in (status, explain, snapshots):
+    for command in (status, explain, *orders, snapshots):
         command.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: the newest in mt-runs)"
         )
     _snapshot_actions(snapshots.add_subparsers(dest="action", required=True, parser_class=_Parser))
     return parser
+
+
+def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
+    """What can be ordered while a job runs."""
+    rewind = commands.add_parser("rewind", help="go back to a step that is kept, and wait until all ranks have")
+    rewind.add_argument("--to", required=True, type=_count, metavar="STEP", help="the state after so many steps")
+    rewind.add_argument(
+        "--skip", type=_count, default=0, metavar="N", help="leave the N batches out that would follow, for good"
+    )
+    pause = commands.add_parser("pause", help="let the ranks wait at their next boundary; nothing is lost")
+    resume = commands.add_parser("resume", help="let paused ranks go on")
+    snapshot = commands.add_parser("snapshot", help="snapshot now: one on disk; wait until it is there")
+    snapshot.add_argument("when", choices=["now"])
+    drain = commands.add_parser("drain", help="take a snapshot, then leave a node, before its maintenance")
+    drain.add_argument("node", metavar="NODE", help="as status names it")
+    stop = commands.add_parser("stop", help="end the job as Ctrl-C does; the same command goes on")
+    stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot before")
+    return [rewind, pause, resume, snapshot, drain, stop]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+    return int(text)
 
 
 def _snapshot_actions(actions: Any) -> None:
@@ -157,7 +182,25 @@ def _dispatch(words: list[str]) -> int:
     directory = inspect.find_directory(options.run_dir)
     if options.command == "status":
         return inspect.status(directory, options.json)
-    return inspect.explain(directory, options.incident)
+    if options.command == "explain":
+        return inspect.explain(directory, options.incident)
+    from .agent import ordering
+
+    return ordering.order(directory, _request(options))
+
+
+def _request(options: argparse.Namespace) -> Any:
+    from .resilience.signals import Request, Step, Wish
+
+    match Wish(options.command):
+        case Wish.REWIND:
+            return Request(kind=Wish.REWIND, step=Step(options.to), skip=options.skip)
+        case Wish.DRAIN:
+            return Request(kind=Wish.DRAIN, node=options.node)
+        case Wish.STOP:
+            return Request(kind=Wish.STOP, snapshot=options.last_snapshot, exit_code=130)
+        case wish:
+            return Request(kind=wish)
 
 
 def _snapshots(options: argparse.Namespace) -> int:

@@ -6,7 +6,8 @@ import mmap
 import os
 
 from ..resilience.board import PAGE_BYTES, Page
-from ..resilience.signals import Order
+from ..resilience.orders import RewindOrder
+from ..resilience.signals import Order, OrderedBy
 
 
 class Board:
@@ -30,7 +31,20 @@ class Board:
     def ask_durable(self) -> None:
         """One more snapshot on disk."""
         for page in self.pages:
+            page.durable_step = -1
             page.durable += 1
+
+    def turn_back(self, order: RewindOrder) -> None:
+        """All ranks shall go back; the number last, since they look for it."""
+        for page in self.pages:
+            page.ordered_to, page.ordered_skip = order.to, order.skip
+            page.ordered_by = tuple(OrderedBy).index(order.cause)
+            page.ordered = order.number
+
+    def pause(self, paused: bool) -> None:
+        """All ranks shall wait at their next boundary; or go on."""
+        for page in self.pages:
+            page.paused = int(paused)
 
     def order(self, order: Order) -> None:
         """What all ranks shall do at their next boundary."""

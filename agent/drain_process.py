@@ -204,7 +204,11 @@ def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the agent says when to end
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they may reach all processes of the job; the agent says when to end
+        signal.signal(number, signal.SIG_IGN)
     try:
         for event in run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno()):
             print(json.dumps(event), flush=True)

@@ -15,6 +15,9 @@ class Action(Enum):
     CLEAR = "end what is left of an older generation, then say ready"
     LAUNCH = "start the ranks"
     SAY_RUNNING = "say that all ranks are attached"
+    ORDER_REWIND = "tell the ranks to go back to a step"
+    ORDER_PAUSE = "tell the ranks to wait at their next boundary, or to go on"
+    ORDER_SNAPSHOT = "tell the ranks to take a snapshot for the disk"
     ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
     END_GANG = "end the ranks, finish the snapshots, say ended"
     STAND_DOWN = "end the ranks: the job goes on without them"
@@ -34,6 +37,12 @@ class LocalState:
     """All its ranks are in their loop, so that an order reaches them."""
     acked: tuple[int, AckKind | None]
     """Newest acknowledgement: generation and kind."""
+    rewind: int
+    """Number of the last order to go back that its pages tell; 0: none."""
+    paused: bool
+    """They tell the ranks to wait."""
+    snapshot: str
+    """The last request for a snapshot that its ranks were told of."""
     leave_ordered: bool
     grace_over: bool
     """The ranks have had the time that a last snapshot may take."""
@@ -54,7 +63,9 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
         case Phase.LAUNCH | Phase.RUN:
             if me.gang != record.number:
                 return Action.LAUNCH
-            return Action.SAY_RUNNING if me.attached and acked is not AckKind.RUNNING else Action.WAIT
+            if me.attached and acked is not AckKind.RUNNING:
+                return Action.SAY_RUNNING
+            return _order(record, me)
         case Phase.ENDING:
             if acked is AckKind.ENDED:
                 return Action.WAIT
@@ -64,3 +75,14 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
             return Action.ORDER_LEAVE if leaving and me.training else Action.END_GANG
         case Phase.ENDED:
             return Action.LEAVE
+
+
+def _order(record: GenerationRecord, me: LocalState) -> Action:
+    """What the pages do not tell the ranks yet; they tell it until others take their place, and ranks obey each thing once."""
+    if record.rewind is not None and record.rewind.number != me.rewind:
+        return Action.ORDER_REWIND
+    if record.paused != me.paused:
+        return Action.ORDER_PAUSE
+    if record.snapshot and record.snapshot != me.snapshot and me.training:
+        return Action.ORDER_SNAPSHOT
+    return Action.WAIT

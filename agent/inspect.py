@@ -26,6 +26,7 @@ from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.orders import Incident
 from ..resilience.recovery import OBSERVE
+from ..resilience.requests import waiting
 from ..resilience.wire import dumps, loads
 from ..resilience.world import World, read_world
 from .run_directory import RunDirectory
@@ -89,6 +90,15 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         return 0 if directory.finished.exists() else 1
     record = world.record
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")
+    if record.paused:
+        all_wait = world.statuses() and all(said.paused for said in world.statuses())
+        console.print(
+            "paused: all ranks wait, until: mt-resilient resume"
+            if all_wait
+            else "a pause is ordered; not all ranks wait yet"
+        )
+    for request in waiting(world):
+        console.print(f"ordered by {request.by}, and not done yet: {request.kind}")
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("node", "ranks alive", "step", "in memory", "on disk", "started", "said"):
         table.add_column(heading)

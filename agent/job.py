@@ -41,7 +41,7 @@ from .heartbeat import Heartbeat
 from .launch import Launch, understand
 from .node import Node
 from .performer import Performer
-from .policy import AgentPolicy
+from .policy import AgentPolicy, PreemptionPolicy
 from .registration import register
 from .revival import Revival
 from .run_directory import RunDirectory
@@ -70,6 +70,7 @@ SECTIONS: dict[str, type] = {
     "hang": HangPolicy,
     "stability": StabilityPolicy,
     "agent": AgentPolicy,
+    "preemption": PreemptionPolicy,
     "control": ControlPolicy,
 }
 """Configuration sections, each owned by the module that uses it."""
@@ -143,7 +144,7 @@ def run_job(
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
-        supervisor = _supervisor(store, keys, me, node, deciding, agent, Telling(terminal, journal, metrics))
+        supervisor = _supervisor(store, keys, me, node, deciding, policies, Telling(terminal, journal, metrics))
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -162,6 +163,7 @@ def run_job(
             code = MachineError.exit_code
         newest = max(node.durable_steps(), default=None)
         say_the_end(code, record, lost, newest, run, supervisor.telling)
+        journal.write("end", wall_s(), code=code)
         return code
 
 
@@ -210,9 +212,10 @@ def _supervisor(
     me: NodeRecord,
     node: Node,
     deciding: Policy,
-    policy: AgentPolicy,
+    policies: Mapping[str, Any],
     telling: Telling,
 ) -> Supervisor:
+    policy: AgentPolicy = policies["agent"]
     heartbeat = Heartbeat(store, keys, NodeId(me.host), me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, deciding, telling.decided)
@@ -233,6 +236,7 @@ def _supervisor(
         heartbeat=heartbeat,
         controller=controller,
         policy=policy,
+        preemption=policies["preemption"],
         telling=telling,
         performer=performer,
     )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,8 @@ class Node:
         self.shelf = Shelf(root)
         self.witness = Witness(launch.ranks, directory.logs)
         self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
+        self.snapshot_asked = ""
+        """The last request for a snapshot on disk that the ranks were told of."""
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.sound = Soundness(self.slots, self.shelf, root, run, stability or StabilityPolicy())
@@ -106,7 +110,8 @@ class Node:
         if self.pacing and self.board.pages[0].generation:
             self.pacing.failures += 1
         self.board.clear(record.number)
-        self.told = ()
+        self.told, self.snapshot_asked = (), ""
+        self.board.pause(record.paused)  # before any of them looks
         self.lookout.begin(tells=record.resume_step >= 0)
         handoff = Handoff(
             agent_pid=os.getpid(),
@@ -122,6 +127,7 @@ class Node:
             reach_steps=self.policy.reach_steps,
             policy=self.judged_by,
             turns=record.turns,
+            rewind=record.begins,
             windows=self.windows,
             modules=str(self.directory.modules),
             stacks=self.witness.paths,
@@ -176,6 +182,17 @@ class Node:
         self.sound.look(generation, self._finished(), every=True)
         self.sound.free_unfit()
         self.shelf.fresh(_FRESH_S)
+
+    def save_newest(self, generation: int) -> None:
+        """The newest that memory holds whole is wanted on disk, where the disk has nothing as new. Ends the gang."""
+        self.clear(generation)
+        settle(self.slots, sys.maxsize)
+        newest = max(self.sound.memory(), default=None)
+        if newest is None or newest.step <= max(self.durable_steps(), default=-1):
+            return
+        for slot in chain(*self.slots):
+            if slot.header().whole and slot.header().stamp == newest:
+                slot.want_durable()
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid}
@@ -257,6 +274,7 @@ class Node:
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
+            snapshot=self.snapshot_asked,
         )
         return replace(said, **self.sound.told(said))  # type: ignore[arg-type]
 
@@ -297,3 +315,8 @@ class Node:
 
     def order(self, order: Order) -> None:
         self.board.order(order)
+
+    def ask_snapshot(self, request: str) -> None:
+        """One on disk, as soon as the ranks come to a boundary."""
+        self.snapshot_asked = request
+        self.board.ask_durable()

@@ -34,6 +34,7 @@ class Performer:
         self._store, self._keys, self._policy, self._telling = store, keys, policy, telling
         self._acked: tuple[int, AckKind | None] = (0, None)
         self._leave_ordered_s = 0.0
+        self._leave_until_s = 0.0
         self._drain_asked_s = 0.0
         self.hurry = False
         """Somebody wants this agent to leave: the end does not wait for ever."""
@@ -59,9 +60,19 @@ class Performer:
                 self._launch(record)
             case Action.SAY_RUNNING:
                 self._ack(record, AckKind.RUNNING)
+            case Action.ORDER_REWIND:
+                assert record.rewind
+                self._node.board.turn_back(record.rewind)
+            case Action.ORDER_PAUSE:
+                self._node.board.pause(record.paused)
+            case Action.ORDER_SNAPSHOT:
+                self._node.ask_snapshot(record.snapshot)
             case Action.ORDER_LEAVE:
                 self._node.order(Order.SNAPSHOT_AND_STOP)
                 self._leave_ordered_s = monotonic_s()
+                # Of a deadline for all of it, the half: what memory has can then still be written.
+                grace_s = (record.leave_by_s - wall_s()) / 2 if record.leave_by_s else self._policy.stop_grace_s
+                self._leave_until_s = monotonic_s() + max(0.0, grace_s)
             case Action.END_GANG:
                 return self._end(record)
             case Action.STAND_DOWN:
@@ -78,8 +89,11 @@ class Performer:
             attached=gang is not None and self._node.all_attached(),
             training=gang is not None and self._node.all_training(),
             acked=self._acked,
+            rewind=self._node.board.pages[0].ordered,
+            paused=bool(self._node.board.pages[0].paused),
+            snapshot=self._node.snapshot_asked,
             leave_ordered=ordered_s > 0,
-            grace_over=ordered_s > 0 and monotonic_s() - ordered_s > self._policy.stop_grace_s,
+            grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,
         )
 
     def _launch(self, record: GenerationRecord) -> None:
@@ -94,11 +108,16 @@ class Performer:
 
     def _end(self, record: GenerationRecord) -> bool:
         """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""
-        drain, grace_s = self._node.drain, self._policy.stop_grace_s
+        drain = self._node.drain
         self._node.stop_gang()
         if not self._drain_asked_s:
             self._drain_asked_s = monotonic_s()
+            if record.last_snapshot:
+                self._node.save_newest(record.number)
             drain.finish()
+        grace_s = self._policy.stop_grace_s
+        if record.leave_by_s:
+            grace_s = max(0.0, record.leave_by_s - wall_s() + monotonic_s() - self._drain_asked_s)
         asked = self.hurry or record.exit_code != 0
         if asked and not drain.finished and monotonic_s() - self._drain_asked_s > grace_s:
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")

@@ -1,7 +1,8 @@
-"""What the agent itself can be told: the section `agent` of the configuration."""
+"""What the agent itself can be told: the sections `agent` and `preemption` of the configuration."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from ..resilience.errors import UsageError
@@ -18,9 +19,10 @@ class AgentPolicy:
     metrics_port: int = 9464
     """Port of /metrics; 0 takes a free one."""
     last_snapshot: bool = False
-    """Take a snapshot before leaving on Ctrl-C or SIGTERM."""
+    """Take a snapshot before leaving on Ctrl-C, too."""
     stop_grace_s: float = 60.0
-    """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it."""
+    """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it (where it was a scheduler's
+    signal: `preemption.budget_s`)."""
     lease_ttl_s: int = 10
     """Life of this agent's lease in etcd, renewed at a third of it."""
 
@@ -31,3 +33,35 @@ class AgentPolicy:
             raise UsageError(f"agent.lease_ttl_s is {self.lease_ttl_s}; etcd keeps no lease shorter than 2 s")
         if self.stop_grace_s < 0:
             raise UsageError(f"agent.stop_grace_s is {self.stop_grace_s}; it cannot be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptionPolicy:
+    """A scheduler takes the machine away: the ranks take a last snapshot and leave, and no fault is seen in it."""
+
+    signals: str = "SIGTERM,SIGUSR1,SIGUSR2"
+    """Signals to the agent that mean it, separated by commas; empty: none. Kubernetes and Slurm send TERM, Slurm also what its
+    `--signal` says."""
+    budget_s: float = 25.0
+    """From the signal until all is over: the snapshot taken and written. Kubernetes and Slurm kill 30 s after TERM, unless they are told
+    otherwise."""
+
+    def __post_init__(self) -> None:
+        _ = self.numbers
+        if self.budget_s <= 0:
+            raise UsageError(f"preemption.budget_s is {self.budget_s}; it must be more than 0")
+
+    @property
+    def numbers(self) -> frozenset[signal.Signals]:
+        """Raises UsageError."""
+        return frozenset(_signal(name.strip()) for name in self.signals.split(",") if name.strip())
+
+
+def _signal(name: str) -> signal.Signals:
+    if name not in _PREEMPTING:
+        raise UsageError(f"preemption.signals has {name!r}; it may have {', '.join(_PREEMPTING)}")
+    return signal.Signals[name]
+
+
+_PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
+"""What schedulers send ahead of the end. SIGINT is somebody's Ctrl-C."""

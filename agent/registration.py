@@ -6,7 +6,8 @@ from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
+from ..resilience.requests import LEAVING
+from ..resilience.signals import Generation, NodeId, NodeRecord, Request, Spec
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.wire import dumps, loads
 from .launch import Launch
@@ -33,13 +34,16 @@ def register(
         )
     if run.finished.exists():
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
-    store.delete_prefix(keys.requests)  # nobody who asks an agent to stop means its successor
+    for key, asked in store.range(keys.requests).items():
+        if loads(Request, asked.value).kind in LEAVING:  # nobody who asks an agent to stop means its successor
+            store.delete(key)
     last = loads(GenerationRecord, record.value) if record else None
     moved = last is not None and NodeId(me.host) not in last.members  # the same directory, on a host of another name
     if last is None or (last.phase not in (Phase.ENDING, Phase.ENDED) and not moved):
         return
     # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
-    store.delete_prefix(keys.incidents)
+    for prefix in (keys.incidents, keys.requests, keys.answers):
+        store.delete_prefix(prefix)
     again = GenerationRecord(
         number=Generation(last.number + 1),
         phase=Phase.GATHER,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..resilience.board import REWINDS_KEPT, SIGHTINGS_KEPT, Page
 from ..resilience.signals import (
+    Doing,
     Generation,
     InPlaceRewind,
     NodeStatus,
@@ -102,6 +103,7 @@ def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: in
         window=first.window,
         value=first.value,
         expected=first.expected,
+        order=first.order,
         at_s=first.at_ns / 1e9 + offset_s,
         restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
     )
@@ -146,9 +148,10 @@ def status(
     told: tuple[InPlaceRewind, ...],
     stalls: tuple[RankStall, ...] = (),
     stuck: bool = False,
+    snapshot: str = "",
 ) -> NodeStatus:
     """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all loops are over, and
-    what is left of the gang hangs in its teardown."""
+    what is left of the gang hangs in its teardown; snapshot: the last request for one that the ranks were told of."""
     snapshots_alone = NodeStatus(
         generation=Generation(generation),
         at_s=now,
@@ -188,4 +191,9 @@ def status(
         rewinds=told,
         launch=gang.how,
         stalls=stalls,
+        paused=all(page.doing == Doing.PAUSED for page in pages) and not any(p.ended_s for p in gang.ranks.values()),
+        declined=min(page.declined for page in pages),
+        skips=all(page.tells == 2 for page in pages),
+        snapshot=snapshot,
+        snapshot_step=Step(min(page.durable_step for page in pages)),
     )

@@ -20,13 +20,13 @@ from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, NodeStatus, Request
+from ..resilience.signals import NodeId, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
 from ..resilience.wire import dumps, loads
 from .heartbeat import Heartbeat
 from .node import Node
 from .performer import Performer
-from .policy import AgentPolicy
+from .policy import AgentPolicy, PreemptionPolicy
 from .telling import Telling
 
 QUICK_S, CALM_S = 0.02, 1.0
@@ -35,6 +35,8 @@ PUBLISH_S = 2.0
 """Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
 
 
+ECHO_S = 1.0
+"""A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
 STORE_GRACE_S = 5.0
 """How long somebody who wants to leave waits for etcd: the agent's own one is back within a second or two."""
 
@@ -50,17 +52,19 @@ class Supervisor:
         heartbeat: Heartbeat,
         controller: Controller,
         policy: AgentPolicy,
+        preemption: PreemptionPolicy,
         telling: Telling,
         performer: Performer,
     ) -> None:
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
-        self.policy, self.telling = policy, telling
+        self.policy, self.preemption, self.telling = policy, preemption, telling
         self.record: GenerationRecord | None = None
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
         self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
         self._signals: list[int] = []
+        self._heard_s = 0.0
         self._request: Request | None = None
         self._store_down_s = 0.0
         self._signalled_s = 0.0
@@ -77,7 +81,8 @@ class Supervisor:
         """Until the job is over; the exit code."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            number: signal.signal(number, self._on_signal)
+            for number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.preemption.numbers}
         }
         previous_wakeup = signal.set_wakeup_fd(woken)
         try:
@@ -96,6 +101,7 @@ class Supervisor:
 
     def _wait(self, wake: int) -> list[int]:
         calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
+        calm = calm and not self._ordered()
         poller = select.poll()
         for fd in (wake, *self.node.fds()):
             poller.register(fd, select.POLLIN)
@@ -166,7 +172,18 @@ class Supervisor:
         self.telling.count(self.node.board.pages, self._published)
 
     def _busy(self) -> bool:
-        return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
+        return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH) or self._ordered()
+
+    def _ordered(self) -> bool:
+        """Whether the ranks are about to do what somebody has ordered."""
+        told, record = self._published, self.record
+        assert record
+        if told is None:
+            return False
+        obeyed = max((rewind.order for rewind in told.rewinds), default=0)
+        rewinds = record.rewind is not None and record.rewind.number > max(obeyed, told.declined)
+        snaps = bool(record.snapshot) and told.snapshot_step not in told.durable_steps
+        return rewinds or snaps or record.paused != told.paused
 
     def _generation(self) -> int:
         return self.node.gang.generation if self.node.gang else self.record.number if self.record else 0
@@ -211,7 +228,10 @@ class Supervisor:
     # -- what comes from outside ------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._signals.append(number)
+        echo = bool(self._signals) and number in self.preemption.numbers and monotonic_s() - self._heard_s < ECHO_S
+        self._heard_s = monotonic_s()
+        if not echo:
+            self._signals.append(number)
 
     def _ask_to_stop(self) -> None:
         """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
@@ -219,14 +239,21 @@ class Supervisor:
             return
         self.performer.hurry = True
         name = signal.Signals(self._signals[0]).name
+        preempted = self._signals[0] in self.preemption.numbers
         request = Request(
-            kind="stop", snapshot=self.policy.last_snapshot, exit_code=128 + self._signals[0], at_s=wall_s(), by=name
+            kind=Wish.STOP,
+            snapshot=preempted or self.policy.last_snapshot,
+            budget_s=self.preemption.budget_s if preempted else 0.0,
+            exit_code=128 + self._signals[0],
+            at_s=wall_s(),
+            by=name,
         )
         self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request))
         self._request = request
         newest = self.node.durable_steps()[-1:]
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
-        how = "taking a last snapshot" if request.snapshot else f"without a further snapshot: {kept}"
+        within = f" within {describe.seconds(request.budget_s)}" if preempted else ""
+        how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
         self.telling.say(f"{name}: ending the job, {how}; once more ends it at once", "warn")
 
     def _hear_helpers(self) -> bool:

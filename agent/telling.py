@@ -10,6 +10,7 @@ from ..resilience import describe
 from ..resilience.board import Page
 from ..resilience.clock import wall_s
 from ..resilience.decision import Decision
+from ..resilience.detectors import Cause
 from ..resilience.journal import Journal
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
@@ -29,6 +30,9 @@ class Telling:
         """From the start of this agent to the first finished step; 0 until then."""
         self._known: dict[str, Incident] = {}
         self._counted = (0, 0)
+        self._paused_s = 0.0
+        """Time in which all ranks have waited, as ordered: neither a loss nor training."""
+        self._looked_s = self._started_s
 
     def say(self, sentence: str, mood: str = "info") -> None:
         """One line, on the terminal and in the journal; mood: info, good, warn or bad."""
@@ -37,6 +41,11 @@ class Telling:
 
     def decided(self, decision: Decision) -> None:
         """The controller's word, accepted by the store."""
+        if decision.said:
+            self.say(decision.said)
+        for ident, answer in decision.answers.items():
+            self._journal.write("answer", wall_s(), request=ident, answer=asdict(answer))
+            self.say(answer.sentence, "warn" if answer.exit_code else "good")
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))
             self._incident(incident)
@@ -57,10 +66,11 @@ class Telling:
             self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
         if incident.open:
             return
-        over = incident.rung != RESTART_GANG or "step" in incident.phases_s
+        ordered = incident.cause == Cause.ORDERED
+        over = incident.rung != RESTART_GANG or "step" in incident.phases_s or bool(ordered and incident.remedy)
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
-        if over and incident.rung not in (OBSERVE, STOP):
+        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer tells it
             self.say(describe.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 
@@ -107,11 +117,15 @@ class Telling:
         stall_s = max((p.stall_ns for p in pages), default=0) / 1e9
         if not self._waited_s and told and told.stepped_s:
             self._waited_s = max(1e-9, told.stepped_s - self._started_s)
-        elapsed_s = max(wall_s() - self._started_s, 1e-9)
+        if told and told.paused:
+            self._paused_s += wall_s() - self._looked_s
+        self._looked_s = wall_s()
+        elapsed_s = max(wall_s() - self._started_s - self._paused_s, 1e-9)
         self._metrics.now(
             step=max(0, min((p.step for p in pages), default=0)),
             generation=told.generation if told else 0,
             alive=told.alive if told else 0,
+            paused=told is not None and told.paused,
             stall_s=stall_s,
             effective=max(0.0, 1.0 - (self._lost_s + (self._waited_s or elapsed_s) + stall_s) / elapsed_s),
         )

@@ -14,14 +14,15 @@ from typing import Any, overload
 
 from .boundary import ROW
 from .ladder import Remedy
+from .signals import OrderedBy
 from .spikes import Kind
 from .windows import Window
 
 PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
-_UNSAVED_AT = 256
-_REWIND = 11
+_UNSAVED_AT = 264
+_REWIND = 12
 """Numbers in one of them."""
 _ROW_AT = 1280
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
@@ -48,14 +49,15 @@ class _Int:
         page.ints[self.index] = value
 
 
-_KINDS, _REMEDIES = tuple(Kind), tuple(Remedy)
+_CAUSES, _REMEDIES = (*Kind, *OrderedBy), tuple(Remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewound:
     """A rewind in place that is done. Times in CLOCK_MONOTONIC nanoseconds."""
 
-    kind: Kind
+    kind: str
+    """A `Kind`, or an `OrderedBy`."""
     onset: int
     reached: int
     to: int
@@ -65,6 +67,8 @@ class Rewound:
     expected: float
     at_ns: int
     done_ns: int
+    order: int = 0
+    """Number of the order that it obeys; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,20 @@ class Page:
 
     durable = _Int(22)
     """How many snapshots on disk have been asked for in this generation; the agent writes it."""
+    durable_step = _Int(23)
+    """Step of the last snapshot that was begun to go to disk; the agent sets it to -1 when it asks for one."""
+    paused = _Int(19)
+    """1: wait at the next boundary; the agent writes it, and the next four, the number last."""
+    ordered = _Int(20)
+    """Number of the last order to go back,"""
+    ordered_to = _Int(28)
+    """the step,"""
+    ordered_skip = _Int(29)
+    """how many batches to leave out after it,"""
+    ordered_by = _Int(30)
+    """and why: the place in `OrderedBy`."""
+    declined = _Int(31)
+    """Number of the last of them that could not be done, since not all ranks have the state."""
 
     doing = _Int(24)
     """Doing: what the rank does between two boundaries."""
@@ -125,9 +143,9 @@ class Page:
     main_thread = _Int(26)
     """Its main thread, as stacks name it."""
     tells = _Int(27)
-    """1 once a loop that we know, or a Session, is there: steps will be told."""
+    """1 once a loop that we know, or a Session, is there: steps will be told; 2: and it can leave data out."""
 
-    sightings = _Int(31)
+    sightings = _Int(32)
     """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
 
     def __init__(self, buffer: memoryview) -> None:
@@ -156,8 +174,8 @@ class Page:
         ordinal = self.rewinds + 1
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
         window = (done.window.start, done.window.stop) if done.window else (0, 0)
-        kind, remedy = _KINDS.index(done.kind), _REMEDIES.index(done.remedy)
-        numbers = (done.onset, done.reached, done.to, done.at_ns, done.done_ns, kind, remedy, *window)
+        kind, remedy = _CAUSES.index(done.kind), _REMEDIES.index(done.remedy)
+        numbers = (done.onset, done.reached, done.to, done.at_ns, done.done_ns, kind, remedy, *window, done.order)
         self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
         self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = done.value, done.expected
         self.step = done.to
@@ -166,18 +184,19 @@ class Page:
     def rewind(self, ordinal: int) -> Rewound:
         """The `ordinal`-th rewind, one of the last eight."""
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
-        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop = self.ints[place : place + 9].tolist()
+        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop, order = self.ints[place : place + 10].tolist()
         return Rewound(
-            kind=_KINDS[kind],
+            kind=_CAUSES[kind],
             onset=onset,
             reached=reached,
             to=to,
             remedy=_REMEDIES[remedy],
             window=Window(start, stop) if stop else None,
-            value=self.floats[place + 9],
-            expected=self.floats[place + 10],
+            value=self.floats[place + 10],
+            expected=self.floats[place + 11],
             at_ns=at_ns,
             done_ns=done_ns,
+            order=order,
         )
 
     def sighted(self, found: Sighted) -> None:
@@ -185,7 +204,7 @@ class Page:
         ordinal = self.sightings + 1
         place = _SIGHTINGS_AT // 8 + ordinal % SIGHTINGS_KEPT * _SIGHTING
         window = (found.window.start, found.window.stop) if found.window else (0, 0)
-        kind, remedy = _KINDS.index(found.kind), _REMEDIES.index(found.remedy)
+        kind, remedy = _CAUSES.index(found.kind), _REMEDIES.index(found.remedy)
         numbers = (found.onset, found.seen, found.last, found.to, found.at_ns, kind, remedy, *window)
         self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
         self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = found.value, found.expected
@@ -200,7 +219,7 @@ class Page:
         place = _SIGHTINGS_AT // 8 + ordinal % SIGHTINGS_KEPT * _SIGHTING
         onset, seen, last, to, at_ns, kind, remedy, start, stop = self.ints[place : place + 9].tolist()
         return Sighted(
-            kind=_KINDS[kind],
+            kind=_CAUSES[kind],
             onset=onset,
             seen=seen,
             last=last,
@@ -234,7 +253,7 @@ class Page:
         self.raw[:] = bytes(PAGE_BYTES)
         self.generation = generation
         self.rank = rank
-        self.step = -1
+        self.step = self.durable_step = -1
 
     @property
     def unsaved(self) -> str:

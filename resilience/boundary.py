@@ -17,8 +17,9 @@ from .ladder import Answer, LadderPolicy, Remedy, Turn, answer
 from .signals import Order, Step
 from .spikes import Figure, Finding, Kind, SpikePolicy, spike
 
-ROW = 11
-"""Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order, loss, gradient norm, fixed data."""
+ROW = 14
+"""Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order, loss, gradient norm, fixed data,
+rewind, -rewind, -pause."""
 COURSE = "course"
 """Name, in a snapshot, of what the ranks have judged so far: no part of the training's own state."""
 _NONE = -math.inf
@@ -65,6 +66,10 @@ class Tally:
     grad_norm: float | None = None
     fixed_data: bool = False
     """Some rank has no way to leave data out."""
+    rewind: int = 0
+    """Number of the order to go back that every rank has been given, and has not obeyed; 0: there is none, or not yet everywhere."""
+    pause: bool = False
+    """Every rank has been told to wait."""
 
     @property
     def figure(self) -> Figure:
@@ -86,6 +91,10 @@ class Judgement:
     durable: bool = False
     snapshot: bool = False
     """With LEAVE: take a durable snapshot first."""
+    rewind: int = 0
+    """With GO_ON: number of an order to go back that all ranks have, and of which they have to see whether they can."""
+    pause: bool = False
+    """With GO_ON: wait before the next step."""
 
 
 def row(said: Tally) -> tuple[float, ...]:
@@ -102,12 +111,17 @@ def row(said: Tally) -> tuple[float, ...]:
         _NONE if said.loss is None else said.loss,
         _NONE if said.grad_norm is None else said.grad_norm,
         said.fixed_data,
+        said.rewind,
+        -said.rewind,
+        -said.pause,
     )
     return tuple(map(float, numbers))
 
 
 def tally(reduced: Sequence[float]) -> Tally:
-    high, low, non_finite, newest, earlier, stride, durable, order, loss, grad_norm, fixed_data = reduced
+    high, low, non_finite, newest, earlier, stride, durable, order, loss, grad_norm, fixed_data, last, first, run = (
+        reduced
+    )
     return Tally(
         step=Step(int(high)),
         same_step=high == -low,
@@ -120,6 +134,8 @@ def tally(reduced: Sequence[float]) -> Tally:
         loss=loss if math.isfinite(loss) else None,
         grad_norm=grad_norm if math.isfinite(grad_norm) else None,
         fixed_data=bool(fixed_data),
+        rewind=int(last) if last == -first else 0,
+        pause=run < 0,
     )
 
 
@@ -153,6 +169,8 @@ def judge(said: Tally, before: Sequence[Figure], turns: Sequence[Turn], policy: 
         stride=said.stride,
         durable=said.durable,
         snapshot=said.order is Order.SNAPSHOT_AND_STOP,
+        rewind=said.rewind if said.order is Order.NONE else 0,
+        pause=said.pause and said.order is Order.NONE,
     )
 
 

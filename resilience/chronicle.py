@@ -52,15 +52,35 @@ def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
     """Rewinds in place that ranks report, as incidents: new ones, and those that are over."""
     known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
     fresh: list[Incident] = []
+    obeyed: dict[str, Incident] = {}
     for status in world.statuses():
         for told in status.rewinds:
+            if told.order:
+                obeyed |= {i.id: _obeyed(i, told) for i in world.incidents if int(i.id) == told.order and not i.remedy}
+                continue
             signature = f"rewind:{told.generation}:{told.ordinal}"
             if signature not in known:
                 known[signature] = _of_rewind(told, signature, next_id(world, len(fresh)))
                 fresh.append(known[signature])
-    ordered = [*(i for i in world.incidents if i.rung == REWIND_IN_PLACE), *fresh]
+    ordered = [*(i for i in world.incidents if i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind)), *fresh]
     over = [_cured(incident, ordered[at + 1 :], world, policy) for at, incident in enumerate(ordered)]
-    return tuple(after for before, after in zip(ordered, over, strict=True) if after != before or before in fresh)
+    changed = (after for before, after in zip(ordered, over, strict=True) if after != before or before in fresh)
+    return (*changed, *obeyed.values())
+
+
+def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
+    """An order that the ranks have carried out, by going back or by beginning there."""
+    live = incident.rung == REWIND_IN_PLACE
+    return replace(
+        incident,
+        plan=describe.turn(told.to, Remedy(told.remedy), told.window, live),
+        step_at_fault=told.reached if live else told.to,
+        resume_step=told.to,
+        remedy=told.remedy,
+        window=told.window,
+        open=False,
+        phases_s={"restore": round(told.restore_s, 4)},
+    )
 
 
 def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
@@ -149,6 +169,8 @@ def phases_told(world: World) -> tuple[Incident, ...]:
     record, changed = world.record, []
     for incident in world.incidents:
         if not incident.open or incident.rung != RESTART_GANG or incident.generation >= record.number:
+            continue
+        if incident.cause == Cause.ORDERED:  # its phases are those of the fault that has ended the gang
             continue
         after = _with_phases(incident, world)
         if after != incident:

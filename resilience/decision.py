@@ -5,7 +5,7 @@ Pure and level-triggered: the same World gives the same decision, and a decision
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from . import observing
 from .chronicle import convictions_told, frozen_told, open_incident, phases_told, rewinds_told
@@ -14,8 +14,9 @@ from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
 from .recovery import Plan, RecoveryPolicy, bound, may_resume, plan, unreadable
-from .signals import AckKind, Generation, NodeId, NodeStatus, Step
-from .stability import ResumePoint, choose
+from .requests import carried, leaving, lost, pending, rule
+from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Step, Wish
+from .stability import ResumePoint, choose, exactly
 from .verdict import Verdict, judge
 from .world import World
 
@@ -26,7 +27,11 @@ class Decision:
     """To be written over the World's record by compare-and-swap; None leaves it."""
     incidents: tuple[Incident, ...] = ()
     """New or changed."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """To requests."""
     reason: str = ""
+    said: str = ""
+    """What of a request has been passed on to the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,49 +49,59 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     """`now`: wall-clock seconds."""
     if world.record is None:
         return _open_first(world, now)
-    rewinds = rewinds_told(world, policy.ladder)
-    known = {incident.id for incident in world.incidents}
-    numbered = sum(incident.id not in known for incident in rewinds)
-    frozen = frozen_told(world, numbered)
-    numbered += len(frozen)
-    told = (*rewinds, *frozen, *convictions_told(phases_told(world), world))
-    event, verdict, answer = _event(world, policy)
+    before = {incident.id: incident for incident in world.incidents}
+    world = world.with_incidents(rewinds_told(world, policy.ladder))
+    world = world.with_incidents(frozen_told(world, 0))
+    world = world.with_incidents(convictions_told(phases_told(world), world))
     if policy.observe:
-        seen = observing.sightings_told(world, policy.ladder, numbered)
-        numbered += len(seen)  # those that are not new leave a gap
-        told = (*told, *seen, *observing.hangs_over(world))
-        if verdict and answer and observing.only_told(verdict):
-            told = (*told, *observing.verdict_told(world, verdict, answer, step_reached(world), numbered))
-            event, verdict, answer = _calm(world, observe=True)
-    if event is None:
-        return Decision(incidents=told)
-    move, phase = TABLE[world.record.phase, event]
-    if move is Move.IGNORE:
-        return Decision(incidents=told)
+        world = world.with_incidents(observing.sightings_told(world, policy.ladder, 0))
+        world = world.with_incidents(observing.hangs_over(world))
+    event, verdict, answer = _event(world, policy)
+    if policy.observe and verdict and answer and observing.only_told(verdict):
+        world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world), 0))
+        event, verdict, answer = _calm(world, observe=True)
+    told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
+    present = world.record
+    assert present
+    move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
+    if event is None or move is Move.IGNORE:
+        ruling = rule(world, now, step_reached(world))
+        return Decision(
+            record=ruling.record,
+            incidents=_merged(told, ruling.incidents),
+            answers=ruling.answers,
+            reason=ruling.reason,
+            said="" if ruling.incidents else ruling.reason,
+        )
     if verdict and answer:
-        incident = open_incident(world, verdict, answer, step_reached(world), numbered)
+        incident = open_incident(world, verdict, answer, step_reached(world), 0)
         if move is Move.REOPEN:
             decision = _reopen(world, now, incident)
         else:
             record = replace(
-                world.record, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
+                present, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
             )
             decision = Decision(record=record, incidents=(incident,), reason=answer.reason)
-        told = (*told, *decision.incidents)
     elif answer:
-        record = replace(world.record, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
+        record = replace(present, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
         decision = Decision(record=record, reason=answer.reason)
     else:
         decision = _advance(world, now, event, phase, policy.observe)
+    told = _merged(told, decision.incidents)
     ending = decision.record is not None and decision.record.phase is Phase.ENDING
     return replace(decision, incidents=_closed(world, told) if ending else told)
 
 
+def _merged(told: tuple[Incident, ...], further: tuple[Incident, ...]) -> tuple[Incident, ...]:
+    """Each incident once, as it was changed last."""
+    return tuple({incident.id: incident for incident in (*told, *further)}.values())
+
+
 def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:
     """`told`, and every incident that is still open, closed: no recovery goes on while the job ends."""
-    newest = {incident.id: incident for incident in (*world.incidents, *told)}
-    known = {incident.id: incident for incident in world.incidents}
-    return tuple(replace(i, open=False) for i in newest.values() if i.open or known.get(i.id) != i)
+    changed = {incident.id for incident in told}
+    newest = world.with_incidents(told).incidents
+    return tuple(replace(i, open=False) for i in newest if i.open or i.id in changed)
 
 
 def _open_first(world: World, now: float) -> Decision:
@@ -101,7 +116,7 @@ def _open_first(world: World, now: float) -> Decision:
 
 def _event(world: World, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
-    if world.requests and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
+    if leaving(world) and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
         return Event.STOP, None, None
     verdict = judge(suspect(world))
     if verdict:
@@ -164,14 +179,26 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
     assert world.record
     record = replace(world.record, phase=phase)
     if event is Event.READY:
-        point = observing.beginning() if observe else _point(world)
+        order = pending(world)
+        there = exactly(_said(world), order.to, unreadable(world.incidents)) if order else None
+        point = there or (observing.beginning() if observe else _point(world))
         port = world.acks[world.members[0]].port
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         record = replace(record, resume_step=point.step, master_port=port, launched_s=now, turns=turns)
-        return Decision(record=record, reason=point.reason)
+        record = replace(record, rewind=None, begins=order if there else None)
+        given_up = (lost(world, order),) if order and there is None else ()
+        return Decision(record=record, incidents=given_up, reason=point.reason)
     if event is Event.STOP:
-        asked = world.requests[0]
-        record = replace(record, exit_code=asked.exit_code, last_snapshot=asked.snapshot, reason=f"asked by {asked.by}")
+        asked = leaving(world)
+        assert asked
+        what = f"node {asked.node} is drained" if asked.kind == Wish.DRAIN else "asked"
+        record = replace(
+            record,
+            exit_code=asked.exit_code,
+            last_snapshot=asked.snapshot or asked.kind == Wish.DRAIN,
+            leave_by_s=asked.at_s + asked.budget_s if asked.budget_s else 0.0,
+            reason=f"{what} by {asked.by}",
+        )
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
         reason = "the training is over" if complete else "the script has left in order, before the end of the training"
@@ -183,6 +210,7 @@ def _reopen(world: World, now: float, incident: Incident) -> Decision:
     """The next generation, of the agents that are there now."""
     assert world.record
     members = {n: world.nodes[n].instance if n in world.nodes else was for n, was in world.record.members.items()}
+    order, story = carried(world)
     record = GenerationRecord(
         number=Generation(world.record.number + 1),
         phase=Phase.GATHER,
@@ -191,7 +219,9 @@ def _reopen(world: World, now: float, incident: Incident) -> Decision:
         replay_until=Step(max(world.record.replay_until, incident.step_at_fault)),
         reason=incident.summary,
         opened_s=now,
+        paused=world.record.paused,
+        rewind=order,
+        snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,
     )
-    return Decision(
-        record=record, incidents=(incident.with_phase("detect", now - incident.at_s),), reason=incident.plan
-    )
+    detected = incident.with_phase("detect", now - incident.at_s)
+    return Decision(record=record, incidents=(*story, detected), reason=incident.plan)

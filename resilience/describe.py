@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .ladder import AGAIN, Origin, Remedy
 from .orders import PHASES, Incident
-from .signals import Mismatch, Rank
+from .signals import Mismatch, OrderedBy, Rank
 from .spikes import Finding, Kind
 from .windows import Window
 
@@ -76,19 +76,41 @@ def evidence(found: Finding) -> str:
             return f"the gradient norm of step {found.onset} was {found.value:.6g}; {found.expected:.6g} is usual"
 
 
-def turn(to: int, remedy: Remedy, window: Window | None, went: str = "went") -> str:
-    """What the ranks did among themselves, or (`went`: "go") would."""
+def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went: str = "went") -> str:
+    """What the ranks did, or (`went`: "go") would. live: in the same processes."""
     what = "replay the same data"
     if remedy is Remedy.REPLAY_EARLIER:
         what = "replay the same data, from an older state this time"
     if window:
         what = f"leave out {batches(window)}"
-    return f"all ranks {went} back to step {to} in place, with no process restarted, and {what}"
+    how = went + " back to step {} in place, with no process restarted" if live else "began at step {}"
+    return f"all ranks {how.format(to)}, and {what}"
 
 
 def would(plan: str) -> str:
     """Of an incident that was observed only."""
     return f"nothing is done while observing; what would be: {plan}"
+
+
+def ordered(to: int, skip: int, live: bool) -> str:
+    """What an order to go back makes of the ranks."""
+    left_out = {0: "", 1: ", and the batch after it is left out"}.get(
+        skip, f", and the {skip} batches after it are left out"
+    )
+    how = "all ranks go back there at the same boundary" if live else "the next ranks begin there"
+    return f"{how}{left_out}"
+
+
+def gone_back(incident: Incident) -> str:
+    """The answer to who has ordered it."""
+    done, window = f"step {incident.resume_step} is restored on all ranks", incident.window
+    if window is None:
+        return done
+    return f"{done}; {batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
 
 
 def batches(window: Window) -> str:
@@ -150,7 +172,8 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
         took = phases(incident)
         if took:
             lines.append(f"  took       {took}")
-        lines.append(f"  cost       {steps(incident.lost_steps)} computed again (the fault struck {struck(incident)})")
+        what = "it was ordered" if incident.cause == OrderedBy.OPERATOR else "the fault struck"
+        lines.append(f"  cost       {steps(incident.lost_steps)} computed again ({what} {struck(incident)})")
     return lines
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from . import describe
 from .hang import Answer, judge
 from .machine import Phase
-from .signals import NodeId, Rank, RankExit, RankStall, Step
+from .signals import NodeId, OrderedBy, Rank, RankExit, RankStall, Step
 from .spikes import Kind
 from .world import World
 
@@ -36,6 +36,8 @@ class Cause(StrEnum):
     """Lives, and does not move."""
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     """Data-parallel replicas, the same to the last bit before, are not any more: a bit has flipped, or a core computes wrongly."""
+    ORDERED = OrderedBy.OPERATOR.value
+    """Nothing is wrong: somebody wants the ranks to go back."""
     FROZEN = "frozen"
     """No parameter changes any more, although steps are done. Told only."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"

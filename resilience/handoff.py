@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .boundary import RankPolicy
 from .ladder import Turn
+from .orders import RewindOrder
 from .signals import Generation, Step
 from .windows import Window
 from .wire import dumps, loads
@@ -41,6 +42,8 @@ class Handoff:
     """Batches of data that are left out."""
     modules: str
     """File in which local rank 0 notes what the script has imported, for the warm process."""
+    rewind: RewindOrder | None = None
+    """The order by which they start from `resume_step`."""
     stacks: tuple[str, ...] = ()
     """Per local rank: where it writes its stacks when it is asked for them."""
 

@@ -91,7 +91,7 @@ def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
         return Stage.TAIL
     if rank.phase in (RankPhase.ABSENT, RankPhase.ATTACHED):
         return Stage.START if rank.tells else None
-    if rank.doing is not Doing.STEP:
+    if rank.doing in (Doing.EVALUATION, Doing.CHECKPOINT):
         return Stage.EVALUATION if rank.doing is Doing.EVALUATION else Stage.CHECKPOINT
     young = rank.phase is RankPhase.RESTORING or rank.done < policy.warmup_steps
     return Stage.START if young or rank.turning else Stage.STEP

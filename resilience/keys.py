@@ -47,6 +47,10 @@ class Keys:
     def requests(self) -> str:
         return self.root + "requests/"
 
+    @property
+    def answers(self) -> str:
+        return self.root + "answers/"
+
     def node(self, node: NodeId) -> str:
         return self.nodes + node
 
@@ -61,3 +65,6 @@ class Keys:
 
     def request(self, ident: str) -> str:
         return self.requests + ident
+
+    def answer(self, ident: str) -> str:
+        return self.answers + ident

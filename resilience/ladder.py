@@ -78,7 +78,8 @@ class LadderPolicy:
 class Turn:
     """One rewind that was done."""
 
-    kind: Kind
+    kind: str
+    """A `Kind`, which the ranks have found, or an `OrderedBy`."""
     onset: Step
     to: Step
     remedy: Remedy
@@ -119,7 +120,7 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
     """The last of `turns` that were about what is found now, in order."""
     found: list[Turn] = []
     onset = finding.onset
-    for turn in reversed(turns):
+    for turn in reversed([turn for turn in turns if turn.kind in tuple(Kind)]):
         if not near(turn.onset, onset, policy):
             break
         found.insert(0, turn)

@@ -42,6 +42,11 @@ def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
+    for number in (
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):  # a scheduler may send them to all processes: they are meant for the agent
+        signal.signal(number, signal.SIG_IGN)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:

@@ -65,6 +65,9 @@ class Metrics:
             "mt_resilient_step", "Newest step finished by all local ranks", ["job"], registry=self.registry
         )
         self._generation = Gauge("mt_resilient_generation", "Generation of the gang", ["job"], registry=self.registry)
+        self._paused = Gauge(
+            "mt_resilient_paused", "1 while all local ranks wait as ordered", ["job"], registry=self.registry
+        )
         self._alive = Gauge("mt_resilient_ranks_alive", "Local ranks alive", ["job"], registry=self.registry)
         for cause in Cause:
             for rung in RUNGS:
@@ -81,6 +84,7 @@ class Metrics:
             self._effective,
             self._step,
             self._generation,
+            self._paused,
             self._alive,
         ):
             metric.labels(job)
@@ -119,9 +123,10 @@ class Metrics:
         self._snapshots.labels(self._job, "memory").inc(memory)
         self._snapshots.labels(self._job, "skipped").inc(skipped)
 
-    def now(self, *, step: int, generation: int, alive: int, stall_s: float, effective: float) -> None:
+    def now(self, *, step: int, generation: int, alive: int, paused: bool, stall_s: float, effective: float) -> None:
         self._step.labels(self._job).set(step)
         self._generation.labels(self._job).set(generation)
         self._alive.labels(self._job).set(alive)
+        self._paused.labels(self._job).set(int(paused))
         self._stall.labels(self._job).set(stall_s)
         self._effective.labels(self._job).set(effective)

@@ -79,7 +79,7 @@ def sightings_told(world: World, policy: LadderPolicy, told: int) -> tuple[Incid
 
 def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
     found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
-    rung, plan = REWIND_IN_PLACE, describe.turn(told.to, Remedy(told.remedy), told.window, "go")
+    rung, plan = REWIND_IN_PLACE, describe.turn(told.to, Remedy(told.remedy), told.window, went="go")
     if told.remedy == Remedy.GIVE_UP:
         rung, plan = STOP, "end the job: all that can be done about it had been done before"
     elif told.to < 0:

@@ -6,9 +6,24 @@ from dataclasses import dataclass, field, replace
 
 from .ladder import Remedy, Turn
 from .machine import Phase
-from .signals import Generation, NodeId, Step
-from .spikes import Kind
+from .signals import Generation, NodeId, OrderedBy, Step
 from .windows import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindOrder:
+    """All ranks are to go back, at the same boundary; or, where they are not in their loop, to begin there."""
+
+    number: int
+    """That of its incident: what ranks have obeyed they do not obey again."""
+    to: Step
+    skip: int = 0
+    """So many batches of those that would follow are left out."""
+    cause: OrderedBy = OrderedBy.OPERATOR
+
+    @property
+    def incident(self) -> str:
+        return f"{self.number:04d}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +49,17 @@ class GenerationRecord:
     complete: bool = False
     """For ENDING and ENDED: the training has come to its end; nothing is left to be done."""
     last_snapshot: bool = False
-    """For ENDING: whether the ranks take a snapshot before they leave."""
+    """For ENDING: whether the ranks take a snapshot before they leave,"""
+    leave_by_s: float = 0.0
+    """and when all has to be over, in wall-clock time; 0: the agent's configuration says how long it may take."""
+    paused: bool = False
+    """The ranks wait at their next boundary."""
+    rewind: RewindOrder | None = None
+    """What its ranks are to do: the last that was ordered, in this generation or before it."""
+    begins: RewindOrder | None = None
+    """The order by which it begins at `resume_step`."""
+    snapshot: str = ""
+    """The last request for a snapshot on disk that is to be obeyed."""
 
     def node_rank(self, node: NodeId) -> int:
         """The torchrun node rank of `node`; ValueError when it is not a member."""
@@ -96,8 +121,8 @@ class Incident:
         if not self.remedy or self.resume_step is None:
             return None
         return Turn(
-            kind=Kind(self.cause),
-            onset=self.onset,
+            kind=self.cause,
+            onset=self.onset if self.onset >= 0 else Step(self.resume_step + 1),
             to=self.resume_step,
             remedy=Remedy(self.remedy),
             window=self.window,

@@ -69,7 +69,7 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
     past: all earlier incidents of the job; those that were only observed count for nothing."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
-    restarts = [incident for incident in past if incident.rung == RESTART_GANG]
+    restarts = [incident for incident in since_ordered(past) if incident.rung == RESTART_GANG]
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
@@ -122,6 +122,12 @@ def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: Reco
         f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}), and there is no other machine to go "
         "on with: have the memory and the devices of this one tested, then give the same command again",
     )
+
+
+def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
+    """Those after the last rewind that somebody has ordered: budgets begin anew with it, for older states are no lack of progress then."""
+    last = max((at for at, incident in enumerate(past) if incident.cause == Cause.ORDERED), default=-1)
+    return past[last + 1 :]
 
 
 def bound(past: Sequence[Incident]) -> Step:

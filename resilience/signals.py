@@ -39,6 +39,8 @@ class Doing(IntEnum):
     EVALUATION = 1
     CHECKPOINT = 2
     """The script writes a checkpoint of its own."""
+    PAUSED = 3
+    """It waits at a boundary, since a pause is ordered, and beats meanwhile."""
 
 
 class Order(IntEnum):
@@ -49,6 +51,15 @@ class Order(IntEnum):
     """Leave at the next boundary."""
     SNAPSHOT_AND_STOP = 2
     """Stage a durable snapshot at the next boundary, then leave."""
+
+
+class OrderedBy(StrEnum):
+    """Why ranks go back that have found nothing wrong themselves."""
+
+    OPERATOR = "ordered"
+    """Somebody wants it."""
+    COMPARISON = "fingerprint_mismatch"
+    """Replicas have gone apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +138,8 @@ class RankStall:
 
 @dataclass(frozen=True, kw_only=True)
 class InPlaceRewind:
-    """A rewind that the ranks did among themselves, with no process restarted; the agent only reports it."""
+    """A rewind that the ranks did, as the agent reports it: of their own accord or by order, in the same processes but where an order had
+    to wait for the next ones."""
 
     ordinal: int
     """Counted from 1 within the generation."""
@@ -146,6 +158,8 @@ class InPlaceRewind:
     """The figure that was wrong,"""
     expected: float = 0.0
     """and what was to be expected."""
+    order: int = 0
+    """Number of the order that it obeys; 0: the ranks' own judgement."""
     at_s: float
     restore_s: float
 
@@ -247,6 +261,16 @@ class NodeStatus:
     """Of this agent's life, the last few."""
     frozen: Step = Step(-1)
     """Step since which no parameter has changed, while many were done; -1: they change."""
+    paused: bool = False
+    """All local ranks wait at a boundary, as ordered."""
+    declined: int = 0
+    """Number of the last rewind that was ordered and that the ranks could not do: the state is not there any more."""
+    skips: bool = False
+    """The script is known to be able to leave data out."""
+    snapshot: str = ""
+    """The last request for a snapshot that the ranks were told of,"""
+    snapshot_step: Step = Step(-1)
+    """and the step at which they have taken one since; -1: not yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,17 +304,50 @@ class Ack:
     """A free port on this node: node rank 0's becomes the generation's master port."""
 
 
+class Wish(StrEnum):
+    """What an operator may ask for."""
+
+    STOP = "stop"
+    DRAIN = "drain"
+    """Take a snapshot, then leave the node."""
+    REWIND = "rewind"
+    PAUSE = "pause"
+    RESUME = "resume"
+    SNAPSHOT = "snapshot"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An operator's order, put into the store by the agent that got the signal."""
+    """An operator's order, put into the store by a command or by the agent that got a signal; it stands until it is answered."""
 
     kind: str
-    """`stop`."""
+    """A `Wish`; another program's word is refused, not an error."""
+    id: str = ""
+    """The key, in the order of time."""
+    step: Step = Step(-1)
+    """With REWIND: where to,"""
+    skip: int = 0
+    """and how many batches after it are left out."""
+    node: str = ""
+    """With DRAIN."""
     snapshot: bool = False
-    """Whether to take a last snapshot first."""
+    """With STOP: whether to take a last snapshot first,"""
+    budget_s: float = 0.0
+    """and how long that may take from `at_s` on, until it is over; 0: as long as the configuration says."""
     exit_code: int = 0
     at_s: float = 0.0
     by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What has become of a request, for whoever waits for it. Written once."""
+
+    sentence: str
+    exit_code: int = 0
+    """0: it is done."""
+    step: Step = Step(-1)
+    """That it was about: restored, on disk, reached."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,13 +39,22 @@ def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tupl
     return tuple(step for step in sorted(agreed) if step + policy.certify_after_steps <= clean)
 
 
+def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Step]:
+    """That every node holds in memory or can read from disk. avoid: steps on disk that storage has not given when it was asked."""
+    return (
+        set.intersection(*({*s.memory_steps, *({*s.durable_steps} - {*avoid})} for s in statuses))
+        if statuses
+        else set()
+    )
+
+
 def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1) -> ResumePoint:
     """The newest step that every node holds in memory or can read from disk; with an onset, the newest before it that has agreed on all
     of them, else, of those that nobody has compared, the newest. A node's own tier does not matter to its peers: all tiers of one step
     hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
-    common = set.intersection(*({*s.memory_steps, *({*s.durable_steps} - {*avoid})} for s in statuses))
+    common = common_steps(statuses, avoid)
     if onset < 0:
         return _newest(statuses, common, "there is no snapshot yet")
     older = {step for step in common if step < onset}
@@ -54,6 +63,11 @@ def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: 
     if older and not agreed:
         bound = f", the newest before step {onset}; whether its replicas agreed is not known"
     return _newest(statuses, agreed or older, f"there is no snapshot from before step {onset}", bound)
+
+
+def exactly(statuses: Sequence[NodeStatus], step: Step, avoid: Collection[Step] = ()) -> ResumePoint | None:
+    """That very step, because it is ordered; None where it is not kept."""
+    return _newest(statuses, {step}, "", ", as ordered") if step in common_steps(statuses, avoid) else None
 
 
 def _newest(statuses: Sequence[NodeStatus], steps: Collection[Step], none: str, bound: str = "") -> ResumePoint:

@@ -67,6 +67,13 @@ def jump(step: int, windows: Iterable[Window]) -> int:
     return batch(step, known) - (batch(step - 1, known) + 1 if step > 0 else 0)
 
 
+def following(step: int, count: int, windows: Iterable[Window]) -> Window:
+    """The next `count` batches (1 or more) that would be used after `step` finished steps, and those between them that are left out
+    already."""
+    known = merged(windows)
+    return Window(batch(step, known), batch(step + count - 1, known) + 1)
+
+
 def ahead(step: int, past: Iterable[Window], known: Iterable[Window]) -> tuple[Window, ...]:
     """The windows that hold for a state after `step` steps which was computed with `past` left out: these, and those of `known` that its
     data has not passed yet."""

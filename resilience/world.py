@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
-from .signals import Ack, AckKind, NodeId, NodeRecord, NodeStatus, Request, Spec
+from .signals import Ack, AckKind, Answer, NodeId, NodeRecord, NodeStatus, Request, Spec
 from .wire import loads
 
 
@@ -22,6 +22,9 @@ class World:
     """For the record's generation, by the instances that it names."""
     incidents: tuple[Incident, ...]
     requests: tuple[Request, ...]
+    """Answered ones too, the oldest first."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """By request."""
 
     @property
     def members(self) -> tuple[NodeId, ...]:
@@ -29,6 +32,11 @@ class World:
 
     def all_acked(self, *kinds: AckKind) -> bool:
         return bool(self.members) and all(n in self.acks and self.acks[n].kind in kinds for n in self.members)
+
+    def with_incidents(self, changed: Iterable[Incident]) -> World:
+        """The same, with new and changed incidents in it."""
+        newest = {incident.id: incident for incident in (*self.incidents, *changed)}
+        return replace(self, incidents=tuple(newest.values()))
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
@@ -56,5 +64,6 @@ def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
         status={NodeId(name): loads(NodeStatus, value) for name, value in under(keys.statuses)},
         acks=acks,
         incidents=tuple(loads(Incident, value) for _, value in under(keys.incidents)),
-        requests=tuple(loads(Request, value) for _, value in under(keys.requests)),
+        requests=tuple(replace(loads(Request, value), id=name) for name, value in under(keys.requests)),
+        answers={name: loads(Answer, value) for name, value in under(keys.answers)},
     )

@@ -6,14 +6,16 @@ contribute ──row──▶ sentinel ──tally──▶ judged ──Judgeme
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..resilience import describe, ladder
+from ..resilience import describe, ladder, windows
 from ..resilience.board import Rewound, Sighted
 from ..resilience.boundary import Directive, Judgement, Tally, judge
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError
 from ..resilience.ladder import Remedy, Turn
-from ..resilience.signals import Order, Step
+from ..resilience.orders import RewindOrder
+from ..resilience.signals import Order, OrderedBy, Step
 from ..resilience.spikes import Finding
 from .attach import Attachment
 from .course import Course
@@ -42,11 +44,19 @@ class Council:
         """Steps between snapshots in memory: what all ranks agreed on last."""
         self._asked = 0
         """Snapshots on disk that the agent has asked for, and that all ranks know of."""
-        self._rewind: Judgement | None = None
+        self._rewind: Judgement | RewindOrder | None = None
         """What the ranks go back for."""
+        self._obeyed = at.handoff.rewind.number if at.handoff.rewind else 0
+        """The last order to go back that was obeyed, or declined."""
+        self._stepped = False
+        """The row that is said has the figures of a step."""
+        self.paused = False
+        """All ranks wait before the next step."""
 
-    def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None = None) -> None:
-        """This rank's row of the state after `step` steps. sound: it holds no NaN or Inf, as far as is known."""
+    def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
+        """This rank's row of the state after `step` steps. sound: it holds no NaN or Inf, as far as is known. figures: None where no step
+        was done since the last row."""
+        page, self._stepped = self._at.page, figures is not None
         known = figures if figures is not None and not figures.skipped else Figures()
         newest, earlier = self._tape.held
         said = Tally(
@@ -55,24 +65,29 @@ class Council:
             newest=newest,
             earlier=earlier,
             stride=self._pace.stride,
-            durable=self._at.local_rank == 0 and self._at.page.durable > self._asked,
-            order=Order(self._at.page.order),
+            durable=self._at.local_rank == 0 and page.durable > self._asked,
+            order=Order(page.order),
             loss=finite(known.loss),
             grad_norm=finite(known.grad_norm),
             fixed_data=fixed_data,
+            rewind=page.ordered if page.ordered > self._obeyed else 0,
+            pause=bool(page.paused),
         )
         self._sentinel.contribute(said)
 
     def judged(self) -> Judgement | None:
-        """React to the tally that is due, if one is. Raises Incurable when nothing helps."""
+        """React to the tally that is due, if one is. Collective where an order to go back is due. Raises Incurable when nothing helps."""
         said = self._sentinel.take()
         if said is None:
             return None
-        judgement = judge(said, self._course.figures, self._course.turns, self._policy)
+        before = self._course.figures if self._stepped else ()
+        judgement = judge(said, before, self._course.turns, self._policy)
         self._tape.settle(judgement)
+        self.paused = judgement.pause
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
             self.stride = judgement.stride
-            self._course.judged(said.figure)
+            if self._stepped:
+                self._course.judged(said.figure)
             if judgement.durable:
                 self._tape.owed, self._asked = True, self._at.page.durable
             if judgement.finding is not None:
@@ -86,6 +101,8 @@ class Council:
             raise InternalError(f"the ranks are not at the same step: this one judged step {said.step}")
         if judgement.directive is Directive.REWIND:
             self._rewind = judgement
+        if judgement.rewind and self._can_obey():
+            return replace(judgement, directive=Directive.REWIND)
         return judgement
 
     def _sighted(self, judgement: Judgement) -> None:
@@ -115,9 +132,31 @@ class Council:
             )
         )
 
+    def _can_obey(self) -> bool:
+        """Whether all ranks can go back as ordered; where they cannot, they say so and never try again."""
+        page = self._at.page
+        order = RewindOrder(
+            number=page.ordered,
+            to=Step(page.ordered_to),
+            skip=page.ordered_skip,
+            cause=tuple(OrderedBy)[page.ordered_by],
+        )
+        if not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+            self._obeyed, page.declined = order.number, order.number
+            return False
+        self._rewind = order
+        return True
+
     def turn_back(self) -> int:
-        """All ranks, after REWIND: go back in place as the ladder says, and give the step."""
+        """All ranks, after REWIND: go back in place, as the ladder says or as ordered, and give the step."""
         assert self._rewind is not None
+        if isinstance(self._rewind, RewindOrder):
+            started = monotonic_ns()
+            self._tape.rewinds += 1
+            self._tape.go_back(self._rewind.to)
+            self._obeyed = self._rewind.number
+            obey(self._rewind, self._course, self._at, started)
+            return self._rewind.to
         finding, answer = self._rewind.finding, self._rewind.answer
         assert finding is not None
         assert answer is not None
@@ -162,3 +201,27 @@ class Council:
             if worst == best:
                 return worst
             at_most = worst  # what the poorest rank has; the others may not
+
+
+def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int) -> None:
+    """The state that `order` names has just been restored: take its course from there, and tell the agent."""
+    course.went_back(order.to)
+    window = windows.following(order.to, order.skip, course.windows) if order.skip else None
+    remedy = Remedy.SKIP if window else Remedy.REPLAY
+    turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
+    course.turned(turn)
+    at.page.rewound(
+        Rewound(
+            kind=turn.kind,
+            onset=turn.onset,
+            reached=max(at.page.step, order.to),
+            to=order.to,
+            remedy=remedy,
+            window=window,
+            value=0.0,
+            expected=0.0,
+            at_ns=started_ns,
+            done_ns=monotonic_ns(),
+            order=order.number,
+        )
+    )

@@ -112,8 +112,14 @@ class HookedLoop:
         if batches or restored:
             self.rebuild(given)
         self.skip(-batches)  # what is recorded now is the state that the jump comes after
+        rewinds = self.session.rewinds
         self.session.begin(self.iteration())
-        self.skip(batches)
+        if self.session.rewinds == rewinds:
+            self.skip(batches)
+        else:
+            self.jump()
+            self.rebuild(given)
+            self.session.resume()
         while True:
             try:
                 result = original(*bound.args, **bound.kwargs)

@@ -109,6 +109,8 @@ class Tape:
         first, self._recorded = not self._recorded, True
         attempt = Attempt(step, durable)
         self._attempts = [*self._attempts[-1:], attempt]
+        if durable:
+            self._at.page.durable_step = step
         self.owed = self.owed and not durable
         held = self._arena.holding(step)
         if held is not None:  # the loop leaves at the very step that it has just recorded
@@ -242,6 +244,15 @@ class Tape:
         except MachineError:
             return -1
         return max((a.stamp.step for a in durable if a.stamp.step <= at_most), default=-1)
+
+    def keeps(self, step: int) -> bool:
+        """Whether this rank can go back to `step`, from memory or disk."""
+        if any((header := slot.header()).state is State.SEALED and header.step == step for slot in self._arena.slots):
+            return True
+        try:
+            return any(a.stamp.step == step for a in catalog.look(stores.at(self._at.handoff.snapshots)).durable)
+        except MachineError:
+            return False
 
     def go_back(self, step: int) -> None:
         """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""

@@ -23,12 +23,12 @@ from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
 from ..resilience import describe
 from ..resilience.boundary import COURSE, Directive, Judgement
-from ..resilience.clock import monotonic_ns
+from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
 from ..resilience.signals import Doing, RankPhase
 from . import modules
 from .attach import Attachment, attach
-from .council import Council
+from .council import Council, obey
 from .course import Course
 from .figures import Figures, number, or_nan
 from .pace import Pace
@@ -38,6 +38,8 @@ from .state import Modules, source_of
 
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
+_LOOK_S = 0.05
+"""Between two looks of ranks that are paused."""
 
 
 class Session:
@@ -87,6 +89,7 @@ class Session:
         self._counting = True
         restored = self.restore()
         step = self.begin(restored if restored is not None else 0)
+        self.resume()
         while step < total:
             self._step = step
             yield step
@@ -104,6 +107,8 @@ class Session:
     def data_step(self) -> int:
         """Which batch the present step is to use, counted from 0: the step itself, unless data was left out before it. A loop that takes
         its batches by this number lets a recovery leave out the data that a spike comes from."""
+        if self.fixed_data and self._at is not None:
+            self._page.tells = 2
         self.fixed_data = False
         return self._step if self._at is None else self._course.batch(self._step)
 
@@ -139,12 +144,23 @@ class Session:
             return None
         else:
             step = self._handoff.resume_step
+            started = monotonic_ns()
             self._tape.go_back(step)
+            if self._handoff.rewind is not None:
+                self._tape.rewinds += 1
+                obey(self._handoff.rewind, self._course, self._at, started)
+                return step
         self._course.went_back(step)
         return step
 
+    @property
+    def rewinds(self) -> int:
+        """How often this life of the ranks has gone back."""
+        return 0 if self._at is None else self._tape.rewinds
+
     def begin(self, step: int) -> int:
-        """Right before the first step, at the state after `step` steps. Collective. Gives `step` back."""
+        """Right before the first step, at the state after `step` steps. Collective. Waits here, and goes back, as
+        ordered; the step to begin with. `resume` comes before it."""
         if self._at is None:
             return step
         self._tape.restore_randomness()
@@ -152,15 +168,14 @@ class Session:
             self._council = Council(self._at, self._tape, self._course, self._pace)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
+        self._page.tells = 1 if self.fixed_data else 2
         first = self._tape.owed  # of a job that begins with another's state
         self._tape.record(step, durable=first)
         if first:
             self._page.step = step
             self._tape.finish()
         self._contribute(step, sound=True)
-        if first:
-            self._council.judged()
-        return step
+        return self._enter(step)
 
     def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
         """After each step: `step` steps are done, `figures` are the last one's.
@@ -178,6 +193,21 @@ class Session:
             self._first_boundary(entered)
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
+        held_ns = 0
+        directive = self._cross(step, figures, judged_now, last)
+        if directive is Directive.GO_ON and self._council.paused and not last:
+            began = monotonic_ns()
+            directive = self._hold(step)
+            held_ns = monotonic_ns() - began
+        if directive is Directive.LEAVE:
+            self._page.phase = RankPhase.STOPPED
+        self._left_ns = monotonic_ns()
+        self._page.stall_ns += self._left_ns - entered - held_ns
+        return directive
+
+    def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
+        """Hear what all ranks have said of the step before, keep this one, and say what it has given. figures: None where it was said."""
+        assert self._council is not None
         before = self._council.judged() or self._postponed
         self._postponed = None
         if before is not None and before.directive is Directive.REWIND:
@@ -187,7 +217,7 @@ class Session:
         durable = self._handoff.durable_every_steps
         self._tape.owed |= durable != AUTO and step % durable == 0
         due = wanted or self._tape.owed or step % self._council.stride == 0
-        finite = figures.finite
+        finite = figures is None or figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT
         if due and (wanted or self._tape.may_record()):
@@ -197,7 +227,7 @@ class Session:
             )
         if judged_now or leave:
             self._tape.finish()
-        self._contribute(step, finite and self._tape.finite, figures)
+        self._contribute(step, sound=finite and self._tape.finite, figures=figures)
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._council.judged()
@@ -205,12 +235,37 @@ class Session:
                 directive, self._postponed = Directive.REWIND, before if leave else None
             elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
                 self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
-        if directive is Directive.LEAVE:
-            self._page.phase = RankPhase.STOPPED
         self._page.doing = Doing.STEP
-        self._left_ns = monotonic_ns()
-        self._page.stall_ns += self._left_ns - entered
         return directive
+
+    def _hold(self, step: int, leaves: bool = True) -> Directive:
+        """Wait while a pause is ordered, and obey what else is ordered meanwhile. leaves: this is a boundary: the loop can be left here."""
+        assert self._council is not None
+        try:
+            while True:
+                judgement = self._council.judged()
+                if judgement is None:
+                    self._contribute(step, sound=self._tape.finite)
+                    continue
+                if judgement.directive is Directive.LEAVE:
+                    self._postponed = judgement
+                    return self._cross(step, None, judged_now=False, last=False) if leaves else Directive.GO_ON
+                if judgement.directive is not Directive.GO_ON or not judgement.pause:
+                    return judgement.directive
+                self._page.doing, self._page.beat_ns = Doing.PAUSED, monotonic_ns()
+                sleep(_LOOK_S)
+                if self._tape.owed and self._tape.may_record():
+                    self._tape.record(step, durable=True)
+                self._contribute(step, sound=self._tape.finite)
+        finally:
+            self._page.doing = Doing.STEP
+
+    def _enter(self, step: int) -> int:
+        """Right before a first step, at the state after `step` steps: wait, and go back, as ordered; the step to go on from."""
+        assert self._council is not None
+        while self._hold(step, leaves=False) is Directive.REWIND:
+            step = self._council.turn_back()
+        return step
 
     def jump(self, step: int) -> int:
         """How many batches are left out between the step that has brought the state after `step` steps and the next one."""
@@ -220,7 +275,7 @@ class Session:
         """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
         assert self._council is not None
         self._left_ns = 0
-        return self._council.turn_back()
+        return self._enter(self._council.turn_back())
 
     def resume(self) -> None:
         """Put the generators back once more, after data iterators were built anew."""
@@ -241,7 +296,7 @@ class Session:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _contribute(self, step: int, sound: bool, figures: Figures | None = None) -> None:
+    def _contribute(self, step: int, *, sound: bool, figures: Figures | None = None) -> None:
         assert self._council is not None
         self._council.contribute(step, sound, self.fixed_data, figures)
 

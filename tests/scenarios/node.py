@@ -85,6 +85,7 @@ class Node:
         self.held_until_s = 0.0
         """Between reading the record and obeying it."""
         self.asked: Request | None = None
+        self.snapshot_asked = ""
         self.told: tuple[InPlaceRewind, ...] = ()
         self.lookout = Lookout(HANG, Eyes(self), observe=self.judged_by.observe)
         registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
@@ -243,6 +244,9 @@ class Node:
             attached=self.ranks is not None and all(page.pid for page in self.pages),
             training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
             acked=self.acked,
+            rewind=self.pages[0].ordered,
+            paused=bool(self.pages[0].paused),
+            snapshot=self.snapshot_asked,
             leave_ordered=self.leave_ordered_s > 0,
             grace_over=self.leave_ordered_s > 0 and now_s - self.leave_ordered_s > GRACE_S,
         )

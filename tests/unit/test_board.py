@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page, Rewound
 from mt_resilient.resilience.boundary import ROW
 from mt_resilient.resilience.ladder import Remedy
+from mt_resilient.resilience.signals import OrderedBy
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.windows import Window
 
@@ -34,13 +35,14 @@ def rewound(onset: int, **changes: Any) -> Rewound:
         "expected": 0.5,
         "at_ns": 10 * onset,
         "done_ns": 10 * onset + 1,
+        "order": onset + 7,
     }
     return Rewound(**{**told, **changes})
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", [*Kind, *OrderedBy])
 @pytest.mark.parametrize("remedy", Remedy)
-def test_every_rewind_arrives_as_it_was_told(kind: Kind, remedy: Remedy) -> None:
+def test_every_rewind_arrives_as_it_was_told(kind: str, remedy: Remedy) -> None:
     written = page()
     told = rewound(3, kind=kind, remedy=remedy, window=None)
     written.rewound(told)
@@ -66,7 +68,9 @@ def test_the_last_rewinds_are_told_each_by_itself() -> None:
         for kept in range(max(1, ordinal - REWINDS_KEPT + 1), ordinal + 1):
             assert written.rewind(kept) == rewound(kept)
     assert written.farewell() == {"error": "said before"}
-    untouched = [name for name in INTS if name not in ("generation", "rank", "step", "rewinds", "beat_ns")]
+    untouched = [
+        name for name in INTS if name not in ("generation", "rank", "step", "durable_step", "rewinds", "beat_ns")
+    ]
     assert {getattr(written, name) for name in untouched} == {0}
 
 
@@ -111,8 +115,8 @@ def test_clearing_leaves_nothing_of_the_last_generation() -> None:
     used.order, used.pid = 2, 4711
     used.say_farewell(error="it failed")
     used.clear(generation=4, rank=1)
-    assert (used.generation, used.rank, used.step) == (4, 1, -1)
-    zero = [name for name in INTS if name not in ("generation", "rank", "step")]
+    assert (used.generation, used.rank, used.step, used.durable_step) == (4, 1, -1, -1)
+    zero = [name for name in INTS if name not in ("generation", "rank", "step", "durable_step")]
     assert {getattr(used, name) for name in zero} == {0}
     assert (used.loss, used.farewell()) == (0.0, {})
 

@@ -266,7 +266,8 @@ def test_a_decision_that_was_written_makes_the_next_one_empty(phase: Phase, even
     after = decision.record or before.record
     assert after
     acks = before.acks if after.number == 1 else {}  # read_world knows those of the record's generation only
-    assert decided(replace(before, record=after, incidents=tuple(told.values()), acks=acks)) == Decision()
+    there = replace(before, record=after, incidents=tuple(told.values()), acks=acks, answers=decision.answers)
+    assert decided(there) == Decision()
 
 
 # -- how far the job has come --------------------------------------------------------------------------------------------------

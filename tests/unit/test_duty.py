@@ -7,8 +7,8 @@ import pytest
 
 from mt_resilient.agent.duty import Action, LocalState, duty
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import AckKind
+from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
+from mt_resilient.resilience.signals import AckKind, Step
 
 from .worlds import A, record
 
@@ -63,6 +63,9 @@ STATES = [
         attached=attached,
         training=training,
         acked=acked,
+        rewind=0,
+        paused=False,
+        snapshot="",
         leave_ordered=ordered,
         grace_over=grace,
     )
@@ -101,3 +104,34 @@ def test_an_earlier_life_of_this_agent_is_not_this_agent() -> None:
     me = STATES[0]
     before = replace(record(Phase.GATHER, NUMBER), members={A: "agent-a-before"})
     assert duty(before, me) is Action.WAIT
+
+
+BACK = RewindOrder(number=7, to=Step(40))
+RUNNING = next(
+    me
+    for me in STATES
+    if (me.gang, me.attached, me.training, me.acked) == (NUMBER, True, True, (NUMBER, AckKind.RUNNING))
+)
+
+
+@pytest.mark.parametrize("phase", [Phase.LAUNCH, Phase.RUN])
+@pytest.mark.parametrize(
+    ("ordered", "known", "action"),
+    [
+        ({"rewind": BACK}, {}, Action.ORDER_REWIND),
+        ({"rewind": BACK}, {"rewind": 6}, Action.ORDER_REWIND),
+        ({"rewind": BACK}, {"rewind": 7}, Action.WAIT),
+        ({"begins": BACK}, {}, Action.WAIT),
+        ({"paused": True}, {}, Action.ORDER_PAUSE),
+        ({"paused": True}, {"paused": True}, Action.WAIT),
+        ({}, {"paused": True}, Action.ORDER_PAUSE),
+        ({"snapshot": "b"}, {"snapshot": "a"}, Action.ORDER_SNAPSHOT),
+        ({"snapshot": "b"}, {"snapshot": "b"}, Action.WAIT),
+        ({"snapshot": "b"}, {"training": False}, Action.WAIT),
+        ({"rewind": BACK, "paused": True, "snapshot": "b"}, {}, Action.ORDER_REWIND),
+        ({"rewind": BACK, "paused": True}, {"gang": 0}, Action.LAUNCH),
+        ({"rewind": BACK, "paused": True}, {"acked": (0, None)}, Action.SAY_RUNNING),
+    ],
+)
+def test_the_ranks_are_told_once_what_is_ordered(phase: Phase, ordered: dict, known: dict, action: Action) -> None:
+    assert duty(record(phase, NUMBER, **ordered), replace(RUNNING, **known)) is action

@@ -33,7 +33,7 @@ def test_every_combination_of_labels_is_there_at_0_from_the_start() -> None:
     expected |= {(f"recovery_seconds_{what}", phase) for phase in PHASES for what in ("count", "sum")}
     expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "skipped", "failed")}
     expected |= {("lost_steps_total",), ("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
-    expected |= {("suspected_hangs_total",)}
+    expected |= {("suspected_hangs_total",), ("paused",)}
     expected |= {("effective_training_time_ratio",), ("step",), ("generation",)}
     assert samples(Metrics("job")) == dict.fromkeys(expected, 0.0)
 
@@ -67,8 +67,8 @@ def test_snapshots_and_the_present() -> None:
     metrics.staged(2, 0)
     metrics.durable(1000)
     metrics.failed()
-    metrics.now(step=7, generation=2, alive=3, stall_s=0.5, effective=0.9)
-    metrics.now(step=8, generation=2, alive=4, stall_s=0.6, effective=0.95)
+    metrics.now(step=7, generation=2, alive=3, paused=True, stall_s=0.5, effective=0.9)
+    metrics.now(step=8, generation=2, alive=4, paused=True, stall_s=0.6, effective=0.95)
     assert {key: value for key, value in samples(metrics).items() if value} == {
         ("snapshots_total", "memory"): 6,
         ("snapshots_total", "skipped"): 1,
@@ -78,6 +78,7 @@ def test_snapshots_and_the_present() -> None:
         ("step",): 8,
         ("generation",): 2,
         ("ranks_alive",): 4,
+        ("paused",): 1,
         ("stall_seconds",): 0.6,
         ("effective_training_time_ratio",): 0.95,
     }

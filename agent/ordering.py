@@ -1,0 +1,116 @@
+"""An operator's order from another terminal: put where the controller reads it, and waited for until it is done.
+
+    command line ──requests/<id>──▶ store ──▶ controller … ranks ──▶ answers/<id> ──▶ one sentence and an exit code
+
+The order stands in the store: whether somebody waits for it, or which agent leads, makes no difference to it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import secrets
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import catalog
+from ..checkpoint.layout import Attempt
+from ..resilience.clock import sleep, wall_s
+from ..resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
+from ..resilience.etcd import EtcdStore
+from ..resilience.journal import Journal
+from ..resilience.keys import Keys
+from ..resilience.requests import LEAVING
+from ..resilience.signals import Answer, Request, Wish
+from ..resilience.store import Store
+from ..resilience.wire import dumps, loads
+from .run_directory import RunDirectory
+
+_LOOK_S = 0.1
+
+
+def order(directory: RunDirectory, request: Request) -> int:
+    """Give the order and wait; prints one sentence. 0 when it is done, else the exit code of what kept it from being done. Raises
+    UsageError where no agent is there to give it to, StoreUnavailable."""
+    place = _agent(directory)
+    if place is None:
+        last = _last_said(directory, 0.0)
+        raise UsageError(
+            f"no agent is running in {directory.root}: there is nobody to order.{f' The last it said: {last}' if last else ''}"
+        )
+    asked = replace(request, id=f"{int(wall_s() * 1e6):017d}-{secrets.token_hex(3)}", at_s=wall_s(), by=_who())
+    keys = Keys(place["job"])
+    with closing(EtcdStore(place["endpoints"], deadline_s=2.0)) as store:
+        store.put(keys.request(asked.id), dumps(asked))
+        try:
+            answer = _wait(directory, store, keys, asked, place["pid"])
+        except KeyboardInterrupt:
+            print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
+            return 130
+        with suppress(
+            StoreUnavailable
+        ):  # whoever asks next need not read it; the agent forgets it at its next start otherwise
+            store.delete(keys.request(asked.id))
+            store.delete(keys.answer(asked.id))
+    where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
+    print(f"{answer.sentence}{where}")
+    return answer.exit_code
+
+
+def _agent(directory: RunDirectory) -> dict[str, Any] | None:
+    """Job, endpoints and pid of the agent that runs there; None where none does."""
+    try:
+        place: dict[str, Any] = json.loads(directory.endpoint.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return place if Path(f"/proc/{place['pid']}").exists() else None
+
+
+def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:
+    while True:
+        present = _agent(directory)
+        if present is None or (asked.kind in LEAVING and present["pid"] != pid):
+            return _without_agent(directory, asked)
+        with suppress(StoreUnavailable):  # it may come back; the agent sees to it
+            entry = store.get(keys.answer(asked.id))
+            answer = loads(Answer, entry.value) if entry else None
+            if answer and (answer.exit_code or asked.kind not in LEAVING):
+                return answer
+        sleep(_LOOK_S)
+
+
+def _without_agent(directory: RunDirectory, asked: Request) -> Answer:
+    """The agent is gone: because it was told to, because the job has ended otherwise, or because something has killed it."""
+    ends = [line for line in Journal(directory.journal).read() if line["kind"] == "end" and line["at_s"] >= asked.at_s]
+    if not ends:
+        sentence = "no agent is running any more, and it has not ended in order"
+        if asked.kind not in LEAVING:
+            sentence += "; the order stands, and is carried out when the same command is given again"
+        return Answer(sentence=sentence, exit_code=MachineError.exit_code)
+    code, said = int(ends[-1]["code"]), _last_said(directory, asked.at_s)
+    if asked.kind in LEAVING:
+        return Answer(sentence=said, exit_code=0 if code in (asked.exit_code, 0) else code)
+    return Answer(sentence=f"the job has ended before that was done: {said}", exit_code=MachineError.exit_code)
+
+
+def _last_said(directory: RunDirectory, since_s: float) -> str:
+    said = [line for line in Journal(directory.journal).read() if line["kind"] == "said" and line["at_s"] >= since_s]
+    return str(said[-1]["sentence"]) if said else ""
+
+
+def _directory(directory: RunDirectory, answer: Answer) -> str:
+    with suppress(ResilientError):
+        for snapshot in catalog.committed(directory.kept()):
+            attempt = Attempt.parse(snapshot.name)
+            if attempt and attempt.stamp.step == answer.step:
+                return f": {snapshot}"
+    return ""
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "an operator"

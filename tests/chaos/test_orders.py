@@ -1,0 +1,118 @@
+"""Orders from another terminal and signals from a scheduler, to real processes: what was asked for is what happens, and the bits are
+those of a run that nobody has ordered about."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from mt_resilient.checkpoint import catalog
+from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.layout import Attempt
+
+from ..harness import MINIMAL, Job, cli, digest_of, step_lines, undisturbed
+
+STEPS = "300"
+
+
+def minimal(place: Path, *options: str) -> Job:
+    place.mkdir(exist_ok=True)
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", STEPS, "--step-delay", "0.02"]
+    return Job(place, command, "--durable-every", "10", "--set", "snapshots.keep=50", *options)
+
+
+def order(job: Job, *words: str) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    done = cli(*words, "--run-dir", str(job.directory))
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def on_disk(job: Job) -> int:
+    attempt = Attempt.parse(catalog.committed(Files(job.directory))[0].name)
+    assert attempt
+    return attempt.stamp.step
+
+
+def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
+    """The batches stay left out, and the ranks that come after the kill wait as those before them did."""
+    job = minimal(tmp_path / "hit")
+    job.until_step(12)
+    code, said = order(job, "pause")
+    assert (code, said) == (
+        0,
+        f"all ranks wait after step {job.until_step(12).min_step}; processes and memory stay as they are",
+    )
+    reached = job.until(lambda now: now.paused).min_step
+    assert "paused: all ranks wait" in order(job, "status")[1]
+    pids = job.until(lambda now: now.paused).pids
+    code, said = order(job, "rewind", "--to", "10", "--skip", "5")
+    assert (code, said) == (0, "step 10 is restored on all ranks; batches 10 to 14 are left out")
+    assert job.until(lambda now: now.paused and now.min_step == 10).pids == pids, "no process was restarted"
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 2 and now.paused)
+    assert reached > 10
+    assert order(job, "resume")[0] == 0
+    assert job.finish() == 0, job.said()[-3000:]
+    told = [(i.cause, i.rung, i.remedy) for i in job.incidents()]
+    assert told == [("ordered", 1, "skip"), ("rank_killed", 2, "")], job.said()
+    assert job.incidents()[1].lost_steps == 0
+    clean = minimal(tmp_path / "clean", "--skip-data", "10:15")
+    assert clean.finish() == 0
+    assert digest_of(job.printed()) == digest_of(clean.printed())
+    assert step_lines(job.printed()) == step_lines(clean.printed())
+
+
+def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> None:
+    expected, _ = undisturbed(MINIMAL, "--steps", STEPS)
+    job = minimal(tmp_path)
+    job.until_step(30)
+    assert order(job, "rewind", "--to", "7") == (2, "no state of step 7 is kept: the nearest is 10. Nothing was done")
+    assert order(job, "rewind", "--to", "20") == (0, "step 20 is restored on all ranks")
+    code, said = order(job, "snapshot", "now")
+    assert code == 0
+    assert Path(said.partition(" is on disk: ")[2]).is_dir(), said
+    code, said = order(job, "drain", os.uname().nodename)
+    assert code == 0, said
+    assert job.finish() == 0, "it has left in order"
+    drained = on_disk(job)
+    assert (
+        said
+        == f"node {os.uname().nodename} is drained by {said.split()[5].rstrip(';')}; the same command goes on from step {drained}"
+    )
+    before = job.printed()
+    assert max(int(line.split()[1]) for line in step_lines(before)) == drained - 1, "no step is lost"
+    job.start()
+    assert job.finish() == 0, job.said()[-3000:]
+    assert digest_of(job.printed()) == expected
+    assert next(
+        line.split()[1] for line in job.printed()[len(before) :].splitlines() if line.startswith("step ")
+    ) == str(drained)
+    assert [(i.cause, i.rung) for i in job.incidents()] == [("ordered", 1)]
+
+
+def test_a_preemption_while_paused_leaves_the_very_step_on_disk(tmp_path: Path) -> None:
+    job = minimal(tmp_path, "--durable-every", "1000")
+    job.until_step(12)
+    assert order(job, "pause")[0] == 0
+    reached = job.until(lambda now: now.paused).min_step
+    job.agent.send_signal(signal.SIGUSR2)
+    assert job.finish(30) == 128 + signal.SIGUSR2
+    assert on_disk(job) == reached
+
+
+def test_a_scheduler_that_signals_every_process_costs_what_memory_does_not_have(tmp_path: Path) -> None:
+    """SIGTERM ends the ranks at once: what they had sealed is written, and nobody takes their death for a fault."""
+    job = minimal(tmp_path, "--durable-every", "1000")
+    reached = job.until_step(20).min_step
+    agent = psutil.Process(job.agent.pid)
+    everybody = [agent, *agent.children(recursive=True)]
+    for process in everybody:
+        process.send_signal(signal.SIGTERM)
+    for process in everybody[:1]:  # and once more, as one that signals both steps and processes does
+        process.send_signal(signal.SIGTERM)
+    assert job.finish(60) == 128 + signal.SIGTERM
+    assert on_disk(job) >= reached - 2, job.said()
+    assert not job.incidents()

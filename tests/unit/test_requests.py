@@ -1,0 +1,258 @@
+"""What becomes of an operator's requests: World → record, incidents, answers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mt_resilient.resilience.decision import Decision, Policy, decide
+from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
+from mt_resilient.resilience.ladder import Remedy, Turn
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import RewindOrder
+from mt_resilient.resilience.recovery import RecoveryPolicy, plan
+from mt_resilient.resilience.signals import AckKind, Answer, Generation, InPlaceRewind, Request, Step, Wish
+from mt_resilient.resilience.verdict import Verdict
+from mt_resilient.resilience.windows import Window
+from mt_resilient.resilience.world import World
+
+from .worlds import NOW, A, ack, gone, incident, record, status, world
+
+KEPT: dict[str, Any] = {"memory_steps": (9, 10), "durable_steps": (4, 8), "max_step": 10, "min_step": 10}
+
+
+def asked(kind: str = Wish.REWIND, ident: str = "1", **what: Any) -> Request:
+    return Request(kind=kind, id=ident, at_s=NOW - 1, by="alice", **{"step": Step(8), **what})
+
+
+def there(*requests: Request, said: dict[str, Any] | None = None, **changes: Any) -> World:
+    """Ranks that train after step 10, and what is asked of them."""
+    training = status(**{**KEPT, "stepped_s": NOW - 50, "skips": True, **(said or {})})
+    return world(**{"requests": requests, "status": {A: training}, **changes})
+
+
+def decided(judged: World) -> Decision:
+    return decide(judged, NOW, Policy())
+
+
+def after(judged: World, decision: Decision, said: dict[str, Any] | None = None) -> World:
+    """`judged`, with the decision written and the node having said more."""
+    known = replace(judged.status[A], **(said or {}))
+    return replace(
+        judged.with_incidents(decision.incidents),
+        record=decision.record or judged.record,
+        answers={**judged.answers, **decision.answers},
+        status={A: known},
+    )
+
+
+def gone_back(number: int = 1, window: Window | None = None, **changes: Any) -> InPlaceRewind:
+    told = {"ordinal": 1, "generation": Generation(1), "cause": "ordered", "onset": Step(9), "to": Step(8)}
+    told |= {"reached": Step(12), "remedy": "skip" if window else "replay", "window": window, "order": number}
+    return InPlaceRewind(**{**told, "at_s": NOW, "restore_s": 0.02, **changes})
+
+
+# -- rewind --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rewind_is_ordered_once_obeyed_once_and_answered_when_it_is_done() -> None:
+    begun = there(asked(skip=2))
+    ordered = decided(begun)
+    assert ordered.record == replace(record(), rewind=RewindOrder(number=1, to=Step(8), skip=2))
+    (opened,) = ordered.incidents
+    assert (opened.cause, opened.rung, opened.open, opened.step_at_fault) == ("ordered", 1, True, 10)
+    assert ordered.answers == {}
+    waiting = after(begun, ordered)
+    assert decided(waiting) == Decision(), "it is not ordered again while the ranks are on their way"
+    obeyed = after(waiting, Decision(), {"rewinds": (gone_back(window=Window(8, 10)),)})
+    told = decided(obeyed)
+    (over,) = told.incidents
+    assert (over.open, over.resume_step, over.lost_steps) == (False, 8, 4)
+    assert over.turn == Turn(kind="ordered", onset=Step(9), to=Step(8), remedy=Remedy.SKIP, window=Window(8, 10))
+    sentence = "step 8 is restored on all ranks; batches 8 to 9 are left out"
+    assert told.answers == {"1": Answer(sentence=sentence, step=Step(8))}
+    assert decided(after(obeyed, told)) == Decision()
+
+
+@pytest.mark.parametrize(
+    ("wish", "said", "sentence"),
+    [
+        ({"step": Step(5)}, {}, "no state of step 5 is kept: the nearest are 4 and 8. Nothing was done"),
+        ({"step": Step(50)}, {}, "no state of step 50 is kept: the nearest is 10. Nothing was done"),
+        ({}, {"memory_steps": (), "durable_steps": ()}, "no state of step 8 is kept: none is. Nothing was done"),
+        ({"skip": 3}, {"skips": False}, "this script cannot leave data out: it does not take its batches by session"),
+        ({"skip": 3}, {"skips": False, "stepped_s": 0.0}, "known once its ranks have done a step"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(wish: dict[str, Any], said: dict[str, Any], sentence: str) -> None:
+    judged = there(asked(**wish), said=said)
+    refused = decided(judged)
+    assert refused.record is None
+    assert not refused.incidents
+    assert sentence in refused.answers["1"].sentence
+    assert refused.answers["1"].exit_code == UsageError.exit_code
+    assert decided(after(judged, refused)) == Decision()
+
+
+def test_a_state_that_has_gone_meanwhile_is_told_and_the_training_goes_on() -> None:
+    judged = there(asked())
+    waiting = after(judged, decided(judged), {"declined": 1})
+    given_up = decided(waiting)
+    assert given_up.record == record()
+    (story,) = given_up.incidents
+    assert (story.open, story.resume_step) == (False, None)
+    told = decided(after(waiting, given_up))
+    assert told.answers["1"].exit_code == SnapshotError.exit_code
+    assert "step 8 is not kept any more; the training goes on as it was" in told.answers["1"].sentence
+
+
+def test_where_the_ranks_die_first_the_next_ones_begin_there() -> None:
+    judged = there(asked(skip=2))
+    dying = after(judged, decided(judged), {"exits": (gone(started=True),)})
+    reopened = decided(dying)
+    assert reopened.record
+    assert (reopened.record.number, reopened.record.rewind) == (2, RewindOrder(number=1, to=Step(8), skip=2))
+    assert [(i.cause, i.rung) for i in reopened.incidents] == [("ordered", 2), ("rank_killed", 2)]
+    ready = replace(after(dying, reopened), acks={A: ack(AckKind.READY, 2, port=1234)})
+    launched = decided(ready)
+    assert launched.record
+    assert (launched.record.resume_step, launched.record.rewind) == (8, None)
+    assert launched.record.begins == RewindOrder(number=1, to=Step(8), skip=2)
+    begun = replace(
+        after(ready, launched),
+        status={
+            A: status(
+                2, **{**KEPT, "min_step": 8, "max_step": 8}, rewinds=(gone_back(generation=2, window=Window(8, 10)),)
+            )
+        },
+    )
+    told = decided(begun)
+    assert told.answers["1"].exit_code == 0
+    ordered = next(i for i in told.incidents if i.cause == "ordered")
+    assert (ordered.open, ordered.lost_steps, ordered.window) == (False, 0, Window(8, 10))
+    assert ordered.plan == "all ranks began at step 8, and leave out batches 8 to 9"
+
+
+def test_where_the_state_has_died_with_the_agent_the_newest_is_gone_on_from() -> None:
+    judged = there(asked(step=Step(9)))
+    dying = after(judged, decided(judged), {"exits": (gone(started=True),)})
+    reopened = decided(dying)
+    without = after(dying, reopened, {"memory_steps": ()})
+    launched = decided(replace(without, acks={A: ack(AckKind.READY, 2, port=1234)}))
+    assert launched.record
+    assert (launched.record.resume_step, launched.record.begins) == (8, None)
+    assert "step 9 is not kept any more" in launched.incidents[0].plan
+
+
+def test_an_ordered_rewind_counts_against_no_budget() -> None:
+    restarts = [incident(n, resume_step=Step(10)) for n in (1, 2, 3)]
+    verdict = Verdict(cause="rank_killed", blamed=(), consequences=(), at_s=NOW)  # type: ignore[arg-type]
+    assert plan(replace(verdict), 10, 10, restarts, RecoveryPolicy()).exit_code
+    ordered = incident(4, rung=1, cause="ordered", resume_step=Step(4), remedy="replay", open=False)
+    assert not plan(verdict, 10, 4, [*restarts, ordered], RecoveryPolicy()).exit_code
+    assert not plan(verdict, 10, 4, [*restarts[:2], replace(ordered, rung=2)], RecoveryPolicy()).exit_code
+
+
+# -- pause, resume, snapshot -----------------------------------------------------------------------------------------------
+
+
+def test_a_pause_is_answered_when_all_ranks_wait() -> None:
+    judged = there(asked(Wish.PAUSE))
+    paused = decided(judged)
+    assert paused.record == replace(record(), paused=True)
+    waiting = after(judged, paused)
+    assert decided(waiting) == Decision()
+    told = decided(after(waiting, Decision(), {"paused": True}))
+    assert told.answers["1"].exit_code == 0
+    assert told.answers["1"].step == 10
+
+
+def test_a_pause_survives_the_death_of_a_rank() -> None:
+    dying = there(record=record(paused=True), said={"exits": (gone(started=True),)})
+    reopened = decided(dying).record
+    assert reopened
+    assert reopened.paused
+
+
+def test_to_go_on_overtakes_a_pause_that_is_not_complete() -> None:
+    judged = there(asked(Wish.PAUSE), asked(Wish.RESUME, "2"), record=record(paused=True))
+    overtaken = decided(judged)
+    assert set(overtaken.answers) == {"1"}
+    going = after(judged, overtaken)
+    resumed = decided(going)
+    assert resumed.record == record()
+    on = after(going, resumed)
+    assert set(decided(on).answers) == {"2"}
+    assert decided(after(on, decided(on))) == Decision()
+
+
+def test_going_on_where_nothing_is_paused_is_done_already() -> None:
+    assert decided(there(asked(Wish.RESUME))).answers["1"].exit_code == 0
+
+
+def test_a_snapshot_is_answered_when_it_is_on_disk() -> None:
+    judged = there(asked(Wish.SNAPSHOT))
+    ordered = decided(judged)
+    assert ordered.record == replace(record(), snapshot="1")
+    asked_for = after(judged, ordered)
+    for said in ({}, {"snapshot": "1"}, {"snapshot": "1", "snapshot_step": Step(11)}, {"snapshot_step": Step(8)}):
+        assert decided(after(asked_for, Decision(), said)) == Decision(), said
+    there_now = {"snapshot": "1", "snapshot_step": Step(11), "durable_steps": (8, 11)}
+    assert decided(after(asked_for, Decision(), there_now)).answers == {
+        "1": Answer(sentence="step 11 is on disk", step=Step(11))
+    }
+
+
+def test_one_order_is_carried_out_after_the_other() -> None:
+    judged = there(asked(), asked(Wish.SNAPSHOT, "2"))
+    first = decided(judged)
+    assert first.record
+    assert first.record.rewind
+    assert decided(after(judged, first)) == Decision()
+    done = after(judged, first, {"rewinds": (gone_back(),)})
+    answered = decided(done)
+    assert set(answered.answers) == {"1"}
+    second = decided(after(done, answered)).record
+    assert second
+    assert second.snapshot == "2"
+
+
+# -- leaving, and the end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [Phase.GATHER, Phase.LAUNCH, Phase.RUN])
+def test_a_drain_ends_the_job_of_one_node_with_a_snapshot_and_in_order(phase: Phase) -> None:
+    ending = decided(there(asked(), asked(Wish.DRAIN, "2", node="a"), record=record(phase, paused=True))).record
+    assert ending
+    assert (ending.phase, ending.last_snapshot, ending.exit_code) == (Phase.ENDING, True, 0)
+    assert ending.reason == "node a is drained by alice"
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (asked(Wish.DRAIN, node="z"), "there is no node 'z' in this job; it runs on a. Nothing was done"),
+        (asked("dance"), "this version knows no request 'dance'; nothing was done"),
+    ],
+)
+def test_what_nobody_can_do_is_refused_and_holds_up_nothing(request_: Request, sentence: str) -> None:
+    judged = there(request_, asked(ident="2"))
+    refused = decided(judged)
+    assert refused.record is None
+    assert refused.answers == {"1": Answer(sentence=sentence, exit_code=UsageError.exit_code)}
+    assert decided(after(judged, refused)).record
+
+
+def test_a_preemption_names_the_time_by_which_all_is_over() -> None:
+    preempted = asked(Wish.STOP, snapshot=True, budget_s=25.0, exit_code=143)
+    ending = decided(there(preempted)).record
+    assert ending
+    assert (ending.leave_by_s, ending.last_snapshot, ending.exit_code) == (NOW - 1 + 25, True, 143)
+
+
+@pytest.mark.parametrize("phase", [Phase.ENDING, Phase.ENDED])
+def test_a_job_that_ends_refuses_what_it_cannot_do_any_more(phase: Phase) -> None:
+    judged = there(asked(), asked(Wish.STOP, "2"), record=record(phase, reason="asked by SIGINT"))
+    answers = decided(judged).answers
+    assert answers["1"].exit_code == MachineError.exit_code
+    assert ("2" in answers) is (phase is Phase.ENDED)
