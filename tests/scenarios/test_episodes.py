@@ -148,6 +148,20 @@ def test_agent_killed(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_agent_killed_and_another_one_leads(golden: Golden) -> None:
+    """The agent is killed while another one could lead: that one opens one generation, and waits for it."""
+    job = Job()
+    job.stand_by()
+    job.until_step(6)
+    job.kill_agent()
+    for _ in range(20):
+        job.tick()
+    assert len(job.incidents) == 1
+    job.start_agent()
+    ends_well(job)
+    golden(job.transcript())
+
+
 def test_agent_killed_while_gathering(golden: Golden) -> None:
     """The agent is killed in the middle of a recovery."""
     job = Job()
