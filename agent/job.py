@@ -191,7 +191,9 @@ def _endpoints(
     return server, [server.start()]
 
 
-def _register(store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int, now: float) -> None:
+def _register(
+    store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int, now: float
+) -> None:
     """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
 
     first: number of the first generation, larger than any that has left a snapshot here; now: wall-clock seconds. Raises UsageError for

@@ -14,7 +14,7 @@ from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.orders import Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import Request
 from mt_resilient.resilience.store import MemoryStore
@@ -25,7 +25,7 @@ from .invariants import Watch
 from .node import KEYS, Node
 from .ranks import Faults, Kept, Ranks, Restored, State
 
-START_S = 1000.0
+START_S = 1_000_000.0
 
 _DOES = {
     Phase.GATHER: "opens",
@@ -58,7 +58,9 @@ class Job:
         self.watch = Watch()
         self.skew_s = 0.0
         """What the wall clock has been set forward by."""
-        self.store: Any = Etcd(MemoryStore(lambda: self.now_s), KEYS, lambda write: self.watch.accepted(self, write, KEYS))
+        self.store: Any = Etcd(
+            MemoryStore(lambda: self.now_s), KEYS, lambda write: self.watch.accepted(self, write, KEYS)
+        )
         self.disk: dict[int, State] = {}
         self.written: dict[int, Kept] = {}
         """Of the snapshots on disk, all that is in them;"""

@@ -24,10 +24,9 @@ from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
-from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.orders import GenerationRecord
@@ -98,11 +97,13 @@ class Node:
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
-    def stage(self, ranks: Ranks, durable: bool) -> frozenset[int]:
+    def stage(self, ranks: Ranks, durable: bool, patient: bool = False) -> frozenset[int]:
         """Keep their state; of older ones only the newest sealed one and those that are still to be written stay. The ranks that could
-        not take their copy."""
+        not take their copy. patient: they wait for a slot."""
         fresh = ranks.kept()
-        missing = self.faults.miss_at.pop(ranks.step, frozenset()) if ranks.step not in self.arena else frozenset()
+        missing: frozenset[int] = frozenset()
+        if ranks.step not in self.arena and not patient:
+            missing = self.faults.miss_at.pop(ranks.step, missing)
         fresh.missing = missing
         self.job.missed += [ranks.step] if missing else []
         self.arena.setdefault(ranks.step, fresh).durable |= durable
@@ -146,7 +147,9 @@ class Node:
 
     def _words(self, kept: Kept) -> tuple[Words, ...]:
         word = crc32(repr(kept.state).encode())
-        return tuple(np.array([word ^ (rank + 1 if rank in kept.odd else 0)], np.uint64) for rank in range(len(self.pages)))
+        return tuple(
+            np.array([word ^ (rank + 1 if rank in kept.odd else 0)], np.uint64) for rank in range(len(self.pages))
+        )
 
     def _ours(self, step: int) -> bool:
         return self.job.stamps[step][0] == self.instance
@@ -285,8 +288,10 @@ class Node:
                 self._end_ranks()
             case Action.LEAVE:
                 self.heartbeat.end()
-                self.say(f"the agent leaves with exit code {record.exit_code}")
-                return record.exit_code
+                unwritten = record.complete and self.total not in self.disk
+                code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
+                self.say(f"the agent leaves with exit code {code}")
+                return code
         return None
 
     def _end_ranks(self) -> None:

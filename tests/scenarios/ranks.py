@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe, ladder
@@ -96,8 +94,6 @@ class Faults:
     hangs_in_teardown: bool = False
     teardown_s: int = 0
     """How long the ranks take to end when their loop is over."""
-    odd_rank: int = 1
-    """Which one it is whose bit flips."""
     miss_at: dict[int, frozenset[int]] = field(default_factory=dict)
     """Step → the ranks that will find no slot for their copy, once."""
     rot: set[int] = field(default_factory=set)
@@ -310,8 +306,8 @@ class Ranks:
         self.state, self.inner = (*self.state, -sample if self.odd else sample), self.inner.stepped(sample)
         if self.node.faults.flip_at.get(self.step):
             self.node.faults.flip_at[self.step] -= 1
-            self.odd = frozenset([self.node.faults.odd_rank])
-            self.node.say(f"a bit of rank {self.node.faults.odd_rank}'s copy flips after step {self.step}")
+            self.odd = frozenset([1])
+            self.node.say(f"a bit of rank 1's copy flips after step {self.step}")
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
             page.beat(self.step, 1.0, 1.0, _ns(now_s))
@@ -340,7 +336,7 @@ class Ranks:
         self.owed |= self.step % self.node.durable_every == 0
         missing = everybody = frozenset(range(len(self.node.pages)))
         if finite:
-            missing = self.node.stage(self, durable=wanted or self.owed)
+            missing = self.node.stage(self, durable=wanted or self.owed, patient=wanted)
         self.owed = False
         self._contribute(finite=finite, missing=missing if finite else everybody)
         judged = self._judged(now_s) if last or leave else None
