@@ -30,7 +30,8 @@ from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
 
 from .etcd import Accepted
-from .ranks import HURT, Inner, Kept, Ranks, State
+from .kept import HURT, Inner, Kept, State
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from .cluster import Job

@@ -46,7 +46,8 @@ from mt_resilient.resilience.store import LeaseGone
 from mt_resilient.resilience.wire import dumps, loads
 
 from .eyes import Eyes
-from .ranks import Kept, Ranks
+from .kept import Kept
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from .cluster import Job

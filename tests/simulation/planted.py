@@ -22,8 +22,9 @@ from mt_resilient.resilience.wire import loads
 from mt_resilient.training.course import Course
 
 from ..scenarios import ranks
+from ..scenarios.kept import Inner
 from ..scenarios.node import Node
-from ..scenarios.ranks import Inner, Ranks
+from ..scenarios.ranks import Ranks
 
 Plant = Callable[[], Any]
 
