@@ -81,6 +81,7 @@ class Watch:
             if put.key == keys.generation:
                 record = loads(GenerationRecord, put.value)
                 self._hold(1, _follows(self.record, record, write))
+                self._hold(1, _cleared(job, record))
                 self._hold(6, _newest_there_is(job, self, record))
                 self._hold(7, _within_budget(job, self, record))
                 self._note(record, write)
@@ -138,6 +139,19 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
     over = before.phase in (Phase.ENDING, Phase.ENDED)
     opened = after.number == before.number + 1 and after.phase is Phase.GATHER and over is not write.guarded
     return "" if opened else told
+
+
+def _cleared(job: Job, record: GenerationRecord) -> str:
+    """Nothing is launched while a member still has ranks of an older generation."""
+    node = job.node
+    if (
+        record.phase is not Phase.LAUNCH
+        or node is None
+        or node.instance not in record.members.values()
+        or not node.ranks
+    ):
+        return ""
+    return f"generation {record.number} was launched before the ranks of {node.ranks.gang.generation} were ended"
 
 
 def _one_story(before: Incident | None, after: Incident) -> str:

@@ -195,6 +195,14 @@ def stale_ack(job: Job, number: int) -> None:
         job.store.inner.put(KEYS.ack(generation, NODE), dumps(ack))  # type: ignore[arg-type]
 
 
+def old_word_while_clearing(job: Job, number: int) -> tuple[int, End]:
+    """Another one leads, a rank dies, the node is slow to end the others, and meanwhile an old READY arrives."""
+    leader_deposed(job, number)
+    rank_killed(job, number)
+    job.faults.obeys_late_s = 4 + number % 3
+    return 2, lambda job: stale_ack(job, 3)
+
+
 def clock_jumps(job: Job, number: int) -> None:
     by_s = (-3600.0, -5.0, 5.0, 3600.0)[number % 4]
     job.say(f"the wall clock is set by {by_s:+g} s")
@@ -252,6 +260,7 @@ ALWAYS: tuple[Fault, ...] = (
     leader_deposed,
     leader_deposed_amid_deciding,
     stale_ack,
+    old_word_while_clearing,
     clock_jumps,
     machine_sleeps,
     disk_full,
