@@ -17,6 +17,8 @@ class Heartbeat:
         self._ttl_s = ttl_s
         self._due_s = 0.0
         self.lease = 0
+        self._unanswered = 0
+        """A lease that this agent's record was put on, with no answer: that may still come to pass, over a later record."""
 
     def beat(self, now_s: float) -> None:
         """Renew the lease when a third of its life is over; register (again) when there is none. now_s: monotonic. Raises
@@ -34,8 +36,12 @@ class Heartbeat:
             # The holder of this node's run directory lock is this process: whoever wrote that record is dead, and its lease, which
             # also holds the leadership if it led, has no reason to live on.
             self._store.revoke(before.lease)
-        self.lease = self._store.grant(self._ttl_s)
-        self._store.put(key, dumps(self._record), self.lease)
+        if self._unanswered:
+            self._store.revoke(self._unanswered)
+        self._unanswered = self._store.grant(self._ttl_s)
+        self._store.put(key, dumps(self._record), self._unanswered)
+        # Not before: a lease without a record would be kept alive, and nobody would know of this agent.
+        self.lease, self._unanswered = self._unanswered, 0
 
     def lost(self) -> None:
         """The store says that the lease is gone: register anew at the next beat."""

@@ -108,6 +108,8 @@ def replaced_agents(world: World) -> list[Suspicion]:
         present = world.nodes.get(node)
         if present and present.instance == instance:
             continue
+        if present is None and world.record and world.record.phase is Phase.GATHER:
+            continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"

@@ -31,7 +31,7 @@ def _loaded(cls: Any, data: bytes | str) -> Any:
     """Who looks at the whole World every second mostly meets what it has met before: the same bytes give the same record, which nobody
     changes."""
     try:
-        return _reader(cls)(json.loads(data))  # type: ignore[arg-type]
+        return _reader(cls)(json.loads(data))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InternalError(f"cannot read a {cls.__name__} from {data[:200]!r}: {error}") from error
 

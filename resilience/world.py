@@ -47,8 +47,10 @@ class World:
 def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
     """The World from all values under the job's prefix."""
 
+    ordered = sorted(entries.items())
+
     def under(prefix: str) -> list[tuple[str, bytes]]:
-        return [(key.removeprefix(prefix), value) for key, value in sorted(entries.items()) if key.startswith(prefix)]
+        return [(key.removeprefix(prefix), value) for key, value in ordered if key.startswith(prefix)]
 
     record = loads(GenerationRecord, entries[keys.generation]) if keys.generation in entries else None
     acks: dict[NodeId, Ack] = {}

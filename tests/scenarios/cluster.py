@@ -21,11 +21,13 @@ from mt_resilient.resilience.store import MemoryStore
 from mt_resilient.resilience.world import World, read_world
 
 from .etcd import Client, Etcd
+from .faults import Faults
 from .invariants import Watch
+from .kept import Kept, Restored, State
 from .node import KEYS, Node
-from .ranks import Faults, Kept, Ranks, Restored, State
+from .ranks import Ranks
 
-START_S = 1000.0
+START_S = 1_000_000.0
 
 _DOES = {
     Phase.GATHER: "opens",

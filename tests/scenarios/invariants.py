@@ -30,7 +30,8 @@ from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
 
 from .etcd import Accepted
-from .ranks import HURT, Inner, Kept, Ranks, State
+from .kept import HURT, Inner, Kept, State
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from .cluster import Job
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _MOVES = {(phase, target) for (phase, _), (move, target) in TABLE.items() if move is not Move.IGNORE}
 _NOT_COUNTED = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE, Cause.FINGERPRINT_MISMATCH)
 """Causes whose restarts have budgets of their own."""
+_UNLAUNCHED = 20
+"""More than there are faults in an episode."""
 _LAG = 2
 """Steps that the newest sealed snapshot may be behind: it is sealed by the word of the next boundary, and a step is under way."""
 
@@ -58,6 +61,8 @@ class Watch:
     windows: set[Window] = field(default_factory=set)
     """All that were ever written down as left out."""
     without_progress: int = 0
+    unlaunched: int = 0
+    """Generations in a row that were opened and not launched."""
     launches: list[int] = field(default_factory=list)
     """Steps that the generations of this life of the job went on from."""
     restored: int = 0
@@ -76,6 +81,7 @@ class Watch:
             if put.key == keys.generation:
                 record = loads(GenerationRecord, put.value)
                 self._hold(1, _follows(self.record, record, write))
+                self._hold(1, _cleared(job, record))
                 self._hold(6, _newest_there_is(job, self, record))
                 self._hold(7, _within_budget(job, self, record))
                 self._note(record, write)
@@ -89,7 +95,10 @@ class Watch:
     def _note(self, record: GenerationRecord, write: Accepted) -> None:
         if not write.guarded:  # started again: budgets as new
             self.incidents, self.launches, self.without_progress, self.turns = {}, [], 0, []
-        elif record.phase is Phase.LAUNCH and self.record != record:
+        if record.phase is Phase.GATHER:
+            self.unlaunched += 1
+        elif record.phase is Phase.LAUNCH:
+            self.unlaunched = 0
             newest = max(self.incidents.values(), key=lambda i: (i.rung == RESTART_GANG, int(i.id)), default=None)
             counted = self.launches and newest and newest.cause not in _NOT_COUNTED
             again = counted and record.resume_step <= self.launches[-1]
@@ -132,6 +141,19 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
     return "" if opened else told
 
 
+def _cleared(job: Job, record: GenerationRecord) -> str:
+    """Nothing is launched while a member still has ranks of an older generation."""
+    node = job.node
+    if (
+        record.phase is not Phase.LAUNCH
+        or node is None
+        or node.instance not in record.members.values()
+        or not node.ranks
+    ):
+        return ""
+    return f"generation {record.number} was launched before the ranks of {node.ranks.gang.generation} were ended"
+
+
 def _one_story(before: Incident | None, after: Incident) -> str:
     if before is None:
         return ""
@@ -171,6 +193,8 @@ def _within_budget(job: Job, watch: Watch, record: GenerationRecord) -> str:
     most = job.policy.max_without_progress + 1
     if record.phase is Phase.LAUNCH and watch.without_progress > most:
         return f"{watch.without_progress} restarts in a row brought no newer snapshot; {most} are allowed"
+    if watch.unlaunched > _UNLAUNCHED:
+        return f"{watch.unlaunched} generations were opened in a row, and none was launched"
     return ""
 
 
@@ -267,10 +291,12 @@ def rewinds_end(job: Job, watch: Watch) -> Iterator[str]:
 
 def training_goes_on(job: Job, watch: Watch) -> Iterator[str]:
     """Whoever could do a step a second ago has done one, or has reason not to, whatever is away."""
-    ranks, moved, _ = _motion(job)
-    if watch.idle or watch.ranks is None or not (job.store.down or job.faults.disk_full or job.faults.drain_dead):
+    ranks, moved, idle = _motion(job)
+    if watch.idle or watch.ranks is None or (idle and ranks and ranks.alive):
         return
-    if job.store.down and ranks is not watch.ranks:
+    if not (job.store.down or job.faults.disk_full or job.faults.drain_dead):
+        return
+    if job.store.down and job.node and ranks is not watch.ranks and watch.ranks.node is job.node:
         yield "the ranks were ended while etcd was away"
     if ranks is watch.ranks and moved == watch.moved and watch.ranks.alive:
         yield f"training stands still at step {moved[0]}"

@@ -26,7 +26,7 @@ from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.orders import GenerationRecord
@@ -46,7 +46,8 @@ from mt_resilient.resilience.store import LeaseGone
 from mt_resilient.resilience.wire import dumps, loads
 
 from .eyes import Eyes
-from .ranks import Kept, Ranks
+from .kept import Kept
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from .cluster import Job
@@ -98,11 +99,13 @@ class Node:
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
-    def stage(self, ranks: Ranks, durable: bool) -> frozenset[int]:
+    def stage(self, ranks: Ranks, durable: bool, patient: bool = False) -> frozenset[int]:
         """Keep their state; of older ones only the newest sealed one and those that are still to be written stay. The ranks that could
-        not take their copy."""
+        not take their copy. patient: they wait for a slot."""
         fresh = ranks.kept()
-        missing = self.faults.miss_at.pop(ranks.step, frozenset()) if ranks.step not in self.arena else frozenset()
+        missing: frozenset[int] = frozenset()
+        if ranks.step not in self.arena and not patient:
+            missing = self.faults.miss_at.pop(ranks.step, missing)
         fresh.missing = missing
         self.job.missed += [ranks.step] if missing else []
         self.arena.setdefault(ranks.step, fresh).durable |= durable
@@ -290,8 +293,10 @@ class Node:
                 self._end_ranks()
             case Action.LEAVE:
                 self.heartbeat.end()
-                self.say(f"the agent leaves with exit code {record.exit_code}")
-                return record.exit_code
+                unwritten = record.complete and self.total not in self.disk
+                code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
+                self.say(f"the agent leaves with exit code {code}")
+                return code
         return None
 
     def _end_ranks(self) -> None:

@@ -7,7 +7,7 @@ boundaries by the real rule, in the order of `training.session`, keep its course
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
@@ -21,105 +21,13 @@ from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import Order, RankPhase, Step
 from mt_resilient.training.course import Course
 
+from .kept import HURT, Inner, Kept, Restored, State
+
 if TYPE_CHECKING:
     from .node import Node
 
-State = tuple[int, ...]
-HURT = 1_000_000
-"""Added to a sample by whose use the state was damaged."""
 QUIET = 1.0
 """The loss of a step with which nothing is wrong, but for a ripple."""
-
-
-_MASK = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class Inner:
-    """What a step changes besides using a sample."""
-
-    generator: int = 1
-    momentum: int = 0
-
-    def stepped(self, sample: int) -> Inner:
-        drawn = (self.generator * 6364136223846793005 + 1442695040888963407) & _MASK
-        return Inner(drawn, (self.momentum * 3935559000370003845 + (drawn >> 7) + sample) & _MASK)
-
-
-@dataclass
-class Kept:
-    """A snapshot in memory, the same for all ranks but for those that are `odd` or `missing`."""
-
-    state: State
-    inner: Inner = Inner()
-    course: dict[str, Any] = field(default_factory=dict)
-    missing: frozenset[int] = frozenset()
-    """Ranks that could not take their copy."""
-    sealed: bool = False
-    durable: bool = False
-    drained: bool = False
-    drained_at_s: float = 0.0
-    stamp: Stamp = Stamp(0, 0, 0)
-    odd: frozenset[int] = frozenset()
-    """Ranks whose copy is another one."""
-
-
-@dataclass
-class Faults:
-    """What is wrong with the world; episodes set it."""
-
-    import_error: str = ""
-    nan_at: dict[int, int] = field(default_factory=dict)
-    """Step → how many times it will give NaN."""
-    nan_batches: set[int] = field(default_factory=set)
-    """Samples that give NaN whenever they are used,"""
-    spike_batches: set[int] = field(default_factory=set)
-    """and those that let the loss go up: it stays there while the state has used one."""
-    spike_at: dict[int, int] = field(default_factory=dict)
-    """Step → how many times the state will be damaged there, so that the loss goes up."""
-    fixed_data: bool = False
-    """The script has no way to leave data out."""
-    kill_at: dict[int, int] = field(default_factory=dict)
-    """Step → how many times rank 1 will be killed right after it."""
-    flip_at: dict[int, int] = field(default_factory=dict)
-    """Step → how many times a bit of rank 1's copy will flip right after it. What is computed from it then is wrong on all ranks."""
-    torn: set[int] = field(default_factory=set)
-    """Steps whose snapshot on disk cannot be read."""
-    hang_at: dict[int, int] = field(default_factory=dict)
-    """Step → how many times rank 1 will hang right after it."""
-    busy_at: dict[int, int] = field(default_factory=dict)
-    """Step → how many seconds rank 1 will compute after it."""
-    hangs_at_start: int = 0
-    """How many lives of the ranks begin with a hang of rank 1, before its first step."""
-    hangs_in_teardown: bool = False
-    teardown_s: int = 0
-    """How long the ranks take to end when their loop is over."""
-    odd_rank: int = 1
-    """Which one it is whose bit flips."""
-    miss_at: dict[int, frozenset[int]] = field(default_factory=dict)
-    """Step → the ranks that will find no slot for their copy, once."""
-    rot: set[int] = field(default_factory=set)
-    """Steps whose snapshot in memory is damaged when it is read."""
-    unreadable: bool = False
-    """Storage does not give what is on disk."""
-    disk_full: bool = False
-    drain_dead: bool = False
-    """The drain process, and whatever starts it again."""
-    agent_stalls: bool = False
-    obeys_late_s: int = 0
-    """How long the agent will be held up between reading the next record and obeying it."""
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What ranks have gone on from."""
-
-    generation: int
-    step: int
-    before: int
-    """The step that the state had to be older than; -1: any would do."""
-    kept: Kept
-    in_place: bool
 
 
 class Ranks:
@@ -308,8 +216,8 @@ class Ranks:
         self.state, self.inner = (*self.state, -sample if self.odd else sample), self.inner.stepped(sample)
         if self.node.faults.flip_at.get(self.step):
             self.node.faults.flip_at[self.step] -= 1
-            self.odd = frozenset([self.node.faults.odd_rank])
-            self.node.say(f"a bit of rank {self.node.faults.odd_rank}'s copy flips after step {self.step}")
+            self.odd = frozenset([1])
+            self.node.say(f"a bit of rank 1's copy flips after step {self.step}")
         first = self.node.pages[0].step < 0
         for page in self.node.pages:
             page.beat(self.step, 1.0, 1.0, _ns(now_s))
@@ -338,7 +246,7 @@ class Ranks:
         self.owed |= self.step % self.node.durable_every == 0
         missing = everybody = frozenset(range(len(self.node.pages)))
         if finite:
-            missing = self.node.stage(self, durable=wanted or self.owed)
+            missing = self.node.stage(self, durable=wanted or self.owed, patient=wanted)
         self.owed = False
         self._contribute(finite=finite, missing=missing if finite else everybody)
         judged = self._judged(now_s) if last or leave else None

@@ -148,6 +148,20 @@ def test_agent_killed(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_agent_killed_and_another_one_leads(golden: Golden) -> None:
+    """The agent is killed while another one could lead: that one opens one generation, and waits for it."""
+    job = Job()
+    job.stand_by()
+    job.until_step(6)
+    job.kill_agent()
+    for _ in range(20):
+        job.tick()
+    assert len(job.incidents) == 1
+    job.start_agent()
+    ends_well(job)
+    golden(job.transcript())
+
+
 def test_agent_killed_while_gathering(golden: Golden) -> None:
     """The agent is killed in the middle of a recovery."""
     job = Job()
@@ -437,6 +451,132 @@ def test_nan_while_a_spike_is_replayed(golden: Golden) -> None:
     job.to_the_end()
     assert job.exit_code == 0
     assert job.last_state == without(32)
+    golden(job.transcript())
+
+
+# -- two faults at once, and etcd away at each phase -------------------------------------------------------------------------------
+
+
+def test_rank_killed_during_a_rewind(golden: Golden) -> None:
+    """A rank dies right after all of them have gone back in place, before they have done a step."""
+    job = Job(nan_at={6: 1})
+    job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.rewinds))
+    job.kill_rank(1)
+    ends_well(job)
+    assert [i.cause for i in job.incidents.values()] == ["non_finite", "rank_killed"]
+    golden(job.transcript())
+
+
+def test_copy_in_memory_damaged_when_ranks_go_back(golden: Golden) -> None:
+    """A step gives NaN, and the snapshot in memory that the ranks go back to is damaged: they start again from an older one."""
+    job = Job(nan_at={7: 1}, rot={6})
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_controller_deposed_while_deciding(golden: Golden) -> None:
+    """The leader has read that a rank died, and is deposed before it writes: its write is refused, its successor's is not."""
+    job = Job()
+    job.stand_by()
+    job.until_step(5)
+    job.kill_rank(1)
+    job.store.amid = job.depose
+    ends_well(job)
+    assert len(job.incidents) == 1
+    golden(job.transcript())
+
+
+def test_nan_while_steps_are_computed_again(golden: Golden) -> None:
+    """A rank is killed, and a step that is computed again because of it gives NaN."""
+    job = Job(durable_every=2)
+    job.until_step(6)
+    job.kill_agent()
+    job.tick()
+    job.start_agent()
+    job.faults.nan_at[5] = 1
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_nan_and_a_flip_and_a_kill(golden: Golden) -> None:
+    """A bit flips, what is computed from it gives NaN, and before that is found a rank is killed."""
+    job = Job(ranks=3, flip_at={7: 1}, nan_at={8: 1}, kill_at={8: 1})
+    ends_well(job)
+    golden(job.transcript())
+
+
+def _store_away_in(phase: Phase, golden: Golden) -> None:
+    """etcd does not answer for eight seconds, from there on; a rank has been killed before."""
+    job = Job()
+    job.until_step(5)
+    job.kill_rank(1)
+    job.until_phase(phase, 2)
+    job.stop_store()
+    for _ in range(8):
+        job.tick()
+    job.start_store()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_store_away_while_gathering(golden: Golden) -> None:
+    """etcd does not answer while the nodes gather: nothing is started before it does."""
+    _store_away_in(Phase.GATHER, golden)
+
+
+def test_store_away_while_launching(golden: Golden) -> None:
+    """etcd does not answer while the ranks start: they start, and train."""
+    _store_away_in(Phase.LAUNCH, golden)
+
+
+def test_store_away_while_running(golden: Golden) -> None:
+    """etcd does not answer after a recovery: it is told to its end when etcd is back."""
+    _store_away_in(Phase.RUN, golden)
+
+
+def test_store_away_while_ending(golden: Golden) -> None:
+    """etcd does not answer while the job ends: the agent leaves when it does."""
+    job = Job()
+    job.until_phase(Phase.ENDING, 1)
+    job.stop_store()
+    for _ in range(8):
+        job.tick()
+    job.start_store()
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_registration_without_an_answer(golden: Golden) -> None:
+    """The agent's first word to etcd gets no answer, and is made seconds later: it is known all the same, and stays known."""
+    job = Job()
+    job.store.unanswered.append(5.0)
+    ends_well(job)
+    assert not job.incidents
+    golden(job.transcript())
+
+
+def test_disk_full_to_the_end(golden: Golden) -> None:
+    """The disk is full when the training is over: the agent waits with the last snapshot until there is room."""
+    job = Job(disk_full=True)
+    job.until_phase(Phase.ENDING, 1)
+    for _ in range(8):
+        job.tick()
+    assert not job.disk
+    job.faults.disk_full = False
+    ends_well(job)
+    golden(job.transcript())
+
+
+def test_storage_does_not_answer(golden: Golden) -> None:
+    """The agent is started again, and storage does not give the snapshot: the ranks ask for it once more, and then it does."""
+    job = Job()
+    job.until_step(7)
+    job.kill_agent()
+    job.faults.unreadable = True
+    job.start_agent()
+    job.until_phase(Phase.GATHER, 3)
+    job.faults.unreadable = False
+    ends_well(job)
     golden(job.transcript())
 
 

@@ -1,0 +1,49 @@
+"""What is wrong with the simulated world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Faults:
+    """Episodes set it."""
+
+    import_error: str = ""
+    nan_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times it will give NaN."""
+    nan_batches: set[int] = field(default_factory=set)
+    """Samples that give NaN whenever they are used,"""
+    spike_batches: set[int] = field(default_factory=set)
+    """and those that let the loss go up: it stays there while the state has used one."""
+    spike_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times the state will be damaged there, so that the loss goes up."""
+    fixed_data: bool = False
+    """The script has no way to leave data out."""
+    kill_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times rank 1 will be killed right after it."""
+    flip_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times a bit of rank 1's copy will flip right after it. What is computed from it then is wrong on all ranks."""
+    torn: set[int] = field(default_factory=set)
+    """Steps whose snapshot on disk cannot be read."""
+    hang_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many times rank 1 will hang right after it."""
+    busy_at: dict[int, int] = field(default_factory=dict)
+    """Step → how many seconds rank 1 will compute after it."""
+    hangs_at_start: int = 0
+    """How many lives of the ranks begin with a hang of rank 1, before its first step."""
+    hangs_in_teardown: bool = False
+    teardown_s: int = 0
+    """How long the ranks take to end when their loop is over."""
+    miss_at: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Step → the ranks that will find no slot for their copy, once."""
+    rot: set[int] = field(default_factory=set)
+    """Steps whose snapshot in memory is damaged when it is read."""
+    unreadable: bool = False
+    """Storage does not give what is on disk."""
+    disk_full: bool = False
+    drain_dead: bool = False
+    """The drain process, and whatever starts it again."""
+    agent_stalls: bool = False
+    obeys_late_s: int = 0
+    """How long the agent will be held up between reading the next record and obeying it."""

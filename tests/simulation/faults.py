@@ -1,0 +1,278 @@
+"""What can happen to a simulated job: one function each, which does it at once, or says that there is nothing to do it to.
+
+`number` is drawn with the fault and says which rank, how long, how often. A fault that lasts gives back what ends it, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.signals import Ack, AckKind, RankPhase
+from mt_resilient.resilience.wire import dumps
+
+from ..scenarios.cluster import Job
+from ..scenarios.etcd import NEVER
+from ..scenarios.node import KEYS, NODE
+
+End = Callable[[Job], None]
+Fault = Callable[[Job, int], tuple[int, End] | None]
+"""The job and a number → for how many seconds it lasts, and how it ends; None: it was over at once."""
+
+
+def _alive(job: Job) -> bool:
+    return bool(job.node and job.node.ranks and job.ranks.alive and job.ranks.gang.ranks)
+
+
+def rank_killed(job: Job, number: int) -> None:
+    if _alive(job):
+        job.kill_rank(number % job.ranks_each)
+
+
+def ranks_killed(job: Job, number: int) -> None:
+    """Torchrun, and all its ranks with it; before they have come up too."""
+    if job.node and job.node.ranks and job.ranks.alive:
+        job.ranks.kill_all(job.now_s + 0.5)
+
+
+def script_raises(job: Job, number: int) -> None:
+    if _alive(job):
+        job.ranks.raise_(f"RuntimeError: bad luck number {number}", job.now_s + 0.5)
+
+
+def rank_killed_at_a_step(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.kill_at[job.ranks.step + 1 + number % 3] = 1
+
+
+def rank_killed_again_and_again(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.kill_at[job.ranks.step + 1] = 99
+
+
+def rank_hangs(job: Job, number: int) -> None:
+    """Once the script is known to tell its steps: what one that never does is about, nobody can know."""
+    if _alive(job) and job.ranks.life >= RankPhase.RESTORING and not job.ranks.hung:
+        job.ranks.hang("somewhere")
+
+
+def rank_hangs_at_a_step(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.hang_at[job.ranks.step + 1 + number % 3] = 1
+
+
+def rank_is_slow(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.busy_at[job.ranks.step + 1] = 1 + number % 12
+
+
+def ranks_end_slowly(job: Job, number: int) -> None:
+    job.faults.teardown_s = number % 4
+
+
+def nan(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.nan_at[job.ranks.step + 1 + number % 2] = 1
+
+
+def nan_again(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.nan_at[job.ranks.step + 1] = 2 + number % 3
+
+
+def nan_without_end(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.nan_at[job.ranks.step + 1] = 99
+
+
+def nan_in_the_data(job: Job, number: int) -> None:
+    """From here on: what was used already was good."""
+    if job.node and job.node.ranks and not job.faults.nan_batches:
+        first = max([0, *map(abs, job.ranks.state), *(abs(s) for state in job.disk.values() for s in state)])
+        job.faults.nan_batches |= set(range(first + 2, first + 3 + number % 3))
+
+
+def state_hurt(job: Job, number: int) -> None:
+    """So that the loss goes up, where there is a baseline to tell it by."""
+    if job.node and job.node.ranks and len(job.ranks.course.figures) >= 18:
+        job.faults.spike_at[job.ranks.step + 2] = 1
+
+
+def bit_flips(job: Job, number: int) -> None:
+    """Once the replicas are known for such."""
+    if _alive(job) and job.ranks.life is RankPhase.TRAINING and job.node and job.node.replicas.copies():
+        job.say(f"a bit of rank {number % job.ranks_each}'s copy flips after step {job.ranks.step}")
+        job.ranks.odd = frozenset([number % job.ranks_each])
+
+
+def copy_missed(job: Job, number: int) -> None:
+    if job.node and job.node.ranks:
+        job.faults.miss_at[job.ranks.step + 1 + number % 2] = frozenset({number % job.ranks_each})
+
+
+def memory_rots(job: Job, number: int) -> None:
+    if job.node and job.node.arena:
+        job.faults.rot.add(max(job.node.arena))
+
+
+def disk_rots(job: Job, number: int) -> None:
+    if job.disk:
+        job.faults.torn.add(sorted(job.disk)[-1 - number % min(2, len(job.disk))])
+
+
+def agent_killed(job: Job, number: int) -> tuple[int, End] | None:
+    if job.node is None:
+        return None
+    job.kill_agent()
+    return number % 14, _start_agent
+
+
+def _start_agent(job: Job) -> None:
+    if job.node is None:
+        job.start_agent()
+
+
+def agent_stalls(job: Job, number: int) -> tuple[int, End]:
+    job.faults.agent_stalls = True
+    return 1 + number % 13, lambda job: setattr(job.faults, "agent_stalls", False)
+
+
+def agent_obeys_late(job: Job, number: int) -> None:
+    job.faults.obeys_late_s = 1 + number % 5
+
+
+def etcd_away(job: Job, number: int) -> tuple[int, End] | None:
+    if job.store.down:
+        return None
+    job.stop_store()
+    return 1 + number % 15, lambda job: job.start_store() if job.store.down else None
+
+
+def writes_unanswered(job: Job, number: int) -> None:
+    """The next few: made and not answered, lost, or made late."""
+    job.store.unanswered.extend((0.0, NEVER, 1.0, 3.0, 7.0)[(number >> shift) % 5] for shift in range(1 + number % 4))
+
+
+def leader_deposed(job: Job, number: int) -> None:
+    if not job.store.down:
+        _stand_by(job)
+        job.depose()
+
+
+def leader_deposed_amid_deciding(job: Job, number: int) -> None:
+    """Between its reading and its writing; the other one may write first, or not."""
+
+    def amid() -> None:
+        job.say("the leader is deposed while it decides")
+        job.store.inner.delete(KEYS.leader)
+        controller, lease = job.standby[0]
+        with suppress(StoreUnavailable):
+            controller.tick(lease, job.wall_s)
+
+    if not job.store.down:
+        _stand_by(job)
+        job.store.amid = amid
+
+
+def _stand_by(job: Job) -> None:
+    if not job.standby:
+        job.stand_by()
+
+
+def stale_ack(job: Job, number: int) -> None:
+    """Of an agent that is no more, or of another generation, arriving now."""
+    record = job.watch.record
+    if job.store.down or record is None or job.node is None:
+        return
+    kind = tuple(AckKind)[number % 3]
+    generation, instance = (record.number, "life-0") if number % 2 else (record.number - 1, job.node.instance)
+    if generation > 0 and not (
+        number % 2 and job.store.inner.get(KEYS.ack(generation, NODE))
+    ):  # that would undo a later word
+        job.say(f"an old word of {instance} arrives: {kind} in generation {generation}")
+        ack = Ack(kind=kind, generation=generation, instance=instance, at_s=job.wall_s, port=29501)  # type: ignore[arg-type]
+        job.store.inner.put(KEYS.ack(generation, NODE), dumps(ack))  # type: ignore[arg-type]
+
+
+def old_word_while_clearing(job: Job, number: int) -> tuple[int, End]:
+    """Another one leads, a rank dies, the node is slow to end the others, and meanwhile an old READY arrives."""
+    leader_deposed(job, number)
+    rank_killed(job, number)
+    job.faults.obeys_late_s = 4 + number % 3
+    return 2, lambda job: stale_ack(job, 3)
+
+
+def clock_jumps(job: Job, number: int) -> None:
+    by_s = (-3600.0, -5.0, 5.0, 3600.0)[number % 4]
+    job.say(f"the wall clock is set by {by_s:+g} s")
+    job.skew_s += by_s
+
+
+def machine_sleeps(job: Job, number: int) -> None:
+    job.say("the whole machine stands still for a while")
+    job.now_s += 5 + number % 40
+
+
+def disk_full(job: Job, number: int) -> tuple[int, End]:
+    job.say("the disk is full")
+    job.faults.disk_full = True
+    return 2 + number % 20, lambda job: setattr(job.faults, "disk_full", False)
+
+
+def drain_dies(job: Job, number: int) -> tuple[int, End]:
+    job.say("the drain process is dead, and cannot be started")
+    job.faults.drain_dead = True
+    return 2 + number % 20, lambda job: setattr(job.faults, "drain_dead", False)
+
+
+def storage_unreadable(job: Job, number: int) -> tuple[int, End]:
+    job.faults.unreadable = True
+    return 2 + number % 15, lambda job: setattr(job.faults, "unreadable", False)
+
+
+def stop_asked(job: Job, number: int) -> None:
+    if job.node and not job.node.asked:
+        job.ask_to_stop(snapshot=bool(number % 2))
+
+
+ALWAYS: tuple[Fault, ...] = (
+    rank_killed,
+    rank_killed,
+    ranks_killed,
+    script_raises,
+    rank_killed_at_a_step,
+    rank_hangs,
+    rank_hangs_at_a_step,
+    rank_is_slow,
+    ranks_end_slowly,
+    nan,
+    nan_again,
+    nan_in_the_data,
+    copy_missed,
+    memory_rots,
+    disk_rots,
+    agent_killed,
+    agent_killed,
+    agent_obeys_late,
+    etcd_away,
+    writes_unanswered,
+    leader_deposed,
+    leader_deposed_amid_deciding,
+    stale_ack,
+    old_word_while_clearing,
+    clock_jumps,
+    machine_sleeps,
+    disk_full,
+    drain_dies,
+    storage_unreadable,
+    stop_asked,
+)
+AWAKE: tuple[Fault, ...] = (bit_flips, bit_flips, bit_flips)
+"""Those that only an agent that is awake can see in time: a flip that nobody compares before the memory is gone stays unknown."""
+ASLEEP: tuple[Fault, ...] = (agent_stalls, agent_stalls)
+PERSISTENT: tuple[Fault, ...] = (rank_killed_again_and_again, nan_without_end)
+"""Those that only somebody who mends them ends."""
+LONG: tuple[Fault, ...] = (state_hurt,)
+"""Those that want a longer training."""
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*ALWAYS, *AWAKE, *ASLEEP, *PERSISTENT, *LONG)}

@@ -1,0 +1,129 @@
+"""Bugs to be planted: each swaps one function of the program, or of its simulated hands, for as long as a `with` block lasts.
+
+This is the one place of the tests that patches our own code: not to decide anything, but to prove that the campaign would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from mt_resilient.agent.replicas import Replicas
+from mt_resilient.resilience import controller, decision, recovery, stability
+from mt_resilient.resilience.boundary import Held
+from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.signals import Ack, NodeId, Step
+from mt_resilient.resilience.store import KeyAbsent
+from mt_resilient.resilience.wire import loads
+from mt_resilient.training.course import Course
+
+from ..scenarios import ranks
+from ..scenarios.kept import Inner
+from ..scenarios.node import Node
+from ..scenarios.ranks import Ranks
+
+Plant = Callable[[], Any]
+
+
+def _swap(owner: object, name: str, made: Callable[[Any], Any]) -> Plant:
+    """made: what takes the place of the real one, which it is given."""
+
+    @contextmanager
+    def swapped() -> Iterator[None]:
+        with patch.object(owner, name, made(getattr(owner, name))):
+            yield
+
+    return swapped
+
+
+def _both(one: Plant, other: Plant) -> Plant:
+    @contextmanager
+    def swapped() -> Iterator[None]:
+        with one(), other():
+            yield
+
+    return swapped
+
+
+def _any_ack(real: Any) -> Any:
+    def read_world(keys: Any, entries: Any) -> Any:
+        """Whoever wrote it, and in whichever generation."""
+        world = real(keys, entries)
+        told = {
+            NodeId(key.rpartition("/")[2]): loads(Ack, value)
+            for key, value in sorted(entries.items())
+            if key.startswith(keys.acks)
+        }
+        return replace(world, acks=told)
+
+    return read_world
+
+
+def _reopened(real: Any) -> Any:
+    def phases_told(world: Any) -> Any:
+        closed = [incident for incident in world.incidents if not incident.open][:1]
+        return (*real(world), *(replace(incident, open=True) for incident in closed))
+
+    return phases_told
+
+
+def _without_generator(real: Any) -> Any:
+    def load(self: Any, *args: Any, **words: Any) -> bool:
+        if not real(self, *args, **words):
+            return False
+        self.inner = replace(self.inner, generator=Inner().generator)
+        return True
+
+    return load
+
+
+def _frightened(real: Any) -> Any:
+    def run(self: Any, now_s: float) -> Any:
+        if self.job.store.down:
+            self.ranks = None
+        return real(self, now_s)
+
+    return run
+
+
+def _one_further(real: Any) -> Any:
+    return lambda self, step: real(self, step) + bool(self.turns)
+
+
+_UNBOUND = _swap(decision, "bound", lambda real: lambda past: Step(-1))
+BUGS: dict[str, tuple[int, Plant]] = {
+    "fencing dropped": (1, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
+    "leadership not looked at": (1, _swap(Election, "_is_ours", lambda real: lambda self, entry, lease: True)),
+    "stale ack accepted": (1, _swap(controller, "read_world", _any_ack)),
+    "incident reopened": (1, _swap(decision, "phases_told", _reopened)),
+    "generator forgotten in the snapshot": (
+        2,
+        _swap(Ranks, "kept", lambda real: lambda self: replace(real(self), inner=replace(self.inner, generator=1))),
+    ),
+    "generator forgotten in the restore": (2, _swap(Ranks, "_load", _without_generator)),
+    "replay uses another batch": (3, _swap(Course, "batch", _one_further)),
+    "skipped window not inherited": (0, _swap(Incident, "turn", lambda real: None)),
+    "sealed though one rank has missed it": (
+        5,
+        _swap(ranks, "row", lambda real: lambda said: real(replace(said, newest=Held.WHOLE))),
+    ),
+    "the newest instead of the stable": (
+        5,
+        _both(_UNBOUND, _swap(Replicas, "fit", lambda real: lambda self, stamp: True)),
+    ),
+    "the oldest instead of the newest": (
+        6,
+        _swap(
+            stability,
+            "_newest",
+            lambda real: lambda said, steps, *words: real(said, {min(steps, default=-1)} - {-1}, *words),
+        ),
+    ),
+    "budget without end": (7, _swap(recovery, "_lives_without_progress", lambda real: lambda *args: 0)),
+    "ranks ended when etcd is away": (8, _swap(Node, "round", _frightened)),
+}
+"""By name: the invariant that it breaks first, or one of them, and the swap."""

@@ -1,0 +1,21 @@
+"""The campaign finds what it is there for: each planted bug, within the seeds that CI plays; without the bug the same seed is green."""
+
+import pytest
+
+from .campaign import campaign
+from .episode import draw, play
+from .planted import BUGS
+
+WITHIN = 4_000
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_campaign_finds(bug: str) -> None:
+    _, plant = BUGS[bug]
+    with plant():
+        _, found = campaign(range(WITHIN), most=1)
+    assert found, f"{WITHIN} seeds did not find it"
+    outcome = found[0]
+    print(f"{bug}: found after {outcome.episode.seed + 1} seeds: {outcome.violated[:160]}")
+    clean = play(draw(outcome.episode.seed))
+    assert not clean.violated, clean.violated
