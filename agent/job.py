@@ -31,6 +31,7 @@ from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import GenerationRecord
 from ..resilience.recovery import RecoveryPolicy
+from ..resilience.rescue import RescuePolicy
 from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
@@ -66,6 +67,7 @@ SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
     "spikes": SpikePolicy,
     "ladder": LadderPolicy,
+    "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "hang": HangPolicy,
     "stability": StabilityPolicy,
@@ -125,7 +127,7 @@ def run_job(
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"])
-        judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"])
+        judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"])
         node = Node(
             launch,
             run,

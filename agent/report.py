@@ -92,6 +92,7 @@ def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: in
         window=first.window,
         value=first.value,
         expected=first.expected,
+        ranks=first.ranks,
         at_s=first.at_ns / 1e9 + offset_s,
         restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
     )

@@ -14,6 +14,7 @@ from typing import Any, overload
 
 from .boundary import ROW
 from .ladder import Remedy
+from .signals import Rank
 from .spikes import Kind
 from .windows import Window
 
@@ -21,7 +22,9 @@ PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
 _UNSAVED_AT = 256
-_REWIND = 11
+RANKS_NAMED = 3
+"""That were out of line, in one number of 16 bits each. Where more are, it is no single part."""
+_REWIND = 12
 """Numbers in one of them."""
 _ROW_AT = 1280
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
@@ -60,6 +63,8 @@ class Rewound:
     window: Window | None
     value: float
     expected: float
+    ranks: tuple[Rank, ...] = ()
+    """Whose own gradient was out of line: `RANKS_NAMED` at the most."""
     at_ns: int
     done_ns: int
 
@@ -135,7 +140,8 @@ class Page:
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
         window = (done.window.start, done.window.stop) if done.window else (0, 0)
         kind, remedy = _KINDS.index(done.kind), _REMEDIES.index(done.remedy)
-        numbers = (done.onset, done.reached, done.to, done.at_ns, done.done_ns, kind, remedy, *window)
+        ranks = sum(rank + 1 << 16 * at for at, rank in enumerate(done.ranks))
+        numbers = (done.onset, done.reached, done.to, done.at_ns, done.done_ns, kind, remedy, *window, ranks)
         self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
         self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = done.value, done.expected
         self.step = done.to
@@ -144,7 +150,7 @@ class Page:
     def rewind(self, ordinal: int) -> Rewound:
         """The `ordinal`-th rewind, one of the last eight."""
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
-        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop = self.ints[place : place + 9].tolist()
+        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop, ranks = self.ints[place : place + 10].tolist()
         return Rewound(
             kind=_KINDS[kind],
             onset=onset,
@@ -152,8 +158,9 @@ class Page:
             to=to,
             remedy=_REMEDIES[remedy],
             window=Window(start, stop) if stop else None,
-            value=self.floats[place + 9],
-            expected=self.floats[place + 10],
+            value=self.floats[place + 10],
+            expected=self.floats[place + 11],
+            ranks=tuple(Rank((ranks >> 16 * at & 0xFFFF) - 1) for at in range(RANKS_NAMED) if ranks >> 16 * at),
             at_ns=at_ns,
             done_ns=done_ns,
         )

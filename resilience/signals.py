@@ -146,6 +146,8 @@ class InPlaceRewind:
     """The figure that was wrong,"""
     expected: float = 0.0
     """and what was to be expected."""
+    ranks: tuple[Rank, ...] = ()
+    """Ranks whose own gradient, before the ranks' were added up, was out of line with what it usually is, while that of others was not."""
     at_s: float
     restore_s: float
 

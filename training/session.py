@@ -34,7 +34,9 @@ from ..resilience.spikes import Finding
 from . import modules
 from .attach import Attachment, attach
 from .course import Course
+from .gradients import OwnGradients, culprits
 from .pace import Pace
+from .rescue import Rescue
 from .restoring import RANDOMNESS
 from .rewind import Tape
 from .sentinel import Sentinel
@@ -100,6 +102,9 @@ class Session:
         """What the ranks go back for."""
         self._tape = Tape(self._at, self._sources, self._pace)
         self._sentinel: Sentinel | None = None
+        chunks = [chunk for source in self._sources.values() if isinstance(source, Modules) for chunk in source.chunks]
+        self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
+        self._own = OwnGradients(chunks, noted=self._at.world > 1)
 
     # -- a loop of one's own -------------------------------------------------------------------------------------------
 
@@ -134,6 +139,12 @@ class Session:
         its batches by this number lets a recovery leave out the data that a spike comes from."""
         self.fixed_data = False
         return self._step if self._at is None else self._course.batch(self._step)
+
+    @property
+    def careful(self) -> bool:
+        """Whether the present step is one of a rescue: for a loop that chooses by itself what precision it computes in, and is to choose a
+        higher one then (`rescue.precision`). The learning rate is lowered by the session."""
+        return self._at is not None and self._rescue.asked
 
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
         """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
@@ -180,6 +191,7 @@ class Session:
             self._sentinel = Sentinel(self._at)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
+        self._rescue.turn(self._course.careful(step))
         first = self._tape.owed  # of a job that begins with another's state
         self._tape.record(step, durable=first)
         if first:
@@ -201,6 +213,7 @@ class Session:
         entered = monotonic_ns()
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
+        self._own.stepped(step)
         self._page.beat(step, _or_nan(figures.loss), _or_nan(figures.grad_norm), entered)
         if self._first:
             self._first_boundary(entered)
@@ -236,6 +249,7 @@ class Session:
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
         self._page.doing = Doing.STEP
+        self._rescue.turn(self._course.careful(step))
         self._left_ns = monotonic_ns()
         self._page.stall_ns += self._left_ns - entered
         return directive
@@ -252,6 +266,8 @@ class Session:
         assert finding is not None
         assert answer is not None
         started, self._left_ns = monotonic_ns(), 0
+        assert self._sentinel is not None
+        ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
         to = self._common(answer.at_most)
         if to < 0:
             to = self._common(finding.onset - 1)
@@ -265,10 +281,13 @@ class Session:
             remedy=ladder.done(answer, past, Step(to)),
             window=answer.window(finding.onset, Step(to), self._course.windows),
         )
+        self._rescue.turn(False)  # what is restored is read without it
         self._tape.rewinds += 1
         self._tape.go_back(to)
+        self._own.went_back(to)
         self._course.turned(turn)
         self._course.went_back(to)
+        self._rescue.turn(self._course.careful(to))
         self._page.rewound(
             Rewound(
                 kind=turn.kind,
@@ -279,6 +298,7 @@ class Session:
                 window=turn.window,
                 value=finding.value,
                 expected=finding.expected,
+                ranks=ranks,
                 at_ns=started,
                 done_ns=monotonic_ns(),
             )
@@ -289,7 +309,7 @@ class Session:
         """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
         assert self._sentinel is not None
         while True:
-            worst, best = self._sentinel.extremes(self._tape.newest(at_most))
+            worst, best = map(int, self._sentinel.extremes(self._tape.newest(at_most)))
             if worst == best:
                 return worst
             at_most = worst  # what the poorest rank has; the others may not
@@ -319,11 +339,12 @@ class Session:
         said = self._sentinel.take()
         if said is None:
             return None
-        judgement = judge(said, self._course.figures, self._course.turns, self._handoff.policy)
+        figure = said.figure
+        judgement = judge(said, self._course.before(figure), self._course.turns, self._handoff.policy)
         self._tape.settle(judgement)
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
             self._stride = judgement.stride
-            self._course.judged(said.figure)
+            self._course.judged(figure)
             if judgement.durable:
                 self._tape.owed, self._asked = True, self._page.durable
         if judgement.directive is Directive.GIVE_UP:
@@ -366,6 +387,7 @@ class Session:
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False
         assert self._at is not None
+        self._rescue.check()
         if self._course.windows and self.fixed_data:
             left_out = ", ".join(map(describe.batches, self._course.windows))
             raise UsageError(

@@ -46,6 +46,8 @@ PURE = {
     "resilience/describe.py",
     "resilience/hang.py",
     "resilience/stacks.py",
+    "resilience/rescue.py",
+    "resilience/usual.py",
     "agent/duty.py",
     "checkpoint/agreement.py",
     "checkpoint/cadence.py",
