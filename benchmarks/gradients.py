@@ -6,9 +6,9 @@ Buckets, as Megatron has them: one pass over the gradient, by `vector_norm` in f
 of the same numbers, which has to read them too. Hooks, as for DistributedDataParallel: a backward pass of so many small layers with and
 without a hook behind each parameter, in turn; the median of the paired differences.
 
-Predicted: the bytes of the gradient over the bandwidth of its memory, so 0.9 ms for the 4 GiB of fp32 gradients of a billion parameters on an
-H200 (4.8 TB/s, of which 90 % are usual): a thousandth of a step of a second. Megatron's own check, which this replaces, does the same pass
-and waits for each bucket's norm.
+Predicted: the bytes of the gradient over the bandwidth of its memory, so 1 ms for the 4 GiB of fp32 gradients of a billion parameters on
+an H200 (4.8 TB/s, of which 90 % are usual): a thousandth of a step of a second. Megatron's own check, which this replaces, does the same
+pass and waits for each bucket's norm.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def hooks(device: str, parameters: int) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--mib", type=int, default=512, help="size of all buckets")
+    parser.add_argument("--mib", type=int, default=256, help="size of all buckets")
     parser.add_argument("--parameters", type=int, default=400)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """What the ranks' word at each boundary costs a training, on one node and on several.
 
-    python benchmarks/sentinel.py [--rounds N] [--quick]
+    python benchmarks/sentinel.py [--rounds N] [--quick] [--only one|several]
 
 One node: steps of 100 ms on two ranks (`sentinel_loop.py`), in one run and in turn: plain, with a session's boundary after each, and with
 the heartbeat of NVIDIA's resiliency extension 0.4.1 to its monitor, which pays for hang detection alone (left out where it is not on the
@@ -144,11 +144,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6, help="blocks of six steps of each way")
     parser.add_argument("--quick", action="store_true", help="a few steps, only to see that it works")
+    parser.add_argument(
+        "--only", choices=("one", "several"), help="one node alone, or several alone (which wants no etcd)"
+    )
     options = parser.parse_args()
     steps = 20 if options.quick else STEPS
     results: list[Result] = []
     with workplace() as place:
-        for shape in SHAPES:
+        for shape in SHAPES if options.only != "one" else ():
             name = f"{len(shape)} nodes of {shape[0]} ranks"
             figures = {way: several_nodes(place, shape, way, steps, STEP_S) for way in ("first ranks", "all-reduce")}
             pages = several_nodes(place, (sum(shape),), "pages", steps, STEP_S)
@@ -163,7 +166,7 @@ def main() -> None:
                     Result(name=f"{sum(shape)} ranks of one node, by pages: {what}", ours=pages[at], unit="us")
                 )
             say(f"  {name}: {figures}, pages {pages}")
-        for nodes in (2, 4, 8):
+        for nodes in (2, 4, 8) if options.only != "one" else ():
             alone = {
                 way: several_nodes(place, (1,) * nodes, way, ROUNDS_ALONE, 0.0)[0]
                 for way in ("first ranks", "all-reduce")
@@ -175,7 +178,8 @@ def main() -> None:
                 )
             )  # fmt: skip
             say(f"  {nodes} nodes alone: {alone}")
-        results = one_node(place, 2 if options.quick else options.rounds) + results
+        if options.only != "several":
+            results = one_node(place, 2 if options.quick else options.rounds) + results
     try:
         peer = metadata.version("nvidia-resiliency-ext")
     except metadata.PackageNotFoundError:
