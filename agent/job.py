@@ -29,6 +29,7 @@ from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
 from ..resilience.recovery import RecoveryPolicy
+from ..resilience.rescue import RescuePolicy
 from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
@@ -66,6 +67,7 @@ SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
     "spikes": SpikePolicy,
     "ladder": LadderPolicy,
+    "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "hang": HangPolicy,
     "stability": StabilityPolicy,
@@ -128,7 +130,9 @@ def run_job(
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"], observe=agent.observe)
-        judged_by = RankPolicy(spikes=policies["spikes"], ladder=policies["ladder"], observe=agent.observe)
+        judged_by = RankPolicy(
+            spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
+        )
         node = Node(
             launch,
             run,

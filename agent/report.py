@@ -104,6 +104,7 @@ def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: in
         value=first.value,
         expected=first.expected,
         order=first.order,
+        ranks=first.ranks,
         at_s=first.at_ns / 1e9 + offset_s,
         restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
     )

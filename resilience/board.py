@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from .boundary import ROW
 from .ladder import Remedy
-from .signals import OrderedBy
+from .signals import OrderedBy, Rank
 from .spikes import Kind
 from .windows import Window
 
@@ -22,11 +22,13 @@ PAGE_BYTES = 4096
 _REWINDS_AT, REWINDS_KEPT = 512, 8
 """A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
 _UNSAVED_AT = 264
-_REWIND = 12
+RANKS_NAMED = 3
+"""That were out of line, in one number of 16 bits each. Where more are, it is no single part."""
+_REWIND = 13
 """Numbers in one of them."""
-_ROW_AT = 1280
+_ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
-_FAREWELL_AT = 1536
+_FAREWELL_AT = 1600
 _SIGHTING, SIGHTINGS_KEPT = 11, 2
 _SIGHTINGS_AT = PAGE_BYTES - SIGHTINGS_KEPT * _SIGHTING * 8
 """A ring of what was found wrong by ranks that only observe: one per fault, so two are enough between two looks of the agent."""
@@ -65,6 +67,8 @@ class Rewound:
     window: Window | None
     value: float
     expected: float
+    ranks: tuple[Rank, ...] = ()
+    """Whose own gradient was out of line: `RANKS_NAMED` at the most."""
     at_ns: int
     done_ns: int
     order: int = 0
@@ -175,7 +179,19 @@ class Page:
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
         window = (done.window.start, done.window.stop) if done.window else (0, 0)
         kind, remedy = _CAUSES.index(done.kind), _REMEDIES.index(done.remedy)
-        numbers = (done.onset, done.reached, done.to, done.at_ns, done.done_ns, kind, remedy, *window, done.order)
+        ranks = sum(rank + 1 << 16 * at for at, rank in enumerate(done.ranks))
+        numbers = (
+            done.onset,
+            done.reached,
+            done.to,
+            done.at_ns,
+            done.done_ns,
+            kind,
+            remedy,
+            *window,
+            done.order,
+            ranks,
+        )
         self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
         self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = done.value, done.expected
         self.step = done.to
@@ -184,7 +200,8 @@ class Page:
     def rewind(self, ordinal: int) -> Rewound:
         """The `ordinal`-th rewind, one of the last eight."""
         place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
-        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop, order = self.ints[place : place + 10].tolist()
+        words = self.ints[place : place + 11].tolist()
+        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop, order, ranks = words
         return Rewound(
             kind=_CAUSES[kind],
             onset=onset,
@@ -192,8 +209,9 @@ class Page:
             to=to,
             remedy=_REMEDIES[remedy],
             window=Window(start, stop) if stop else None,
-            value=self.floats[place + 10],
-            expected=self.floats[place + 11],
+            value=self.floats[place + 11],
+            expected=self.floats[place + 12],
+            ranks=tuple(Rank((ranks >> 16 * at & 0xFFFF) - 1) for at in range(RANKS_NAMED) if ranks >> 16 * at),
             at_ns=at_ns,
             done_ns=done_ns,
             order=order,

@@ -93,7 +93,7 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
         cause=told.cause,
         rung=REWIND_IN_PLACE,
         summary=describe.finding(finding),
-        evidence=(describe.evidence(finding),),
+        evidence=(describe.evidence(finding), *([describe.out_of_line(told.ranks)] if told.ranks else [])),
         plan=describe.turn(told.to, Remedy(told.remedy), told.window),
         at_s=told.at_s,
         step_at_fault=told.reached,
@@ -103,6 +103,7 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
         onset=told.onset,
         remedy=told.remedy,
         window=told.window,
+        ranks=told.ranks,
         phases_s={"restore": round(told.restore_s, 4)},
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ladder import AGAIN, Origin, Remedy
+from .ladder import AGAIN, SKIPS, Origin, Remedy
 from .orders import PHASES, Incident
 from .signals import Mismatch, OrderedBy, Rank
 from .spikes import Finding, Kind
@@ -76,6 +76,12 @@ def evidence(found: Finding) -> str:
             return f"the gradient norm of step {found.onset} was {found.value:.6g}; {found.expected:.6g} is usual"
 
 
+def out_of_line(ranks: Sequence[Rank]) -> str:
+    """Whose gradient it was that made a step wrong."""
+    verb, whose = ("was", "its") if len(ranks) == 1 else ("were", "their")
+    return f"{_ranks(ranks)} {verb} out of line: {whose} own gradient, before the ranks' were added up, and not that of the others"
+
+
 def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went: str = "went") -> str:
     """What the ranks did, or (`went`: "go") would. live: in the same processes."""
     what = "replay the same data"
@@ -83,6 +89,8 @@ def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went
         what = "replay the same data, from an older state this time"
     if window:
         what = f"leave out {batches(window)}"
+    if remedy is Remedy.RESCUE:
+        what += ", and compute the steps around them with the care that [rescue] says"
     how = went + " back to step {} in place, with no process restarted" if live else "began at step {}"
     return f"all ranks {how.format(to)}, and {what}"
 
@@ -120,7 +128,7 @@ def batches(window: Window) -> str:
 
 def remedies(done: Sequence[Remedy]) -> str:
     """`2 replays of the same data and 1 window of data left out`."""
-    skips = sum(remedy is Remedy.SKIP for remedy in done)
+    skips = sum(remedy in SKIPS for remedy in done)
     replays = len(done) - skips
     said = [f"{replays} replay{'s' if replays != 1 else ''} of the same data"]
     if skips:
@@ -132,13 +140,19 @@ _CONCLUSIONS = {
     Origin.TRANSIENT: "it did not come again with the same data: a transient fault of the hardware",
     Origin.STATE: "it did not come again from an older state: the state had been damaged in between, by the hardware",
     Origin.DATA: "it came with the data, and went with it",
+    Origin.RESCUED: "it went where more data was left out and the steps around it were computed with care: either may have done it",
     AGAIN: "it came again",
 }
 
 
 def concluded(incident: Incident) -> str:
     """Where the fault came from, as far as the remedy has told; empty where it has not."""
-    return _CONCLUSIONS.get(incident.origin, "")
+    said = _CONCLUSIONS.get(incident.origin, "")
+    if incident.ranks and incident.origin == Origin.TRANSIENT:
+        return f"{said} of {_ranks(incident.ranks)}"
+    if incident.ranks and incident.origin == Origin.DATA:
+        return f"{said}: the data of {_ranks(incident.ranks)}"
+    return said
 
 
 def launched(how: str) -> str:

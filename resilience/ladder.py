@@ -4,7 +4,8 @@
     the first time               replay the same data from the newest state before   it was a transient fault of the hardware
     again                        replay it from an older state                       the state had been damaged in between
     again                        leave the data around the onset out                 it was the data
-    again                        leave more of it out, from further back             it was the data
+    again                        leave more of it out, from further back; where      it was the data; or the data, or how
+                                 a rescue is set (`rescue`), with its care           those steps were computed
     again, or no way to skip     give up
 
 The same fault is one whose onset lies within `same_fault_steps` of the last one's. What was done is a list of turns, the same on all ranks;
@@ -30,6 +31,8 @@ class Remedy(StrEnum):
     """The same data from an older state."""
     SKIP = "skip"
     """A window of data is left out."""
+    RESCUE = "rescue"
+    """The same, and the steps around it are computed with care (`rescue`)."""
     GIVE_UP = "give up"
 
 
@@ -43,8 +46,12 @@ class Origin(StrEnum):
     """Gone when the same data met an older state: what was in memory had been damaged since."""
     DATA = "data"
     """It came again however often the data was replayed, and went with the data."""
+    RESCUED = "rescued"
+    """It came again when data was left out, and went where more was and the steps around it were computed with care."""
 
 
+SKIPS = (Remedy.SKIP, Remedy.RESCUE)
+"""Remedies that leave data out."""
 AGAIN = "again"
 """What became of a fault that one remedy did not cure."""
 
@@ -98,7 +105,7 @@ class Answer:
 
     def window(self, onset: Step, to: Step, windows: Iterable[Window]) -> Window | None:
         """What is left out, besides `windows`, when the ranks go back `to` there."""
-        if self.remedy is not Remedy.SKIP:
+        if self.remedy not in SKIPS:
             return None
         known = tuple(windows)
         first = max(0, onset - 1)  # the step that has given the state after `onset` steps
@@ -128,10 +135,13 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
     return found
 
 
-def answer(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool) -> Answer:
-    """What to do about `finding` after all that was done before. skippable: the script can leave data out."""
+def answer(
+    finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool, rescue: bool = False
+) -> Answer:
+    """What to do about `finding` after all that was done before. skippable: the script can leave data out; rescue: there is a care to
+    compute with, where that did not help."""
     past = same_fault(finding, turns, policy)
-    skips = sum(turn.remedy is Remedy.SKIP for turn in past)
+    skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
     if not skips and len(past) < policy.max_replays:
         if not past:
@@ -141,12 +151,13 @@ def answer(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, ski
     if not skippable or skips == policy.max_skips:
         return Answer(remedy=Remedy.GIVE_UP)
     wider = 2**skips
+    remedy = Remedy.RESCUE if skips and rescue else Remedy.SKIP
     if certain:
-        return Answer(remedy=Remedy.SKIP, at_most=Step(finding.onset - 1), after=wider)
+        return Answer(remedy=remedy, at_most=Step(finding.onset - 1), after=wider)
     half = policy.skip_steps * wider // 2
     back = policy.distance_steps * wider
     return Answer(
-        remedy=Remedy.SKIP,
+        remedy=remedy,
         at_most=Step(max(0, finding.onset - 1 - back)),
         before=min(half, back),
         after=policy.skip_steps * wider - half,
@@ -166,5 +177,6 @@ def origin(remedy: Remedy) -> Origin:
         Remedy.REPLAY: Origin.TRANSIENT,
         Remedy.REPLAY_EARLIER: Origin.STATE,
         Remedy.SKIP: Origin.DATA,
+        Remedy.RESCUE: Origin.RESCUED,
         Remedy.GIVE_UP: Origin.UNKNOWN,
     }[remedy]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from .ladder import Remedy, Turn
 from .machine import Phase
-from .signals import Generation, NodeId, OrderedBy, Step
+from .signals import Generation, NodeId, OrderedBy, Rank, Step
 from .windows import Window
 
 
@@ -101,6 +101,8 @@ class Incident:
     """Of a rewind in place: what the ranks did besides going back (`ladder.Remedy`),"""
     window: Window | None = None
     """the batches that they leave out since,"""
+    ranks: tuple[Rank, ...] = ()
+    """whose own gradient was out of line then,"""
     origin: str = ""
     """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     launch: str = ""

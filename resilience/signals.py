@@ -160,6 +160,8 @@ class InPlaceRewind:
     """and what was to be expected."""
     order: int = 0
     """Number of the order that it obeys; 0: the ranks' own judgement."""
+    ranks: tuple[Rank, ...] = ()
+    """Ranks whose own gradient, before the ranks' were added up, was out of line with what it usually is, while that of others was not."""
     at_s: float
     restore_s: float
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
+from typing import NamedTuple
 
 from .errors import UsageError
 from .signals import Step
@@ -83,8 +84,7 @@ class Finding:
     """and what the steps before let expect."""
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """What all ranks together said of one step; None where nobody knew or the optimizer left it out."""
 
     step: Step

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from .loop import Counters, HookedLoop, reenable_parameter_gather, silence_nan_checks
+from .loop import Counters, HookedLoop, reenable_parameter_gather
 
 _COUNTERS = (
     "step",
@@ -52,7 +52,6 @@ class BridgeLoop(HookedLoop):
 
     def prepare(self, given: Mapping[str, Any]) -> None:
         self.state.cfg.rerun_state_machine.check_for_nan_in_loss = False
-        silence_nan_checks(given["model"])
         rerun = sys.modules["megatron.core.rerun_state_machine"]
         rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)
 

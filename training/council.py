@@ -6,7 +6,6 @@ contribute ──row──▶ sentinel ──tally──▶ judged ──Judgeme
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..resilience import describe, ladder, windows
 from ..resilience.board import Rewound, Sighted
@@ -20,7 +19,9 @@ from ..resilience.spikes import Finding
 from .attach import Attachment
 from .course import Course
 from .figures import Figures, finite
+from .gradients import OwnGradients, culprits
 from .pace import Pace
+from .rescue import Rescue
 from .rewind import Tape
 from .sentinel import Sentinel
 
@@ -35,9 +36,11 @@ class Incurable(BudgetSpent):
 
 
 class Council:
-    def __init__(self, at: Attachment, tape: Tape, course: Course, pace: Pace) -> None:
+    def __init__(
+        self, at: Attachment, tape: Tape, course: Course, pace: Pace, rescue: Rescue, own: OwnGradients
+    ) -> None:
         """Collective: every rank makes its council at the same place of its program."""
-        self._at, self._tape, self._course, self._pace = at, tape, course, pace
+        self._at, self._tape, self._course, self._pace, self._rescue, self._own = at, tape, course, pace, rescue, own
         self._sentinel = Sentinel(at)
         self._policy = at.handoff.policy
         self.stride = pace.stride
@@ -80,7 +83,7 @@ class Council:
         said = self._sentinel.take()
         if said is None:
             return None
-        before = self._course.figures if self._stepped else ()
+        before = self._course.before(said.figure) if self._stepped else ()
         judgement = judge(said, before, self._course.turns, self._policy)
         self._tape.settle(judgement)
         self.paused = judgement.pause
@@ -102,7 +105,7 @@ class Council:
         if judgement.directive is Directive.REWIND:
             self._rewind = judgement
         if judgement.rewind and self._can_obey():
-            return replace(judgement, directive=Directive.REWIND)
+            return judgement._replace(directive=Directive.REWIND)
         return judgement
 
     def _sighted(self, judgement: Judgement) -> None:
@@ -152,15 +155,16 @@ class Council:
         assert self._rewind is not None
         if isinstance(self._rewind, RewindOrder):
             started = monotonic_ns()
-            self._tape.rewinds += 1
-            self._tape.go_back(self._rewind.to)
+            self._go_back(self._rewind.to)
             self._obeyed = self._rewind.number
             obey(self._rewind, self._course, self._at, started)
+            self._rescue.turn(self._course.careful(self._rewind.to))
             return self._rewind.to
         finding, answer = self._rewind.finding, self._rewind.answer
         assert finding is not None
         assert answer is not None
         started = monotonic_ns()
+        ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
         to = self._common(answer.at_most)
         if to < 0:
             to = self._common(finding.onset - 1)
@@ -174,10 +178,10 @@ class Council:
             remedy=ladder.done(answer, past, Step(to)),
             window=answer.window(finding.onset, Step(to), self._course.windows),
         )
-        self._tape.rewinds += 1
-        self._tape.go_back(to)
+        self._go_back(to)
         self._course.turned(turn)
         self._course.went_back(to)
+        self._rescue.turn(self._course.careful(to))
         self._at.page.rewound(
             Rewound(
                 kind=turn.kind,
@@ -188,16 +192,23 @@ class Council:
                 window=turn.window,
                 value=finding.value,
                 expected=finding.expected,
+                ranks=ranks,
                 at_ns=started,
                 done_ns=monotonic_ns(),
             )
         )
         return to
 
+    def _go_back(self, to: int) -> None:
+        self._rescue.turn(False)  # what is restored is read without it
+        self._tape.rewinds += 1
+        self._tape.go_back(to)
+        self._own.went_back(to)
+
     def _common(self, at_most: int) -> int:
         """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
         while True:
-            worst, best = self._sentinel.extremes(self._tape.newest(at_most))
+            worst, best = map(int, self._sentinel.extremes(self._tape.newest(at_most)))
             if worst == best:
                 return worst
             at_most = worst  # what the poorest rank has; the others may not

@@ -211,15 +211,6 @@ def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
     return next((n for n in numbers if not math.isfinite(n)), numbers[0] if numbers else None)
 
 
-def silence_nan_checks(chunks: Any) -> None:
-    """Megatron's own check of gradients raises on the one rank that sees a NaN, before the collective that its peers already wait
-    in. The session judges the same figures on all ranks at once, so the check is switched off for this run."""
-    for chunk in chunks:
-        config = getattr(chunk, "ddp_config", None)
-        if config is not None and getattr(config, "check_for_nan_in_grad", False):
-            config.check_for_nan_in_grad = False
-
-
 def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
     """With overlapped parameter gather, parameters are gathered before the next forward, which the loop leaves out on its first step:
     do it here, from the restored main parameters."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from .loop import Counters, HookedLoop, reenable_parameter_gather, silence_nan_checks
+from .loop import Counters, HookedLoop, reenable_parameter_gather
 
 _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
 _MARK = "__mt_resilient__"
@@ -72,7 +72,6 @@ class MegatronLoop(HookedLoop):
 
     def prepare(self, given: Mapping[str, Any]) -> None:
         self.args.check_for_nan_in_loss_and_grad = False
-        silence_nan_checks(given["model"])
         rerun = sys.modules.get("megatron.core.rerun_state_machine")
         if rerun is not None:  # in its other modes it leaves with exit code 16 or 17 where the ranks can simply rewind
             rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)

@@ -45,11 +45,15 @@ class Sentinel:
         self._pending = False
         return tally(self._exchange.reduced())
 
-    def extremes(self, value: int) -> tuple[int, int]:
-        """The least and the greatest `value` of all ranks. Collective, and waited for; nothing is pending."""
-        self._exchange.say((value, -value, *[0.0] * (ROW - 2)))
-        greatest, least, *_ = self._exchange.reduced()
-        return -int(least), int(greatest)
+    def greatest(self, *values: float) -> Sequence[float]:
+        """The greatest of all ranks' first, second, … value. Collective, and waited for; nothing is pending."""
+        self._exchange.say((*values, *[0.0] * (ROW - len(values))))
+        return self._exchange.reduced()[: len(values)]
+
+    def extremes(self, value: float) -> tuple[float, float]:
+        """The least and the greatest `value` of all ranks. Collective, as above."""
+        greatest, least = self.greatest(value, -value)
+        return -least, greatest
 
 
 def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:

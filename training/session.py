@@ -31,7 +31,9 @@ from .attach import Attachment, attach
 from .council import Council, obey
 from .course import Course
 from .figures import Figures, number, or_nan
+from .gradients import OwnGradients
 from .pace import Pace
+from .rescue import Rescue
 from .restoring import RANDOMNESS
 from .rewind import Tape
 from .state import Modules, source_of
@@ -69,6 +71,9 @@ class Session:
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
         self._council: Council | None = None
+        chunks = [chunk for source in self._sources.values() if isinstance(source, Modules) for chunk in source.chunks]
+        self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
+        self._own = OwnGradients(chunks, noted=self._at.world > 1)
 
     @property
     def observes(self) -> bool:
@@ -111,6 +116,12 @@ class Session:
             self._page.tells = 2
         self.fixed_data = False
         return self._step if self._at is None else self._course.batch(self._step)
+
+    @property
+    def careful(self) -> bool:
+        """Whether the present step is one of a rescue: for a loop that chooses by itself what precision it computes in, and is to choose a
+        higher one then (`rescue.precision`). The learning rate is lowered by the session."""
+        return self._at is not None and self._rescue.asked
 
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
         """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
@@ -165,10 +176,11 @@ class Session:
             return step
         self._tape.restore_randomness()
         if self._council is None:
-            self._council = Council(self._at, self._tape, self._course, self._pace)
+            self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         self._page.tells = 1 if self.fixed_data else 2
+        self._rescue.turn(self._course.careful(step))
         first = self._tape.owed  # of a job that begins with another's state
         self._tape.record(step, durable=first)
         if first:
@@ -188,6 +200,7 @@ class Session:
         entered = monotonic_ns()
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
+        self._own.stepped(step)
         self._page.beat(step, or_nan(figures.loss), or_nan(figures.grad_norm), entered)
         if self._first:
             self._first_boundary(entered)
@@ -236,6 +249,7 @@ class Session:
             elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
                 self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
         self._page.doing = Doing.STEP
+        self._rescue.turn(self._course.careful(step))
         return directive
 
     def _hold(self, step: int, leaves: bool = True) -> Directive:
@@ -312,6 +326,7 @@ class Session:
     def _first_boundary(self, now_ns: int) -> None:
         self._first = False
         assert self._at is not None
+        self._rescue.check()
         if self._course.windows and self.fixed_data:
             left_out = ", ".join(map(describe.batches, self._course.windows))
             raise UsageError(

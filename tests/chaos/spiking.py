@@ -1,13 +1,16 @@
 """A training that spikes on demand: torchrun … spiking.py --steps N.
 
 BAD_DATA=FROM:TO    these batches are wrong: whoever trains on one has a higher loss from then on
-HURT=KIND@STEP      once: a bit of a `gradient` of rank 1 flips, or a `parameter` is written wrong on all ranks; files named MARKER-RANK
-                    tell that it has happened
+BAD_FOR=RANK        but only what this rank gets of them
+CAREFUL=FROM:TO     these steps are done at half the learning rate
+HURT=KIND@STEP      once: a bit of a `gradient` of rank 1 flips, or a `parameter` is written wrong on all ranks, or rank 1 `dies` in a
+                    rescue; files named MARKER-RANK tell that it has happened
 """
 
 import argparse
 import hashlib
 import os
+import signal
 import time
 
 import torch
@@ -23,7 +26,15 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = torch.randn(SIZE, 16, generator=generator)
     targets = inputs.sin().sum(1, keepdim=True)
     first, _, last = os.environ.get("BAD_DATA", "0:0").partition(":")
-    return inputs, targets + (50.0 if int(first) <= number < int(last) else 0.0)
+    mine = os.environ.get("BAD_FOR", str(distributed.get_rank())) == str(distributed.get_rank())
+    return inputs, targets + (50.0 if mine and int(first) <= number < int(last) else 0.0)
+
+
+def flipped(gradient: torch.Tensor) -> torch.Tensor:
+    """With the highest bit of one number's exponent."""
+    gradient = gradient.clone()
+    gradient.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 30)
+    return gradient
 
 
 def hurts(kind: str, step: int) -> bool:
@@ -49,18 +60,27 @@ def main() -> None:
     for step in session.steps(args.steps):
         time.sleep(args.step_delay)
         inputs, targets = batch(session.data_step)
+        if distributed.get_rank() == 1 and session.careful and hurts("dies", step):
+            os.kill(os.getpid(), signal.SIGKILL)
         if hurts("parameter", step):
             model[2].bias.data += 50
         loss = nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
-        loss.backward()
-        if hurts("gradient", step) and distributed.get_rank() == 1:
-            model[0].weight.grad.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 30)  # the highest bit of the exponent
+        if distributed.get_rank() == 1 and hurts("gradient", step):
+            hook = model[0].weight.register_hook(flipped)
+            loss.backward()
+            hook.remove()
+        else:
+            loss.backward()
         for parameter in model.parameters():
             distributed.all_reduce(parameter.grad)
             parameter.grad /= distributed.get_world_size()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        first, _, last = os.environ.get("CAREFUL", "0:0").partition(":")
+        usual = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = usual * (0.5 if int(first) <= step < int(last) else 1.0)
         optimizer.step()
+        optimizer.param_groups[0]["lr"] = usual
         session.report(loss=loss, grad_norm=grad_norm)
         if distributed.get_rank() == 0:
             print(f"step {step} loss {loss.item()!r}", flush=True)

@@ -22,30 +22,38 @@ def run(place: Path, *options: str, **extra: str) -> Job:
     return Job(place, ["--nproc-per-node", "2", str(SPIKING), "--steps", STEPS], *QUICK, *options, **extra)
 
 
-@pytest.mark.parametrize(("hurt", "cause"), [("gradient@40", "non_finite"), ("parameter@40", "loss_spike")])
-def test_what_the_hardware_did_once_is_gone_at_the_replay(hurt: str, cause: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hurt", "cause", "whose"), [("gradient@40", "non_finite", (1,)), ("parameter@40", "loss_spike", ())]
+)
+def test_what_the_hardware_did_once_is_gone_at_the_replay(
+    hurt: str, cause: str, whose: tuple[int, ...], tmp_path: Path
+) -> None:
+    """And it is known whose hardware, where it was not everybody's."""
     expected, _ = undisturbed(SPIKING, "--steps", STEPS)
     job = run(tmp_path, HURT=hurt, MARKER=str(tmp_path / "hurt"))
     assert job.finish() == 0, job.said()[-3000:]
     assert (tmp_path / "hurt-1").exists()
-    assert [(i.cause, i.rung, i.origin) for i in job.incidents()] == [(cause, 1, "transient")], job.said()
+    told = [(i.cause, i.rung, i.origin, i.ranks) for i in job.incidents()]
+    assert told == [(cause, 1, "transient", whose)], job.said()
+    assert ("a transient fault of the hardware of rank 1" in job.said()) == bool(whose)
     assert digest_of(job.printed()) == expected
 
 
 def test_bad_data_is_left_out(tmp_path: Path) -> None:
-    job = run(tmp_path / "hit", BAD_DATA="40:44")
+    job = run(tmp_path / "hit", BAD_DATA="40:44", BAD_FOR="1")
     assert job.finish() == 0, job.said()[-3000:]
-    told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.incidents()]
+    told = [(i.cause, i.rung, i.remedy, i.origin, i.ranks) for i in job.incidents()]
     assert told == [
-        ("loss_spike", 1, "replay", "again"),
-        ("loss_spike", 1, "replay earlier", "again"),
-        ("loss_spike", 1, "skip", "data"),
+        ("loss_spike", 1, "replay", "again", (1,)),
+        ("loss_spike", 1, "replay earlier", "again", (1,)),
+        ("loss_spike", 1, "skip", "data", (1,)),
     ], job.said()
+    assert "went with it: the data of rank 1" in job.said()
     window = job.incidents()[-1].window
     assert window is not None
     assert window.start <= 40
     assert window.stop >= 44
-    clean = run(tmp_path / "clean", "--skip-data", str(window), BAD_DATA="40:44")
+    clean = run(tmp_path / "clean", "--skip-data", str(window), BAD_DATA="40:44", BAD_FOR="1")
     assert clean.finish() == 0, clean.said()[-3000:]
     assert not clean.incidents()
     assert digest_of(job.printed()) == digest_of(clean.printed())

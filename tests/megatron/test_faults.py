@@ -55,7 +55,8 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     assert found.losses == expected.losses
     assert found.digests == expected.digests
     assert found.digests.keys() == set(range(loop.ranks))
-    assert [(incident.cause, incident.rung) for incident in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]
+    told = [(incident.cause, incident.rung, incident.ranks) for incident in job.incidents()]
+    assert told == [("non_finite", 1, (1,)), ("rank_killed", 2, ())]
 
 
 @pytest.mark.parametrize("loop", [pytest.param(loop, id=loop.name) for loop in (MEGATRON_DP2, BRIDGE_DP2)])

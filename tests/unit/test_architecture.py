@@ -47,6 +47,8 @@ PURE = {
     "resilience/hang.py",
     "resilience/observing.py",
     "resilience/stacks.py",
+    "resilience/rescue.py",
+    "resilience/usual.py",
     "agent/duty.py",
     "checkpoint/agreement.py",
     "checkpoint/cadence.py",

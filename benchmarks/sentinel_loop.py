@@ -1,0 +1,106 @@
+"""A training whose steps go with and without a session, and beside a peer, in turn: a script for two ranks, started by `sentinel.py`.
+
+A step sleeps, computes a little and ends with an all-reduce, as a training's does. Ways alternate in blocks of steps, forth and back; the
+first step of a block is dropped, for what the one before has left to be done falls into it. Rank 0 prints one line: `sentinel`, and
+a JSON object of the microseconds of each step by way and rank, and of the parts of each boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from mt_resilient import Session
+from mt_resilient.resilience.board import Page
+from mt_resilient.training import session as session_module
+from mt_resilient.training.sentinel import Sentinel
+from mt_resilient.training.session import Figures
+
+STEP_S, COMPUTED_S, BLOCK = 0.1, 0.02, 6
+parts: defaultdict[str, list[float]] = defaultdict(list)
+
+
+def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            parts[name].append((time.perf_counter_ns() - started) / 1000)
+
+    return wrapped
+
+
+def peer() -> Callable[[], None] | None:
+    """NVRx' heartbeat to its monitor process, None where it is not installed. Its hang detection is all that this pays for."""
+    try:
+        from nvidia_resiliency_ext import fault_tolerance
+    except ImportError:
+        return None
+    path = f"{mkdtemp(prefix='nvrx-')}/socket"
+    os.environ["FT_RANK_MONITOR_IPC_SOCKET"] = path
+    settings = fault_tolerance.FaultToleranceConfig()
+    fault_tolerance.RankMonitorServer.run_in_subprocess(settings, path)
+    client = fault_tolerance.RankMonitorClient()
+    client.init_workload_monitoring()
+    return client.send_heartbeat
+
+
+def main() -> None:
+    rounds = int(sys.argv[1])
+    distributed.init_process_group("gloo")
+    heartbeat = peer()
+    Sentinel.contribute = timed("contribute", Sentinel.contribute)  # type: ignore[method-assign]
+    Sentinel.take = timed("take", Sentinel.take)  # type: ignore[method-assign]
+    Page.beat = timed("beat", Page.beat)  # type: ignore[method-assign]
+    session_module.judge = timed("judge", session_module.judge)
+    session = Session(model=nn.Linear(16, 16))
+    session.begin(0)
+    done, took = 0, defaultdict[str, list[float]](list)
+
+    def boundary() -> None:
+        nonlocal done
+        done += 1
+        session.boundary(done, Figures(loss=2.0 + 0.001 * (done % 7), grad_norm=1.0))
+
+    ways: dict[str, Callable[[], None]] = {"plain": lambda: None, "ours": timed("boundary", boundary)}
+    if heartbeat is not None:
+        ways["peer"] = timed("heartbeat", heartbeat)
+    for _ in range(200):  # the figures that spikes are judged by
+        boundary()
+    parts.clear()
+    matrix, ready = torch.randn(128, 128), torch.zeros(1)
+    for number in range(rounds):
+        for way in list(ways) if number % 2 else reversed(ways):
+            for place in range(BLOCK):
+                started = time.perf_counter_ns()
+                time.sleep(STEP_S - COMPUTED_S)
+                until = time.perf_counter() + COMPUTED_S
+                while time.perf_counter() < until:
+                    torch.mm(matrix, matrix)
+                distributed.all_reduce(ready)
+                ways[way]()
+                if place:
+                    took[way].append((time.perf_counter_ns() - started) / 1000)
+    session.finish()
+    gathered: list[Any] = [None, None]
+    distributed.all_gather_object(gathered, {"steps": took, "parts": parts})
+    if distributed.get_rank() == 0:
+        print("sentinel", json.dumps(gathered), flush=True)
+    Path(os.environ.get("FT_RANK_MONITOR_IPC_SOCKET", "/nowhere")).unlink(missing_ok=True)
+    distributed.destroy_process_group()
+    os._exit(0)  # NVRx' monitor process would hold up the interpreter's end
+
+
+if __name__ == "__main__":
+    main()
