@@ -35,6 +35,7 @@ from ..resilience.signals import Generation, NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
 from ..resilience.wire import dumps, loads
 from .embedded_etcd import EmbeddedEtcd, probe
@@ -68,6 +69,7 @@ SECTIONS: dict[str, type] = {
     "ladder": LadderPolicy,
     "recovery": RecoveryPolicy,
     "hang": HangPolicy,
+    "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
     "agent": AgentPolicy,
     "control": ControlPolicy,
@@ -139,6 +141,7 @@ def run_job(
             tuple(windows),
             policies["hang"],
             policies["stability"],
+            policies["stragglers"],
         )
         closing.callback(node.close)
         metrics = Metrics(keys.job)
@@ -152,6 +155,8 @@ def run_job(
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
+        if node.vitals.introduction:
+            journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         if agent.observe:
             supervisor.telling.say(observing.INTRODUCTION)
         code = supervisor.run()

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from . import observing
-from .chronicle import convictions_told, frozen_told, open_incident, phases_told, rewinds_told
+from .chronicle import (
+    complaints_told,
+    convictions_told,
+    frozen_told,
+    open_incident,
+    phases_told,
+    rewinds_told,
+    shortages_told,
+    stragglers_told,
+)
 from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
@@ -49,7 +58,13 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     numbered = sum(incident.id not in known for incident in rewinds)
     frozen = frozen_told(world, numbered)
     numbered += len(frozen)
-    told = (*rewinds, *frozen, *convictions_told(phases_told(world), world))
+    slow = stragglers_told(world, numbered)
+    numbered += len(slow)
+    short = shortages_told(world, numbered, policy.observe)
+    numbered += len(short)
+    sick = complaints_told(world, numbered)
+    numbered += len(sick)
+    told = (*rewinds, *frozen, *slow, *short, *sick, *convictions_told(phases_told(world), world))
     event, verdict, answer = _event(world, policy)
     if policy.observe:
         seen = observing.sightings_told(world, policy.ladder, numbered)

@@ -34,6 +34,7 @@ from ..resilience.spikes import Finding
 from . import modules
 from .attach import Attachment, attach
 from .course import Course
+from .own_time import OwnTime
 from .pace import Pace
 from .restoring import RANDOMNESS
 from .rewind import Tape
@@ -100,6 +101,8 @@ class Session:
         """What the ranks go back for."""
         self._tape = Tape(self._at, self._sources, self._pace)
         self._sentinel: Sentinel | None = None
+        self._own = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
+        """None where it can't be told: alone, or on a device."""
 
     @property
     def observes(self) -> bool:
@@ -153,6 +156,8 @@ class Session:
             raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
         if self._at is not None:
             self._page.doing = Doing[what.upper()]
+            if self._own:
+                self._own.drop()
         try:
             yield
         finally:
@@ -204,6 +209,8 @@ class Session:
         if self._at is None or self._sentinel is None:
             return Directive.GO_ON
         entered = monotonic_ns()
+        if self._own:
+            self._own.end()
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
         self._page.beat(step, _or_nan(figures.loss), _or_nan(figures.grad_norm), entered)
@@ -243,6 +250,8 @@ class Session:
         self._page.doing = Doing.STEP
         self._left_ns = monotonic_ns()
         self._page.stall_ns += self._left_ns - entered
+        if self._own:
+            self._own.begin()
         return directive
 
     def jump(self, step: int) -> int:
