@@ -29,7 +29,7 @@ FATAL_XIDS = {
 }
 """https://docs.nvidia.com/deploy/xid-errors/: those whose first named cause is the hardware, or which end with a reset of it."""
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
     over each of the last 30, 120 and 300 s:  slope    Theil-Sen (the median of the slopes of all pairs: a few odd samples do not move it)
                                               steady   the medians of its thirds fall, the last drop at least half as deep as the one before
-    short      it falls steadily over one of these times, and at that rate is gone within twice as long
+    short      it falls steadily over one of these times, and at that rate is gone within as long again
 
 A start that fills its memory and stops is not steady, a saw-tooth (garbage, a page cache that is dropped) has no slope, and one that
 falls slowly has its time. What is left is the machine's MemAvailable or what a control group's limit leaves, whichever is less
@@ -58,7 +58,7 @@ def _within(readings: Sequence[Reading], span_s: float) -> Short | None:
         return None
     falling = -slope([(p.at_s, p.left) for p in points])
     lasts_s = recent[-1].left / falling if falling > 0 else float("inf")
-    if lasts_s > 2 * span_s or not _steady([p.left for p in points]):
+    if lasts_s > span_s or not _steady([p.left for p in points]):
         return None
     growth = {who: slope([(p.at_s, p.used[who]) for p in points if who in p.used]) for who in points[-1].used}
     who = max(growth, key=lambda each: growth[each], default="")
