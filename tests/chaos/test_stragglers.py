@@ -50,6 +50,7 @@ def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
         mood.write_text(how)
         before = len(job.incidents())
         job.until(lambda now: bool(now.stragglers))
+        time.sleep(2)
         assert metrics_of(job)[STRAGGLERS] == 1
         incident = job.incidents()[before]
         assert (incident.cause, incident.rung, incident.open) == ("straggler", 0, True)
