@@ -7,7 +7,7 @@ import subprocess
 
 from ..resilience.health import DeviceReading
 
-_FIELDS = (
+FIELDS = (
     "index",
     "pci.bus_id",
     "ecc.errors.uncorrected.volatile.total",
@@ -31,7 +31,7 @@ def program() -> str:
 
 def look(path: str) -> tuple[DeviceReading, ...]:
     """One look at all devices; empty where it does not tell. Takes about a second, or ANSWER_S."""
-    query = [path, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    query = [path, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -40,9 +40,9 @@ def look(path: str) -> tuple[DeviceReading, ...]:
 
 
 def parse(text: str) -> tuple[DeviceReading, ...]:
-    """A line per device, in the order of `_FIELDS`."""
+    """A line per device, in the order of `FIELDS`."""
     rows = [[value.strip() for value in line.split(",")] for line in text.splitlines()]
-    return tuple(_reading(row) for row in rows if len(row) == len(_FIELDS))
+    return tuple(_reading(row) for row in rows if len(row) == len(FIELDS))
 
 
 def _reading(row: list[str]) -> DeviceReading:

@@ -10,18 +10,18 @@ A step takes all ranks equally long, since they wait for each other: who is slow
 
 Weighed and not taken: the time of the whole step (equal on all ranks); times of collectives from torch's flight recorder, whose shortest
 points to the straggler (FALCON, arXiv:2410.12588; it sees devices, but not which of several buckets under way was waited for);
-device events around the forward and backward pass (Megatron's StragglerDetector; those of
-tensor- and pipeline-parallel ranks have waits in them); a benchmark in pairs of nodes (DLRover; it stops the training). Kept of these: a
-shift of 10 % (FALCON), twice the peers' median (DLRover).
+device events around the forward and backward pass (Megatron's StragglerDetector; those of tensor- and pipeline-parallel ranks have
+waits in them); a benchmark in pairs of nodes (DLRover; it stops the training). Kept of these: a shift of 10 % (FALCON), twice the peers'
+median (DLRover).
 
 In 100,000 samples each of eight clean and uneven ranks (noise of 3 % from step to step and 2 % that lasts, one step in a hundred up to
-three times as long) two were accused. Of 200 ranks each that were slowed in such noise, 93 % were found at 15 %, all at 20 % and 30 %, after 10
-samples in the median, that is after 20 s. `tests/unit/test_straggler.py` has it in small.
+three times as long) two were accused. Of 200 ranks each that were slowed in such noise, 93 % were found at 15 %, all at 20 % and 30 %,
+after 10 samples in the median, that is after 20 s. `tests/unit/test_straggler.py` has it in small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from statistics import median
@@ -149,13 +149,9 @@ def _lost(before: Sequence[Sample], window: Sequence[Sample], rank: int) -> Lost
     now = {part: _median(window, rank, part) for part in Lost}
     was = {part: _median(before, rank, part) if before else 0.0 for part in Lost}
     grown = {part: now[part] - was[part] for part in Lost}
-    whole, computed = (now_s / was_s - 1 if was_s else 1.0 for now_s, was_s in _pairs(now, was))
-    return Lost.COMPUTING if computed >= 0.5 * whole and before else max(grown, key=lambda part: grown[part])
-
-
-def _pairs(now: Mapping[Lost, float], was: Mapping[Lost, float]) -> list[tuple[float, float]]:
-    """In all, and on a processor."""
-    return [(sum(now.values()), sum(was.values())), (now[Lost.COMPUTING], was[Lost.COMPUTING])]
+    computed, whole = grown[Lost.COMPUTING], sum(grown.values())
+    in_proportion = computed * sum(was.values()) >= 0.5 * whole * was[Lost.COMPUTING]
+    return Lost.COMPUTING if before and in_proportion else max(grown, key=lambda part: grown[part])
 
 
 def over(history: Sequence[Sample], rank: int, usual: float, policy: StragglerPolicy) -> bool:

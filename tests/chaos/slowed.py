@@ -51,7 +51,7 @@ def main() -> None:
         if over:
             break
         if now == "loader" and rank == 1:
-            time.sleep(0.02)
+            time.sleep(0.2)
         inputs = torch.randn(128, 256, generator=torch.Generator().manual_seed(step))
         net.times = 12 if now == "all" or (now == "work" and rank == 1) else 1
         os.sched_setaffinity(0, {sorted(cores)[rank % len(cores)]} if now == "neighbour" else cores)
