@@ -272,7 +272,7 @@ class Node:
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
         )
-        return replace(said, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
+        return replace(said, observes=self.judged_by.observe, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""

@@ -269,6 +269,8 @@ class NodeStatus:
     stopped: bool = False
     """They left it before its end."""
     exits: tuple[RankExit, ...] = ()
+    observes: bool = False
+    """Nothing is done about faults here."""
     launcher_code: int | None = None
     """Exit code of the launcher, once it has ended."""
     rewinds: tuple[InPlaceRewind, ...] = ()
