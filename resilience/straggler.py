@@ -144,21 +144,22 @@ def look(history: Sequence[Sample], rank: int, policy: StragglerPolicy) -> Slow 
 
 
 def _lost(before: Sequence[Sample], window: Sequence[Sample], rank: int) -> Lost:
-    """Where the further time goes. Who computes for longer queues for longer, too, where others want the processor as well: where the first
-    has grown at least half as much as the whole, in proportion, it is the reason."""
-    now = {part: _median(window, rank, part) for part in Lost}
-    was = {part: _median(before, rank, part) if before else 0.0 for part in Lost}
-    grown = {part: now[part] - was[part] for part in Lost}
-    computed, whole = grown[Lost.COMPUTING], sum(grown.values())
-    in_proportion = computed * sum(was.values()) >= 0.5 * whole * was[Lost.COMPUTING]
-    return Lost.COMPUTING if before and in_proportion else max(grown, key=lambda part: grown[part])
+    """Where the time goes that it takes longer than its peers, and longer than before. Who computes for longer queues for longer, too,
+    where others want the processor as well: a quarter of it is enough then."""
+    grown = {part: _beyond(window, rank, part) - (_beyond(before, rank, part) if before else 0.0) for part in Lost}
+    computes = grown[Lost.COMPUTING] >= 0.25 * sum(grown.values())
+    return Lost.COMPUTING if computes else max(grown, key=lambda part: grown[part])
+
+
+def _beyond(samples: Sequence[Sample], rank: int, part: Lost) -> float:
+    """How much more of `part` the rank has than its peers."""
+    return median(
+        sample[rank].part(part) - median(spent.part(part) for other, spent in enumerate(sample) if other != rank)
+        for sample in samples
+    )
 
 
 def over(history: Sequence[Sample], rank: int, usual: float, policy: StragglerPolicy) -> bool:
     """Whether a rank whose ratio was `usual` before it became slow is as fast again, as the last few samples have it."""
     recent = median(ratio(sample, rank) for sample in history[-policy.window_samples :])
     return recent < (1 + policy.shift / 2) * max(usual, 1 / (1 + policy.shift))
-
-
-def _median(samples: Sequence[Sample], rank: int, part: Lost) -> float:
-    return median(sample[rank].part(part) for sample in samples)
