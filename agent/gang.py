@@ -32,6 +32,8 @@ class Watched:
     ended_s: float = 0.0
     """Wall-clock time when it was seen to be gone; 0 while it lives."""
     code: int | None = None
+    out_of_memory: bool = False
+    """The kernel has killed it for want of memory."""
 
 
 @dataclass

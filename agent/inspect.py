@@ -116,9 +116,14 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     console.print(table)
     if certified := [said.certified_steps[-1] for said in world.status.values() if said.certified_steps]:
         console.print(f"newest certified snapshot: step {min(certified)}")
+    if any(said.observes for said in world.status.values()):
+        console.print("observing: nothing is done about faults")
     for incident in world.incidents[-5:]:
-        now = incident.plan if incident.rung == OBSERVE else describe.recovered(incident)
-        console.print(f"incident: {incident.summary}; {now if not incident.open else 'under way'}")
+        if incident.rung == OBSERVE:
+            now = f"still so; {incident.plan}" if incident.open else incident.plan
+        else:
+            now = describe.recovered(incident) if not incident.open else "under way"
+        console.print(f"incident: {incident.summary}; {now}")
     return 0
 
 

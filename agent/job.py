@@ -34,6 +34,7 @@ from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
+from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
@@ -70,6 +71,7 @@ SECTIONS: dict[str, type] = {
     "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "hang": HangPolicy,
+    "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
     "agent": AgentPolicy,
     "preemption": PreemptionPolicy,
@@ -144,6 +146,7 @@ def run_job(
             tuple(windows),
             policies["hang"],
             policies["stability"],
+            policies["stragglers"],
         )
         closing.callback(node.close)
         metrics = Metrics(keys.job)
@@ -157,6 +160,8 @@ def run_job(
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
         terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
+        if node.vitals.introduction:
+            journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         if agent.observe:
             supervisor.telling.say(observing.INTRODUCTION)
         code = supervisor.run()

@@ -30,6 +30,7 @@ from ..resilience.hang import HangPolicy
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
 from ..resilience.stability import StabilityPolicy
+from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
 from . import report
 from .board import Board
@@ -42,6 +43,7 @@ from .pacing import Pacing
 from .run_directory import RunDirectory
 from .shelf import Shelf
 from .soundness import Soundness
+from .vitals import Vitals
 from .warm import WarmProcess
 from .witness import Witness
 
@@ -65,6 +67,7 @@ class Node:
         windows: tuple[Window, ...] = (),
         hang: HangPolicy | None = None,
         stability: StabilityPolicy | None = None,
+        stragglers: StragglerPolicy | None = None,
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
         start from; windows: of data, to be left out."""
@@ -83,6 +86,9 @@ class Node:
         self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
         self.snapshot_asked = ""
         """The last request for a snapshot on disk that the ranks were told of."""
+        self._save_s = 0.0
+        """What the last snapshot on disk took."""
+        self.vitals = Vitals(stragglers or StragglerPolicy())
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.sound = Soundness(self.slots, self.shelf, root, run, stability or StabilityPolicy())
@@ -113,6 +119,7 @@ class Node:
         self.told, self.snapshot_asked = (), ""
         self.board.pause(record.paused)  # before any of them looks
         self.lookout.begin(tells=record.resume_step >= 0)
+        self.vitals.strides.begin()
         handoff = Handoff(
             agent_pid=os.getpid(),
             generation=record.number,
@@ -227,6 +234,8 @@ class Node:
                 self.sound.doubt(sighting.onset)
             changed = ended or bool(further)
         self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
+        helpers = {"the drain process": self.drain.pid or 0}
+        changed = self.vitals.look(self.gang, self.board.pages, helpers, ended, monotonic_s(), wall_s()) or changed
         return self.sound.look(self._generation, self._finished(), every=ended) or changed
 
     def _finished(self) -> int:
@@ -251,13 +260,18 @@ class Node:
     def drain_events(self) -> Iterator[dict[str, Any]]:
         self.drain.keep_running(monotonic_s())
         for event in self.drain.events(monotonic_s()):
-            if self.pacing and event["event"] == "durable":
-                self.pacing.saved(event["seconds"])
+            if event["event"] == "durable":
+                self._save_s = event["seconds"]
+                if self.pacing:
+                    self.pacing.saved(event["seconds"])
             yield event
 
     def pace_durable(self) -> None:
         """Ask for a snapshot on disk, if it is time for one."""
-        if self.pacing and self.gang and self.all_training() and self.pacing.due(monotonic_s()):
+        if not self.gang or not self.all_training():
+            return
+        short = not self.judged_by.observe and self.vitals.reserves.snapshot_due(self._save_s, monotonic_s())
+        if short or (self.pacing and self.pacing.due(monotonic_s())):
             self.board.ask_durable()
 
     def status(self, generation: int) -> NodeStatus:
@@ -276,7 +290,7 @@ class Node:
             stuck=bool(self.lookout.teardown),
             snapshot=self.snapshot_asked,
         )
-        return replace(said, **self.sound.told(said))  # type: ignore[arg-type]
+        return replace(said, observes=self.judged_by.observe, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""

@@ -73,6 +73,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         code=code,
         error=str(words.get("error", "")),
         traceback=str(words.get("traceback", "")),
+        out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0,
         kind=str(words.get("kind", "exit")),
         step=Step(int(words.get("step", -1))),

@@ -170,6 +170,9 @@ class Supervisor:
         self._store_is_back()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._published)
+        strides, pages = self.node.vitals.strides, self.node.board.pages
+        own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
+        self.telling.strides(len(strides.stragglers), own_s)
 
     def _busy(self) -> bool:
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH) or self._ordered()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -98,6 +98,10 @@ class Telling:
         if mood == "suspected":
             self._metrics.suspected()
         self.say(sentence, "warn" if mood == "suspected" else mood)
+
+    def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
+        """How long steps take the local ranks by themselves."""
+        self._metrics.strides(stragglers, own_s)
 
     def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:
         """Refresh the gauges from the board."""

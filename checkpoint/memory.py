@@ -1,4 +1,5 @@
-"""How much memory may still be taken here: by the machine's count, and by that of every control group that this process is in.
+"""How much memory may still be taken here: by the machine's count, and by that of every control group that this process is in. And
+whether somebody has been killed for want of it.
 
 Shared memory is charged to the group of whoever touches it first, and a group at its limit has one of its processes killed.
 """
@@ -15,6 +16,18 @@ def available_bytes(root: Path = Path("/")) -> int:
     meminfo = (root / "proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
     return min([free, *_left_in_groups(root)])
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has killed for want of memory, on this machine and in the groups of this process; what it does
+    not tell counts 0."""
+    files = [root / "proc/vmstat"]
+    files += [directory / name for directory, *_ in _groups(root) for name in ("memory.events", "memory.oom_control")]
+    found = 0
+    for file in files:
+        with suppress(OSError, ValueError):
+            found += sum(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
+    return found
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

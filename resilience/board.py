@@ -28,7 +28,9 @@ _REWIND = 13
 """Numbers in one of them."""
 _ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
-_FAREWELL_AT = 1600
+_FAREWELL_AT, _FAREWELL_END = 1600, 3840
+_SPENT_AT = _FAREWELL_END
+_SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
 _SIGHTING, SIGHTINGS_KEPT = 11, 2
 _SIGHTINGS_AT = PAGE_BYTES - SIGHTINGS_KEPT * _SIGHTING * 8
 """A ring of what was found wrong by ranks that only observe: one per fault, so two are enough between two looks of the agent."""
@@ -149,7 +151,7 @@ class Page:
     tells = _Int(27)
     """1 once a loop that we know, or a Session, is there: steps will be told; 2: and it can leave data out."""
 
-    sightings = _Int(32)
+    sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
     """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
 
     def __init__(self, buffer: memoryview) -> None:
@@ -172,6 +174,20 @@ class Page:
         floats[6] = grad_norm
         ints[4] = step
         ints[7] = now_ns
+
+    def timed(self, own_ns: int, computing_ns: int, queued_ns: int) -> None:
+        """One more step is done, and took so much of this rank's own time (`straggler.Spent`)."""
+        place, ints = _SPENT_AT // 8, self.ints
+        ints[place] += own_ns
+        ints[place + 1] += computing_ns
+        ints[place + 2] += queued_ns
+        ints[place + 3] += 1
+
+    @property
+    def spent(self) -> tuple[int, ...]:
+        """All steps together: own, computing, queued, in nanoseconds; and how many steps. A reader may see a step in one that is not in
+        another yet."""
+        return tuple(self.ints[_SPENT_AT // 8 : _SPENT_AT // 8 + 4].tolist())
 
     def rewound(self, done: Rewound) -> None:
         """Note a rewind in place that is done."""
@@ -292,7 +308,7 @@ class Page:
         for limit in (1500, 300, 80):
             short = {k: v[-limit:] if isinstance(v, str) else v for k, v in words.items()}
             data = json.dumps(short, ensure_ascii=False).encode(errors="backslashreplace")
-            if len(data) <= _SIGHTINGS_AT - _FAREWELL_AT - 8:
+            if len(data) <= _FAREWELL_END - _FAREWELL_AT - 8:
                 break
         self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + len(data)] = data
         self.ints[_FAREWELL_AT // 8] = len(data)
@@ -300,7 +316,7 @@ class Page:
     def farewell(self) -> dict[str, Any]:
         """The last message, empty when there is none."""
         length = self.ints[_FAREWELL_AT // 8]
-        if not 0 < length <= _SIGHTINGS_AT - _FAREWELL_AT - 8:
+        if not 0 < length <= _FAREWELL_END - _FAREWELL_AT - 8:
             return {}
         try:
             return json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))

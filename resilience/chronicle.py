@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from . import describe
+from . import describe, weighing
 from .detectors import Cause
 from .ladder import AGAIN, LadderPolicy, Remedy, near, origin
 from .machine import Phase
@@ -31,6 +31,11 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
     assert world.record
     seen = tuple(f"also seen, as a consequence: {s.evidence}" for s in verdict.consequences)
     details = tuple(line for s in verdict.blamed for line in s.details)
+    sick = tuple(
+        f"on the same node: {describe.complaint(complaint, node)}"
+        for node in dict.fromkeys(s.node for s in verdict.blamed)
+        for complaint in (world.status[node].complaints if node in world.status else ())
+    )
     traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback)[:1]
     return Incident(
         id=next_id(world, told),
@@ -38,7 +43,8 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
         cause=verdict.cause,
         rung=answer.rung,
         summary=verdict.describe(),
-        evidence=tuple(dict.fromkeys((*(s.evidence for s in verdict.blamed), *details, *seen, *traces))),
+        evidence=tuple(dict.fromkeys((*(s.evidence for s in verdict.blamed), *details, *sick, *seen, *traces))),
+        weighed=weighing.against(verdict, world),
         plan=answer.reason,
         at_s=verdict.at_s,
         step_at_fault=reached,
@@ -60,7 +66,8 @@ def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
                 continue
             signature = f"rewind:{told.generation}:{told.ordinal}"
             if signature not in known:
-                known[signature] = _of_rewind(told, signature, next_id(world, len(fresh)))
+                incident = _of_rewind(told, signature, next_id(world, len(fresh)))
+                known[signature] = replace(incident, weighed=tuple(weighing.agreement(world.statuses())))
                 fresh.append(known[signature])
     ordered = [*(i for i in world.incidents if i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind)), *fresh]
     over = [_cured(incident, ordered[at + 1 :], world, policy) for at, incident in enumerate(ordered)]
@@ -147,6 +154,94 @@ def frozen_told(world: World, told: int) -> tuple[Incident, ...]:
             )
         )
         known.add(signature)
+    return tuple(fresh)
+
+
+def stragglers_told(world: World, told: int) -> tuple[Incident, ...]:
+    """A rank that has become slow is told; the incident is over when it is slow no more, or gone. told: new incidents that are numbered
+    already."""
+    assert world.record
+    slow = {
+        f"{Cause.STRAGGLER}:{status.generation}:{found.rank}:{found.step}": (node, found)
+        for node, status in world.status.items()
+        if status.generation == world.record.number
+        for found in status.stragglers
+    }
+    known = {incident.signature: incident for incident in world.incidents if incident.cause == Cause.STRAGGLER}
+    changed = [replace(i, open=False) for i in known.values() if i.open and i.signature not in slow]
+    fresh = [(signature, *found) for signature, found in slow.items() if signature not in known]
+    for further, (signature, node, found) in enumerate(fresh):
+        incident = Incident(
+            id=next_id(world, told + further),
+            generation=world.record.number,
+            cause=Cause.STRAGGLER,
+            rung=OBSERVE,
+            summary=describe.straggler(found, node),
+            evidence=describe.straggling(found),
+            plan="nothing is done: there is no other machine to take its place; the others wait for it at each step",
+            at_s=found.at_s,
+            step_at_fault=found.step,
+            started=True,
+            signature=signature,
+        )
+        changed.append(incident)
+    return tuple(changed)
+
+
+def shortages_told(world: World, told: int, observe: bool) -> tuple[Incident, ...]:
+    """Memory that runs out is told, and over when it does no more. told: new incidents that are numbered already."""
+    short = {
+        f"{Cause.MEMORY_SHORT}:{node}:{status.shortage.at_s}": (node, status, status.shortage)
+        for node, status in world.status.items()
+        if status.shortage
+    }
+    known = {incident.signature: incident for incident in world.incidents if incident.cause == Cause.MEMORY_SHORT}
+    changed = [replace(i, open=False) for i in known.values() if i.open and i.signature not in short]
+    fresh = [(signature, *found) for signature, found in short.items() if signature not in known]
+    asked = "a snapshot on disk is asked for, and again while it lasts: so little is lost if the kernel kills a rank"
+    for further, (signature, node, status, found) in enumerate(fresh):
+        incident = Incident(
+            id=next_id(world, told + further),
+            generation=status.generation,
+            cause=Cause.MEMORY_SHORT,
+            rung=OBSERVE,
+            would=OBSERVE if observe else None,
+            summary=describe.shortage(found, node),
+            evidence=describe.growth(found),
+            plan=describe.would(asked) if observe else asked,
+            at_s=found.at_s,
+            step_at_fault=status.max_step,
+            started=status.max_step >= 0,
+            signature=signature,
+        )
+        changed.append(incident)
+    return tuple(changed)
+
+
+def complaints_told(world: World, told: int) -> tuple[Incident, ...]:
+    """What devices say of themselves is told, once. told: new incidents that are numbered already."""
+    known = {incident.signature for incident in world.incidents}
+    fresh: list[Incident] = []
+    for node, status in world.status.items():
+        for complaint in status.complaints:
+            signature = f"{Cause.DEVICE_SICK}:{node}:{complaint.at_s}:{complaint.device}:{complaint.words}"
+            if signature in known:
+                continue
+            incident = Incident(
+                id=next_id(world, told + len(fresh)),
+                generation=status.generation,
+                cause=Cause.DEVICE_SICK,
+                rung=OBSERVE,
+                summary=describe.complaint(complaint, node),
+                evidence=(),
+                plan="nothing is done as long as the training goes on; look after the device when it may be spared",
+                at_s=complaint.at_s,
+                step_at_fault=Step(complaint.step),
+                started=complaint.step >= 0,
+                signature=signature,
+                open=False,
+            )
+            fresh.append(incident)
     return tuple(fresh)
 
 

@@ -12,4 +12,7 @@ monotonic_s = time.monotonic
 
 monotonic_ns = time.monotonic_ns
 
+thread_ns = time.thread_time_ns
+"""Processor time of the calling thread."""
+
 sleep = time.sleep

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from . import observing
-from .chronicle import convictions_told, frozen_told, open_incident, phases_told, rewinds_told
+from .chronicle import (
+    complaints_told,
+    convictions_told,
+    frozen_told,
+    open_incident,
+    phases_told,
+    rewinds_told,
+    shortages_told,
+    stragglers_told,
+)
 from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
@@ -52,6 +61,9 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     before = {incident.id: incident for incident in world.incidents}
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world, 0))
+    world = world.with_incidents(stragglers_told(world, 0))
+    world = world.with_incidents(shortages_told(world, 0, policy.observe))
+    world = world.with_incidents(complaints_told(world, 0))
     world = world.with_incidents(convictions_told(phases_told(world), world))
     if policy.observe:
         world = world.with_incidents(observing.sightings_told(world, policy.ladder, 0))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .ladder import AGAIN, SKIPS, Origin, Remedy
-from .orders import PHASES, Incident
-from .signals import Mismatch, OrderedBy, Rank
+from .orders import PHASES, Because, Incident, Weighed
+from .signals import Complaint, Mismatch, OrderedBy, Rank, Shortage, Straggler
 from .spikes import Finding, Kind
+from .straggler import Lost
 from .windows import Window
 
 _RUNGS = {0: "observation", 1: "rewind in place", 2: "restart of the gang", 6: "stop"}
@@ -174,6 +175,7 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
     if incident.would is not None:
         answered = f"which {rung(incident.would)} would answer"
     lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, {answered}")
+    lines += [f"  and not    {weighed(each)}" for each in incident.weighed]
     lines.append(f"  done       {incident.plan}")
     if incident.origin:
         lines.append(f"  learned    {concluded(incident)}")
@@ -191,6 +193,33 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
     return lines
 
 
+_RIVALS = {
+    "rank_killed": "the death",
+    "script_raised": "the exception",
+    "rank_hung": "the hang",
+    "agent_restarted": "the agent's new start",
+    "agent_lost": "the loss of the agent",
+}
+
+
+def weighed(rival: Weighed) -> str:
+    """Another explanation, and what speaks against it."""
+    what = _RIVALS.get(rival.cause, rival.cause.replace("_", " "))
+    what = f"{what} of {_ranks(rival.ranks)}" if rival.ranks else what
+    when = f"{seconds(abs(rival.by_s))} {'later' if rival.by_s >= 0 else 'earlier'}"
+    match rival.because:
+        case Because.FOLLOWS:
+            return f"{what}: seen {when}, and it follows from such a cause, never the other way round"
+        case Because.LATER:
+            return f"{what}: it came {when}"
+        case Because.WAITS:
+            return f"{what}: who waits for one that is gone stands still, too"
+        case Because.AGREED:
+            return f"a flipped bit in a replica: they were the same at step {rival.step}"
+        case Because.NOT_COUNTED:
+            return "want of memory: the kernel has counted no kill for that"
+
+
 def mismatch(found: Mismatch) -> str:
     """What differed where, and what is known of who is wrong."""
     more = f" and {found.count - len(found.tensors)} more" if found.count > len(found.tensors) else ""
@@ -203,6 +232,42 @@ def mismatch(found: Mismatch) -> str:
         f"at step {found.onset} the replicas on {_ranks(found.ranks)} do not hold the same bits{since}: "
         f"{', '.join(found.tensors)}{more}; {who}"
     )
+
+
+def straggler(found: Straggler, node: str) -> str:
+    return f"rank {found.rank} on {node} has become slow: a step takes {found.own_s / found.peers_s:.2f} times as long as its peers'"
+
+
+_LOST = {
+    Lost.COMPUTING: "it computes for longer: more work than before, or a slower core",
+    Lost.QUEUED: "it waits for a processor that somebody else uses",
+    Lost.ASLEEP: "it sleeps, in no collective: its data, a disk, or a lock",
+}
+
+
+def straggling(found: Straggler) -> tuple[str, ...]:
+    """What shows it, and where the time goes."""
+    before = f"{found.usual:.2f} times as long as its peers' before"
+    return (
+        f"without waiting for others a step takes it {seconds(found.own_s)}, its peers {seconds(found.peers_s)}; it took {before}",
+        _LOST[Lost(found.lost)],
+    )
+
+
+def shortage(found: Shortage, node: str) -> str:
+    return f"the memory of {node} runs out: {size(found.left_bytes)} are left, for some {found.lasts_s:.0f} s"
+
+
+def growth(found: Shortage) -> tuple[str, ...]:
+    """Who takes it."""
+    whose = "no rank, nor the agent, grows so fast: another process does, or what is in shared memory and files"
+    if found.grows:
+        whose = f"{found.grows} grows by {size(found.grows_per_s)} a second"
+    return (f"it becomes {size(found.per_s)} less each second; {whose}",)
+
+
+def complaint(found: Complaint, node: str) -> str:
+    return f"{found.device} on {node}: {found.words}"
 
 
 def convicted(found: Mismatch) -> str:

@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(Stragglers join this list; the controller asks all of `DETECTORS` at every tick.)
+(The controller asks all of `DETECTORS` at every tick. What is told only, and blamed for nothing, `chronicle` takes from the status.)
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class Cause(StrEnum):
     """Nothing is wrong: somebody wants the ranks to go back."""
     FROZEN = "frozen"
     """No parameter changes any more, although steps are done. Told only."""
+    DEVICE_SICK = "device_sick"
+    """A device counts errors, or its driver says that it is broken. Told, and evidence of what strikes its node. Told only."""
+    MEMORY_SHORT = "memory_short"
+    """Memory is about to run out. Told, and snapshots go to disk more often."""
+    STRAGGLER = "straggler"
+    """A rank's own time for a step is longer than its peers'. Told only."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     """The state to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"
@@ -85,6 +91,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         cause, text = Cause.SNAPSHOT_UNREADABLE, f"the snapshot of step {gone.step} cannot be read at present"
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
+        if gone.out_of_memory:
+            how = "was killed by the kernel, for want of memory (OOM killer)"
         cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"
     else:
         said = f": {gone.error}" if gone.error else ""

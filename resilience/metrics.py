@@ -5,6 +5,8 @@ Every label combination exists at 0 from the start, or `increase()` would miss t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
 from .detectors import Cause
@@ -61,6 +63,18 @@ class Metrics:
             ["job"],
             registry=self.registry,
         )
+        self._stragglers = Gauge(
+            "mt_resilient_stragglers",
+            "Local ranks that are slower than their peers now",
+            ["job"],
+            registry=self.registry,
+        )
+        self._own = Gauge(
+            "mt_resilient_own_step_seconds",
+            "What a step takes a rank without waiting for its peers; absent where it can't be told",
+            ["job", "rank"],
+            registry=self.registry,
+        )
         self._step = Gauge(
             "mt_resilient_step", "Newest step finished by all local ranks", ["job"], registry=self.registry
         )
@@ -81,6 +95,7 @@ class Metrics:
             self._bytes,
             self._suspicions,
             self._stall,
+            self._stragglers,
             self._effective,
             self._step,
             self._generation,
@@ -122,6 +137,12 @@ class Metrics:
         """Further snapshots staged and skipped by all local ranks together."""
         self._snapshots.labels(self._job, "memory").inc(memory)
         self._snapshots.labels(self._job, "skipped").inc(skipped)
+
+    def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
+        """own_s: by rank."""
+        self._stragglers.labels(self._job).set(stragglers)
+        for rank, seconds in own_s.items():
+            self._own.labels(self._job, str(rank)).set(seconds)
 
     def now(self, *, step: int, generation: int, alive: int, paused: bool, stall_s: float, effective: float) -> None:
         self._step.labels(self._job).set(step)

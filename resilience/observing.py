@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import chronicle, describe
+from . import chronicle, describe, weighing
 from .detectors import Cause
 from .ladder import LadderPolicy, Remedy
 from .machine import Event
@@ -70,7 +70,8 @@ def sightings_told(world: World, policy: LadderPolicy, told: int) -> tuple[Incid
         incident = known.get(signature)
         if incident is None:
             fresh = sum(new.signature not in known for new in changed)
-            changed.append(_of_sighting(sighting, signature, chronicle.next_id(world, told + fresh)))
+            new = _of_sighting(sighting, signature, chronicle.next_id(world, told + fresh))
+            changed.append(replace(new, weighed=tuple(weighing.agreement(world.statuses()))))
         elif incident.open and min(s.min_step for s in world.statuses()) >= sighting.last + policy.settled_steps:
             last = f"it was last seen at step {sighting.last}"
             changed.append(replace(incident, open=False, evidence=(*incident.evidence, last)))

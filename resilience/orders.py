@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from .ladder import Remedy, Turn
 from .machine import Phase
@@ -72,6 +73,34 @@ interpreters are up; build: → imports done, model built; restore: → state re
 step where the fault struck."""
 
 
+class Because(StrEnum):
+    """What speaks against an explanation."""
+
+    FOLLOWS = "follows"
+    """The cause brings it about in others, and it never brings about the cause."""
+    LATER = "later"
+    """It came later."""
+    WAITS = "waits"
+    """Who waits for a rank that is gone hangs too."""
+    AGREED = "agreed"
+    """Replicas were the same."""
+    NOT_COUNTED = "not counted"
+    """The kernel has counted nothing of the kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """An explanation that was weighed, and lost."""
+
+    cause: str
+    """What the incident would have been then (`detectors.Cause`)."""
+    because: Because
+    ranks: tuple[Rank, ...] = ()
+    by_s: float = 0.0
+    """Seconds after the cause; negative: before it was seen."""
+    step: Step = Step(-1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Incident:
     """One fault and its answer, as `mt-resilient explain` tells it."""
@@ -83,6 +112,8 @@ class Incident:
     rung: int
     summary: str
     evidence: tuple[str, ...] = ()
+    weighed: tuple[Weighed, ...] = ()
+    """What else it might have been."""
     plan: str = ""
     would: int | None = None
     """Of an incident that was observed only: the rung that would have answered it. It spends no budget."""

@@ -74,6 +74,8 @@ class RankExit:
     error: str = ""
     """Last line of the rank's own traceback, empty when it died without a word."""
     traceback: str = ""
+    out_of_memory: bool = False
+    """The kernel killed it for want of memory."""
     started: bool = False
     """Whether it had finished a step in this generation."""
     kind: str = "exit"
@@ -193,6 +195,51 @@ class Sighting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """Memory of a node is about to run out."""
+
+    at_s: float
+    left_bytes: int
+    """Of the machine, or of the tightest control group,"""
+    lasts_s: float
+    """which at the present rate last so long."""
+    per_s: int
+    """Bytes a second that are lost,"""
+    grows: str
+    """most of them to this process: `rank 1`; empty: not known."""
+    grows_per_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """A device, or its driver, says that something is wrong with it."""
+
+    device: str
+    words: str
+    at_s: float
+    step: int
+    """Newest step done when that was seen; -1: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """A rank whose steps take longer than its peers' and than its own did: by its own time, without waiting for anybody."""
+
+    rank: Rank
+    at_s: float
+    step: Step
+    """Newest step done when that was certain."""
+    own_s: float
+    """What a step takes it,"""
+    peers_s: float
+    """and its peers, in the median."""
+    usual: float
+    """The ratio of the two, as it was before."""
+    lost: str
+    """Where the further time goes (`straggler.Lost`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mismatch:
     """Replicas that held the same bits, and did not any more when they were compared."""
 
@@ -238,6 +285,8 @@ class NodeStatus:
     stopped: bool = False
     """They left it before its end."""
     exits: tuple[RankExit, ...] = ()
+    observes: bool = False
+    """Nothing is done about faults here."""
     launcher_code: int | None = None
     """Exit code of the launcher, once it has ended."""
     rewinds: tuple[InPlaceRewind, ...] = ()
@@ -255,6 +304,12 @@ class NodeStatus:
     """How this generation was started: `warm`, or `cold: why`."""
     stalls: tuple[RankStall, ...] = ()
     """All living ranks, while all of them are silent for too long."""
+    stragglers: tuple[Straggler, ...] = ()
+    """Local ranks that are slower than their peers now."""
+    shortage: Shortage | None = None
+    """While memory runs out."""
+    complaints: tuple[Complaint, ...] = ()
+    """Of this agent's life, each once."""
     agreed_steps: tuple[Step, ...] = ()
     """Of the steps in memory and on disk, those whose replicas have been compared and agreed (or that have no replicas)."""
     certified_steps: tuple[Step, ...] = ()

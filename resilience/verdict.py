@@ -22,6 +22,9 @@ _WEIGHT = {
     Cause.RANK_HUNG: 4,
     Cause.FROZEN: 5,
     Cause.ORDERED: 5,
+    Cause.STRAGGLER: 5,
+    Cause.DEVICE_SICK: 5,
+    Cause.MEMORY_SHORT: 5,
 }
 """Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way, and a
 wrong replica may be what makes a step give NaN."""

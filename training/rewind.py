@@ -67,6 +67,10 @@ class Tape:
         self.owed = False
         """A snapshot is due on disk, and no attempt at it is under way."""
 
+    @property
+    def on_device(self) -> bool:
+        return self._offload is not None
+
     # -- recording ---------------------------------------------------------------------------------------------------------
 
     @property

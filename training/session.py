@@ -32,6 +32,7 @@ from .council import Council, obey
 from .course import Course
 from .figures import Figures, number, or_nan
 from .gradients import OwnGradients
+from .own_time import OwnTime
 from .pace import Pace
 from .rescue import Rescue
 from .restoring import RANDOMNESS
@@ -73,7 +74,9 @@ class Session:
         self._council: Council | None = None
         chunks = [chunk for source in self._sources.values() if isinstance(source, Modules) for chunk in source.chunks]
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
-        self._own = OwnGradients(chunks, noted=self._at.world > 1)
+        self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
+        self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
+        """None where it can't be told: alone, or on a device."""
 
     @property
     def observes(self) -> bool:
@@ -136,6 +139,8 @@ class Session:
             raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
         if self._at is not None:
             self._page.doing = Doing[what.upper()]
+            if self._own_time:
+                self._own_time.drop()
         try:
             yield
         finally:
@@ -176,7 +181,7 @@ class Session:
             return step
         self._tape.restore_randomness()
         if self._council is None:
-            self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own)
+            self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         self._page.tells = 1 if self.fixed_data else 2
@@ -198,9 +203,11 @@ class Session:
         if self._at is None or self._council is None:
             return Directive.GO_ON
         entered = monotonic_ns()
+        if self._own_time:
+            self._own_time.end()
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
-        self._own.stepped(step)
+        self._own_gradients.stepped(step)
         self._page.beat(step, or_nan(figures.loss), or_nan(figures.grad_norm), entered)
         if self._first:
             self._first_boundary(entered)
@@ -216,6 +223,8 @@ class Session:
             self._page.phase = RankPhase.STOPPED
         self._left_ns = monotonic_ns()
         self._page.stall_ns += self._left_ns - entered - held_ns
+        if self._own_time:
+            self._own_time.begin()
         return directive
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:

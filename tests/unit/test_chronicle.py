@@ -1,5 +1,7 @@
 """The story of each incident, as the World tells it bit by bit."""
 
+from dataclasses import replace
+
 import pytest
 
 from mt_resilient.resilience.chronicle import open_incident, phases_told, rewinds_told
@@ -61,7 +63,7 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
     assert verdict
     answer = Plan(event=Event.FAULT, rung=2, reason="start it again")
     opened = open_incident(hit, verdict, answer, Step(10), 1)
-    assert opened == Incident(
+    assert replace(opened, weighed=()) == Incident(
         id="0006",
         generation=Generation(1),
         cause="rank_killed",

@@ -1,0 +1,45 @@
+"""Shows what the probe of NVIDIA devices tells on this machine: the program's own words, what is made of them, and how long it takes.
+
+    python benchmarks/device_health.py        on a machine with nvidia-smi; needs no torch
+
+Exit code 0: each device has told its memory errors, its remapped rows and what slows it down; 1: some field stayed unknown, and is named.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import asdict
+
+from mt_resilient.agent import nvidia
+from mt_resilient.agent.kernel_log import KernelLog
+from mt_resilient.resilience.health import complaints
+
+
+def main() -> int:
+    path = nvidia.program()
+    if not path:
+        print("there is no nvidia-smi")
+        return 1
+    query = [path, f"--query-gpu={','.join(nvidia.FIELDS)}", "--format=csv,nounits"]
+    print(subprocess.run(query, capture_output=True, text=True, timeout=60).stdout)
+    times, readings = [], ()
+    for _ in range(3):
+        began = time.monotonic()
+        readings = nvidia.look(path)
+        times.append(time.monotonic() - began)
+    unknown = set()
+    for reading in readings:
+        print(reading)
+        print("   complaints:", "; ".join(complaints(reading, [reading] * 3)) or "none")
+        unknown |= {name for name, value in asdict(reading).items() if value is None}
+    print(f"one look takes {min(times):.2f} to {max(times):.2f} s")
+    print(
+        "the kernel's log can be read" if KernelLog().readable else "the kernel's log cannot be read: Xids are not seen"
+    )
+    print(f"not told by some device: {', '.join(sorted(unknown))}" if unknown else "every field is told")
+    return 1 if unknown or not readings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

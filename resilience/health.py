@@ -1,0 +1,82 @@
+"""What devices say of themselves → complaints: signs of a part that goes wrong, each told once. Pure.
+
+    counters, look by look    memory errors that could not be corrected have grown · rows wait to be remapped, or could not be ·
+                              slowed down by its heat, or by its power brake, in several looks in a row
+    kernel log                an Xid that means the hardware (NVIDIA's Xid catalogue; those of programs' own errors are left out)
+
+The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`). What a device does not tell is None, and says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HOT_LOOKS = 3
+"""Looks in a row: a device that has just begun to work is slowed down for a moment."""
+
+FATAL_XIDS = {
+    48: "an error of its memory that could not be corrected",
+    64: "rows of its memory could not be remapped",
+    74: "an error of NVLink",
+    79: "it has fallen off the bus",
+    94: "a contained error of its memory that could not be corrected",
+    95: "an uncontained error of its memory",
+    119: "its system processor does not answer",
+    120: "an error of its system processor",
+    140: "an error of its memory that could not be recovered",
+}
+"""https://docs.nvidia.com/deploy/xid-errors/: those whose first named cause is the hardware, or which end with a reset of it."""
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReading:
+    """One look at one device."""
+
+    device: str
+    """Its number and where it is: `GPU 3 (00000000:3B:00.0)`."""
+    uncorrected: int | None = None
+    """Errors of its memory that could not be corrected, since the driver was loaded."""
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    hot: bool | None = None
+    """The hardware has slowed it down because of its temperature,"""
+    braked: bool | None = None
+    """or because of its power supply."""
+    celsius: int | None = None
+    sm_mhz: int | None = None
+    most_sm_mhz: int | None = None
+
+
+def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tuple[str, ...]:
+    """What is wrong with one device, in words that stay the same while it is. first: the look when the agent started; last: the last few,
+    ascending. Errors counted before that are another job's; rows that wait to be remapped are still so."""
+    if not last:
+        return ()
+    now, found = last[-1], []
+    if now.uncorrected is not None and now.uncorrected > ((first.uncorrected or 0) if first else 0):
+        found.append("its memory has had errors that could not be corrected")
+    if now.remap_failed:
+        found.append("rows of its memory could not be remapped: it wants to be replaced")
+    elif now.remap_pending:
+        found.append("rows of its memory wait to be remapped: it wants a reset")
+    recent = last[-HOT_LOOKS:]
+    if len(recent) == HOT_LOOKS:
+        found += ["the hardware slows it down because of its temperature"] if all(each.hot for each in recent) else []
+        found += (
+            ["the hardware slows it down because of its power supply"] if all(each.braked for each in recent) else []
+        )
+    return tuple(found)
+
+
+def xids(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Devices and what the driver has said of them in these lines of the kernel's log, as far as it means the hardware."""
+    said = [match for line in lines if (match := _XID.search(line))]
+    return tuple(
+        (f"GPU at PCI {match[1]}", f"Xid {match[2]}: {FATAL_XIDS[int(match[2])]}")
+        for match in said
+        if int(match[2]) in FATAL_XIDS
+    )

@@ -1,0 +1,74 @@
+"""Ranks that are slowed for real: who is slow by itself is told, and where its time goes; what slows all alike accuses nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mt_resilient.resilience.orders import Incident
+
+from ..harness import Job, cli
+from .test_visible import metrics_of
+
+SLOWED = Path(__file__).with_name("slowed.py")
+QUICK = (
+    "stragglers.sample_s=0.5",
+    "stragglers.window_samples=4",
+    "stragglers.baseline_samples=16",
+    "stragglers.shift=0.5",  # the tests' machine has other things to do
+    "spikes.enabled=false",
+)
+NEIGHBOUR = "waits for a processor"
+WAYS = {"work": "", "loader": "it sleeps", "neighbour": NEIGHBOUR}
+"""Of work one cannot be certain: on a machine with other things to do, who computes for longer queues for longer."""
+STRAGGLERS = 'mt_resilient_stragglers{job="run"}'
+BUSY = "import os; os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[1]})\nwhile True: pass"
+
+
+def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
+    """One life of the ranks, seven moods: calm, all slower, a slow link, then three ways in which rank 1 alone is slow, and calm again."""
+    mood = tmp_path / "mood"
+    mood.write_text("")
+    options = [word for value in QUICK for word in ("--set", value)]
+    job = Job(
+        tmp_path,
+        ["--nproc-per-node", "2", str(SLOWED)],
+        "--no-warm",
+        "--durable-every",
+        "1000000",
+        *options,
+        MOOD=str(mood),
+    )
+    job.until_step(5)
+    for calm, lasts_s in (("", 14), ("all", 8), ("link", 8), ("", 6)):
+        mood.write_text(calm)
+        time.sleep(lasts_s)
+        slow = [incident for incident in job.incidents() if NEIGHBOUR not in incident.evidence[-1]]
+        assert not slow, f"{calm}: {slow}"  # a rank that queues on a busy machine is one that is slow by itself
+    job.until(lambda now: not now.stragglers)
+    for how, where in WAYS.items():
+        neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(4 if how == "neighbour" else 0)]
+        mood.write_text(how)
+        before = len(of_rank_1(job))
+        job.until(lambda now: any(found.rank == 1 for found in now.stragglers))
+        time.sleep(2)
+        assert metrics_of(job)[STRAGGLERS] >= 1
+        incident = of_rank_1(job)[before]
+        assert (incident.cause, incident.rung, incident.open) == ("straggler", 0, True)
+        assert where in incident.evidence[-1], incident
+        mood.write_text("")
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+        job.until(lambda now: not now.stragglers)
+        time.sleep(8)
+    mood.write_text("end")
+    assert job.finish() == 0, job.said()
+    assert "rank 1" in cli("explain", "--run-dir", str(job.directory)).stdout
+
+
+def of_rank_1(job: Job) -> list[Incident]:
+    """On a machine that is busy with other things, rank 0 may be slow, too: on the core that it has to stay on."""
+    return [incident for incident in job.incidents() if "rank 1" in incident.summary]
