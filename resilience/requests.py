@@ -19,7 +19,7 @@ from . import describe
 from .errors import MachineError, SnapshotError, UsageError
 from .machine import Phase
 from .orders import GenerationRecord, Incident, RewindOrder
-from .recovery import RESTART_GANG, REWIND_IN_PLACE
+from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
 from .signals import Answer, OrderedBy, Request, Step, Wish
 from .stability import common_steps
 from .world import World
@@ -160,7 +160,8 @@ def _pause(request: Request, world: World, now: float, reached: Step) -> Ruling:
     if not record.paused:
         return Ruling(record=replace(record, paused=True), reason=f"a pause, ordered by {request.by}")
     if _all(said.paused for said in world.statuses()):
-        sentence = f"all ranks wait after step {reached}; processes and memory stay as they are"
+        where = f"after step {reached}" if reached >= 0 else "before the first step"
+        sentence = f"all ranks wait {where}; processes and memory stay as they are"
         return Ruling(answers={request.id: Answer(sentence=sentence, step=reached)})
     return Ruling()
 
@@ -226,7 +227,7 @@ def lost(world: World, order: RewindOrder) -> Incident:
     """The story of an order that cannot be obeyed any more."""
     incident = next(i for i in world.incidents if i.id == order.incident)
     why = f"the state of step {order.to} is not kept any more; the training goes on as it was"
-    return replace(incident, open=False, plan=why)
+    return replace(incident, open=False, rung=OBSERVE, plan=why)
 
 
 def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:

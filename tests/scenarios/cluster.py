@@ -17,6 +17,7 @@ from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import Request
 from mt_resilient.resilience.store import MemoryStore
+from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World, read_world
 
 from .node import KEYS, Node
@@ -107,6 +108,16 @@ class Job:
         self.say(f"somebody presses Ctrl-C{', with --last-snapshot' if snapshot else ''}")
         self.node.asked = Request(kind="stop", snapshot=snapshot, exit_code=130, at_s=self.now_s, by="SIGINT")
 
+    def order(self, kind: str, **what: Any) -> str:
+        """Somebody at another terminal; the request's name."""
+        ident = f"{self.now_s:05.0f}-{kind}"
+        self.say(f"somebody orders: {kind}{''.join(f', {name} {value}' for name, value in what.items())}")
+        self.store.inner.put(KEYS.request(ident), dumps(Request(kind=kind, at_s=self.now_s, by="alice", **what)))
+        return ident
+
+    def until_answered(self, ident: str) -> None:
+        self.until(lambda job: ident in job.world().answers)
+
     def stop_store(self) -> None:
         self.say("etcd stops answering")
         self.store.down = True
@@ -185,7 +196,11 @@ class Job:
                 self.say(f"incident {incident.id}{who}: {incident.summary}")
             if not incident.open and (known is None or known.open):
                 self.say(f"incident {incident.id} is over")
+        for answer in decision.answers.values():
+            self.say(f"the answer: {answer.sentence}")
         record, last = decision.record, self.record
+        if decision.said:
+            self.say(f"passed on to the ranks: {decision.said}")
         if record is None:
             return
         assert last is None or record.number in (last.number, last.number + 1)
@@ -193,6 +208,9 @@ class Job:
         assert record.phase is not Phase.LAUNCH or record.resume_step in {-1, *self.disk, *self._sealed()}
         why = {Phase.GATHER: record.reason, Phase.LAUNCH: decision.reason, Phase.ENDING: record.reason}
         reason = f": {why[record.phase]}" if record.phase in why else ""
+        if last is not None and (record.number, record.phase) == (last.number, last.phase):
+            self.record = record
+            return
         self.say(f"generation {record.number} {_DOES[record.phase]}{who}{reason}")
         self.record = record
 

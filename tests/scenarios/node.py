@@ -198,6 +198,7 @@ class Node:
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
+            snapshot=self.snapshot_asked,
         )
         stamps = {step: kept.stamp for step, kept in self.arena.items()}
         stamps |= {step: self.job.stamps[step][1] for step in self.disk if self._ours(step)}
@@ -236,12 +237,25 @@ class Node:
                 for step in [step for step in self.arena if step > record.resume_step]:
                     del self.arena[step]
                 self.replicas.went_back(record.resume_step)
-                self.told = ()
+                self.told, self.snapshot_asked = (), ""
                 self.lookout.begin(tells=record.resume_step >= 0)
                 self.ranks = Ranks(self, record, now_s)
                 self.say("the node starts its ranks")
             case Action.SAY_RUNNING:
                 self._ack(AckKind.RUNNING, now_s)
+            case Action.ORDER_REWIND:
+                assert record.rewind
+                for page in self.pages:
+                    page.ordered_to, page.ordered_skip = record.rewind.to, record.rewind.skip
+                    page.ordered = record.rewind.number
+            case Action.ORDER_PAUSE:
+                for page in self.pages:
+                    page.paused = int(record.paused)
+            case Action.ORDER_SNAPSHOT:
+                self.snapshot_asked = record.snapshot
+                for page in self.pages:
+                    page.durable_step = -1
+                    page.durable += 1
             case Action.ORDER_LEAVE:
                 for page in self.pages:
                     page.order = Order.SNAPSHOT_AND_STOP

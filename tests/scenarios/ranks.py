@@ -6,7 +6,7 @@ their boundaries by the real rule, in the order of `training.session`, and write
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
@@ -14,9 +14,9 @@ from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe, ladder, windows
 from mt_resilient.resilience.board import Rewound
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
-from mt_resilient.resilience.ladder import Turn
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Order, RankPhase, Step
+from mt_resilient.resilience.ladder import Remedy, Turn
+from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
+from mt_resilient.resilience.signals import Doing, Order, RankPhase, Step
 from mt_resilient.resilience.spikes import Figure
 
 if TYPE_CHECKING:
@@ -88,12 +88,17 @@ class Ranks:
         self.windows = windows.merged(turn.window for turn in record.turns if turn.window)
         self.figures: list[Figure] = []
         self.rewinds = 0
+        self.obeyed = record.begins.number if record.begins else 0
+        self.asked = 0
+        """Snapshots that were asked for, and taken."""
+        self.paused = False
         self.hung = False
         """Rank 1 hangs, and rank 0 waits for it;"""
         self.busy_s = 0
         """or it computes for so long yet."""
         for page in node.pages:
             page.clear(record.number)
+            page.paused = int(record.paused)
 
     @property
     def step(self) -> int:
@@ -174,13 +179,19 @@ class Ranks:
             self.state = kept.state if kept else self.node.disk[step]
             self.odd = kept.odd if kept else self.node.job.odd.get(step, frozenset())
         self._live(RankPhase.TRAINING)
+        self.paused = bool(self.node.pages[0].paused)
         for page in self.node.pages:
             page.restored_ns = _ns(now_s)
-        self.node.say(f"the ranks are in their loop at step {self.step}")
+            page.tells = 1 if self.node.faults.fixed_data else 2
+        if self.record.begins:
+            self._take_course(self.record.begins, now_s)
+        self.node.say(f"the ranks are in their loop at step {self.step}{', and wait' if self.paused else ''}")
         self._contribute(finite=True, staged=self.node.stage(self, durable=False))
 
     def _train(self, now_s: float) -> None:
-        """One step, then what `Session.boundary` does; nothing where the state is that of the last step."""
+        """One step, then what `Session.boundary` does; nothing where the state is that of the last step, or the ranks wait."""
+        if self.paused and self._waits(now_s):
+            return
         if self.step == self.node.total:
             self._leave(RankPhase.FINISHED, "the ranks find nothing left to do", now_s)
             return
@@ -217,7 +228,7 @@ class Ranks:
             return
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or (leave and before.snapshot) or self.step % self.node.durable_every == 0
-        self._contribute(finite=finite, staged=finite and self.node.stage(self, durable=wanted))
+        self._contribute(finite=finite, staged=finite and self._stage(wanted))
         judged = self._judged(now_s) if last or leave else None
         if judged and judged.directive is Directive.REWIND and not leave:
             self._rewind(judged, now_s)
@@ -235,6 +246,65 @@ class Ranks:
         elif self.node.faults.busy_at.get(self.step):
             self.busy_s = self.node.faults.busy_at.pop(self.step)
             self.node.say(f"rank 1 computes for {self.busy_s} s after step {self.step}, and rank 0 waits for it")
+
+    def _stage(self, wanted: bool) -> bool:
+        wanted |= self.node.pages[0].durable > self.asked
+        if wanted:
+            self.asked = self.node.pages[0].durable
+            for page in self.node.pages:
+                page.durable_step = self.step
+        return self.node.stage(self, durable=wanted)
+
+    def _waits(self, now_s: float) -> bool:
+        """One look of ranks that are paused; whether they still wait."""
+        if self.pending is None:
+            self._contribute(finite=True, staged=self._stage(False))
+        judged = self._judged(now_s)
+        assert judged
+        if judged.directive is Directive.REWIND:
+            self._rewind(judged, now_s)
+        elif judged.directive is Directive.LEAVE:
+            self._contribute(finite=True, staged=self.node.stage(self, durable=judged.snapshot))
+            self._judged(now_s)
+            self._leave(RankPhase.STOPPED, "the ranks leave their loop as ordered", now_s)
+        elif not self.paused:
+            self.node.say("the ranks go on")
+        for page in self.node.pages:
+            page.doing, page.beat_ns = Doing.PAUSED if self.paused else Doing.STEP, _ns(now_s)
+        return self.paused or judged.directive is not Directive.GO_ON
+
+    def _take_course(self, order: RewindOrder, now_s: float) -> None:
+        """The state that `order` names is restored: what `council.obey` does."""
+        window = windows.following(order.to, order.skip, self.windows) if order.skip else None
+        remedy = Remedy.SKIP if window else Remedy.REPLAY
+        self.turns.append(Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window))
+        self.windows = windows.merged((*self.windows, *([window] if window else [])))
+        self.rewinds += 1
+        self.obeyed = order.number
+        done = Rewound(
+            kind=order.cause,
+            onset=order.to + 1,
+            reached=max(self.node.pages[0].step, order.to),
+            to=order.to,
+            remedy=remedy,
+            window=window,
+            value=0.0,
+            expected=0.0,
+            at_ns=_ns(now_s),
+            done_ns=_ns(now_s + 0.005),
+            order=order.number,
+        )
+        for page in self.node.pages:
+            page.rewound(done)
+        left_out = f" and leave out the samples {window.start + 1} to {window.stop}" if window else ""
+        self.node.say(f"the ranks take their course from step {order.to}, as ordered{left_out}")
+
+    def _go_back(self, to: int) -> None:
+        self.state = self.node.arena[to].state if to in self.node.arena else self.node.disk[to]
+        self.odd = self.node.arena[to].odd if to in self.node.arena else frozenset()
+        self.figures = [figure for figure in self.figures if figure.step <= to]
+        for step in [step for step in self.node.arena if step > to]:
+            del self.node.arena[step]
 
     def _leave(self, phase: RankPhase, sentence: str, now_s: float) -> None:
         self._live(phase)
@@ -256,6 +326,8 @@ class Ranks:
                     order=Order(page.order),
                     loss=self._loss() if finite and self.state else None,
                     fixed_data=self.node.faults.fixed_data,
+                    rewind=page.ordered if page.ordered > self.obeyed else 0,
+                    pause=bool(page.paused),
                 )
             )
             for page in self.node.pages
@@ -269,7 +341,8 @@ class Ranks:
         said, self.pending = tally(self.pending), None
         judgement = judge(said, self.figures, self.turns, self.node.judged_by)
         assert judgement.directive is not Directive.DIVERGED
-        if judgement.newest is Held.WHOLE:
+        self.paused = judgement.pause
+        if judgement.newest is Held.WHOLE and said.step in self.node.arena:
             self.node.arena[said.step].sealed = True
         if judgement.directive is Directive.GO_ON:
             self.figures.append(said.figure)
@@ -279,6 +352,13 @@ class Ranks:
             words = {"kind": judgement.finding.kind.value, "step": judgement.finding.onset}
             done = describe.remedies([turn.remedy for turn in past])
             self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
+        if judgement.rewind:
+            to = self.node.pages[0].ordered_to
+            if to in self.node.disk or (to in self.node.arena and self.node.arena[to].sealed):
+                return replace(judgement, directive=Directive.REWIND)
+            self.obeyed = judgement.rewind
+            for page in self.node.pages:
+                page.declined = judgement.rewind
         return judgement
 
     def _loss(self) -> float:
@@ -286,6 +366,12 @@ class Ranks:
         return QUIET + 0.01 * (self.step % 5) + (4.0 if high else 0.0)
 
     def _rewind(self, judged: Judgement, now_s: float) -> None:
+        if judged.rewind:
+            page = self.node.pages[0]
+            self._go_back(page.ordered_to)
+            order = RewindOrder(number=page.ordered, to=Step(page.ordered_to), skip=page.ordered_skip)
+            self._take_course(order, now_s)
+            return
         finding, answer = judged.finding, judged.answer
         assert finding
         assert answer
@@ -299,11 +385,7 @@ class Ranks:
         remedy = ladder.done(answer, past, Step(to))
         self.turns.append(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
         self.windows = windows.merged((*self.windows, *([window] if window else [])))
-        self.state = held[to]
-        self.odd = self.node.arena[to].odd if to in self.node.arena else frozenset()
-        self.figures = [figure for figure in self.figures if figure.step <= to]
-        for step in [step for step in self.node.arena if step > to]:
-            del self.node.arena[step]
+        self._go_back(to)
         self.rewinds += 1
         done = Rewound(
             kind=finding.kind,
