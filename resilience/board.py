@@ -24,9 +24,9 @@ _REWINDS_AT, REWINDS_KEPT = 512, 8
 _UNSAVED_AT = 256
 _REWIND = 12
 """Numbers in one of them."""
-_ROW_AT = 1280
+_ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
-_FAREWELL_AT = 1536
+_FAREWELL_AT = 1600
 
 
 class _Int:
