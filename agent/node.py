@@ -222,7 +222,7 @@ class Node:
             self.told = (*self.told, *further)
             self._abandon(further)
             for rewind in further:
-                self.sound.went_back(rewind.to)
+                self.sound.went_back(rewind.to, rewind.generation, rewind.ordinal)
             changed = ended or bool(further)
         self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
         return self.sound.look(self._generation, self._finished(), every=ended) or changed

@@ -93,8 +93,8 @@ class Soundness:
             if header.whole and not self._replicas.fit(header.stamp):
                 slot.free()
 
-    def went_back(self, step: int) -> None:
-        self._replicas.went_back(step)
+    def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
+        self._replicas.went_back(step, generation, rewinds)
 
     def told(self, said: NodeStatus) -> dict[str, object]:
         """The fields of `said` that this module knows."""

@@ -181,7 +181,8 @@ class Supervisor:
             return False
         obeyed = max((rewind.order for rewind in told.rewinds), default=0)
         rewinds = record.rewind is not None and record.rewind.number > max(obeyed, told.declined)
-        snaps = bool(record.snapshot) and told.snapshot_step not in told.durable_steps
+        written = told.snapshot == record.snapshot and 0 <= told.snapshot_step <= max(told.durable_steps, default=-1)
+        snaps = bool(record.snapshot) and not written
         return rewinds or snaps or record.paused != told.paused
 
     def _generation(self) -> int:

@@ -112,7 +112,11 @@ class Council:
             skip=page.ordered_skip,
             cause=tuple(OrderedBy)[page.ordered_by],
         )
-        if not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+        if order.cause is OrderedBy.COMPARISON:  # any older state will do as well
+            order = replace(order, to=Step(self._common(order.to)))
+        elif not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+            order = replace(order, to=Step(-1))
+        if order.to < 0:
             self._obeyed, page.declined = order.number, order.number
             return False
         self._rewind = order

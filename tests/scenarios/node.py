@@ -38,6 +38,7 @@ from mt_resilient.resilience.signals import (
     NodeId,
     NodeRecord,
     Order,
+    OrderedBy,
     RankPhase,
     Request,
     Step,
@@ -150,6 +151,8 @@ class Node:
             self.job.last_state = self.ranks.state
             further = report.rewinds(self.pages, self.ranks.gang.generation, 0.0, len(self.told))
             self.told = (*self.told, *further)
+            for rewind in further:
+                self.replicas.went_back(rewind.to, rewind.generation, rewind.ordinal)
             for step in [step for step in self.disk if any(step > rewind.to for rewind in further)]:
                 self.disk.pop(step)
                 self.say(f"the snapshot of step {step} is set aside")
@@ -247,6 +250,7 @@ class Node:
                 assert record.rewind
                 for page in self.pages:
                     page.ordered_to, page.ordered_skip = record.rewind.to, record.rewind.skip
+                    page.ordered_by = tuple(OrderedBy).index(record.rewind.cause)
                     page.ordered = record.rewind.number
             case Action.ORDER_PAUSE:
                 for page in self.pages:

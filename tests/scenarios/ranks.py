@@ -16,7 +16,7 @@ from mt_resilient.resilience.board import Rewound
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
-from mt_resilient.resilience.signals import Doing, Order, RankPhase, Step
+from mt_resilient.resilience.signals import Doing, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.spikes import Figure
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Ranks:
         if wanted:
             self.asked = self.node.pages[0].durable
             for page in self.node.pages:
-                page.durable_step = self.step
+                page.durable_step = self.step if page.durable_step < 0 else page.durable_step
         return self.node.stage(self, durable=wanted)
 
     def _waits(self, now_s: float) -> bool:
@@ -353,13 +353,20 @@ class Ranks:
             done = describe.remedies([turn.remedy for turn in past])
             self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
         if judgement.rewind:
-            to = self.node.pages[0].ordered_to
-            if to in self.node.disk or (to in self.node.arena and self.node.arena[to].sealed):
+            if self._ordered_to() >= 0:
                 return replace(judgement, directive=Directive.REWIND)
             self.obeyed = judgement.rewind
             for page in self.node.pages:
                 page.declined = judgement.rewind
         return judgement
+
+    def _ordered_to(self) -> int:
+        """Where the ranks go back to as ordered; -1: they cannot."""
+        page = self.node.pages[0]
+        held = {*self.node.disk, *(step for step, kept in self.node.arena.items() if kept.sealed)}
+        if page.ordered_by == tuple(OrderedBy).index(OrderedBy.COMPARISON):
+            return max((step for step in held if step <= page.ordered_to), default=-1)
+        return page.ordered_to if page.ordered_to in held else -1
 
     def _loss(self) -> float:
         high = any(sample > HURT or sample in self.node.faults.spike_batches for sample in self.state)
@@ -368,8 +375,14 @@ class Ranks:
     def _rewind(self, judged: Judgement, now_s: float) -> None:
         if judged.rewind:
             page = self.node.pages[0]
-            self._go_back(page.ordered_to)
-            order = RewindOrder(number=page.ordered, to=Step(page.ordered_to), skip=page.ordered_skip)
+            to = self._ordered_to()
+            self._go_back(to)
+            order = RewindOrder(
+                number=page.ordered,
+                to=Step(to),
+                skip=page.ordered_skip,
+                cause=tuple(OrderedBy)[page.ordered_by],
+            )
             self._take_course(order, now_s)
             return
         finding, answer = judged.finding, judged.answer
