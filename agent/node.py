@@ -229,7 +229,7 @@ class Node:
             self.told = (*self.told, *further)
             self._abandon(further)
             for rewind in further:
-                self.sound.went_back(rewind.to)
+                self.sound.went_back(rewind.to, rewind.generation, rewind.ordinal)
             for sighting in report.sightings(self.board.pages, self.gang.generation, 0.0):
                 self.sound.doubt(sighting.onset)
             changed = ended or bool(further)

@@ -55,6 +55,18 @@ class Still:
     snapshots: int = 1
 
 
+@dataclass
+class Bad:
+    """Replicas were found apart: from `first` on a snapshot is unfit,"""
+
+    first: Stamp
+    cure: int | None = None
+    """until the same ranks had gone back so often, and behind it. None: they have not."""
+
+    def cured(self, stamp: Stamp) -> bool:
+        return self.cure is not None and stamp.rewinds >= self.cure
+
+
 class Replicas:
     """What this agent has seen of them; it forgets with its end. Not for several threads at once."""
 
@@ -67,8 +79,8 @@ class Replicas:
         self._line: set[Stamp] = set()
         """Of those that agreed, the ones that the present ranks' state descends from."""
         self._certified: set[Stamp] = set()
-        self._bad: dict[int, Stamp] = {}
-        """By generation of the ranks, the first snapshot found apart: it and what follows is unfit."""
+        self._bad: dict[int, list[Bad]] = {}
+        """By generation of the ranks."""
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
         """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
         self._still: Still | None = None
@@ -165,10 +177,12 @@ class Replicas:
         for sight, found in apart:
             if not self.fit(sight.stamp):
                 continue
-            known = sight.stamp.generation in self._bad
-            self._bad[sight.stamp.generation] = sight.stamp
-            if known:  # of what has been told it is only an earlier sign
+            found_before = self._bad.setdefault(sight.stamp.generation, [])
+            same = next((bad for bad in found_before if not bad.cured(sight.stamp)), None)
+            if same:  # of what has been told it is only an earlier sign
+                same.first = sight.stamp
                 continue
+            found_before.append(Bad(first=sight.stamp))
             votes = [agreement.wrong(each.words) for each in found]
             blamed = {sight.ranks[place] for vote in votes for place in vote or ()}
             among = {sight.ranks[place] for each in found for place in each.words}
@@ -217,8 +231,10 @@ class Replicas:
 
     def fit(self, stamp: Stamp) -> bool:
         """Whether it may be gone on from, as far as is known: it is not computed from a state that was found apart."""
-        bad = self._bad.get(stamp.generation)
-        return bad is None or stamp.rewinds < bad.rewinds or stamp.step < bad.step
+        return all(
+            stamp.rewinds < bad.first.rewinds or stamp.step < bad.first.step or bad.cured(stamp)
+            for bad in self._bad.get(stamp.generation, ())
+        )
 
     def agreed(self, stamp: Stamp) -> bool:
         return self._agreed.get(stamp, False) and self.fit(stamp)
@@ -226,9 +242,13 @@ class Replicas:
     def compared(self, stamp: Stamp) -> bool:
         return stamp in self._agreed
 
-    def went_back(self, step: int) -> None:
-        """The ranks go on from that step: later ones are not followed by the steps that come now."""
+    def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
+        """The ranks go on from that step: later ones are not followed by the steps that come now. generation, rewinds: of these, where they
+        are the same ranks."""
         self._line = {stamp for stamp in self._line if stamp.step <= step}
+        for bad in self._bad.get(generation, ()):
+            if step < bad.first.step and bad.cure is None:
+                bad.cure = rewinds
 
     def certified(self, held: Iterable[Stamp], finished: int) -> set[Stamp]:
         """Of the snapshots `held`, the certified ones, now that all ranks have finished that step."""

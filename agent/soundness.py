@@ -101,9 +101,9 @@ class Soundness:
             if header.whole and not self._replicas.fit(header.stamp):
                 slot.free()
 
-    def went_back(self, step: int) -> None:
+    def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
         self._doubted = _NEVER
-        self._replicas.went_back(step)
+        self._replicas.went_back(step, generation, rewinds)
 
     def told(self, said: NodeStatus) -> dict[str, object]:
         """The fields of `said` that this module knows."""

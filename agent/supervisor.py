@@ -29,8 +29,9 @@ from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .telling import Telling
 
-QUICK_S, CALM_S = 0.02, 1.0
-"""Longest sleep of the loop while something is under way, and while ranks just train. Ended processes wake it at once."""
+QUICK_S, ORDERED_S, CALM_S = 0.02, 0.1, 1.0
+"""Longest sleep of the loop while something is under way, while ranks are on their way to a boundary at which they obey, and while they
+just train. Ended processes wake it at once."""
 PUBLISH_S = 2.0
 """Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
 
@@ -101,11 +102,11 @@ class Supervisor:
 
     def _wait(self, wake: int) -> list[int]:
         calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
-        calm = calm and not self._ordered()
         poller = select.poll()
         for fd in (wake, *self.node.fds()):
             poller.register(fd, select.POLLIN)
-        ready = [fd for fd, _ in poller.poll((min(CALM_S, self._pace_s) if calm else QUICK_S) * 1000)]
+        longest_s = ORDERED_S if self._ordered() else min(CALM_S, self._pace_s)
+        ready = [fd for fd, _ in poller.poll((longest_s if calm else QUICK_S) * 1000)]
         if wake in ready:
             os.read(wake, 4096)
             self._next_round_s = 0.0
@@ -155,7 +156,7 @@ class Supervisor:
         news = self._news(status)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
-        self._next_round_s = now + (QUICK_S if self._busy() else self._pace_s)
+        self._next_round_s = now + (QUICK_S if self._busy() else ORDERED_S if self._ordered() else self._pace_s)
         self.heartbeat.beat(now)
         self._ask_to_stop()
         for _ in range(20):
@@ -175,17 +176,17 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _busy(self) -> bool:
-        return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH) or self._ordered()
+        return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
 
     def _ordered(self) -> bool:
         """Whether the ranks are about to do what somebody has ordered."""
         told, record = self._published, self.record
-        assert record
-        if told is None:
+        if told is None or record is None:
             return False
         obeyed = max((rewind.order for rewind in told.rewinds), default=0)
         rewinds = record.rewind is not None and record.rewind.number > max(obeyed, told.declined)
-        snaps = bool(record.snapshot) and told.snapshot_step not in told.durable_steps
+        written = told.snapshot == record.snapshot and 0 <= told.snapshot_step <= max(told.durable_steps, default=-1)
+        snaps = bool(record.snapshot) and not written
         return rewinds or snaps or record.paused != told.paused
 
     def _generation(self) -> int:

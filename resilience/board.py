@@ -128,7 +128,7 @@ class Page:
     durable = _Int(22)
     """How many snapshots on disk have been asked for in this generation; the agent writes it."""
     durable_step = _Int(23)
-    """Step of the last snapshot that was begun to go to disk; the agent sets it to -1 when it asks for one."""
+    """Step of the first snapshot for the disk that was begun since the agent, which asked for it, has set this to -1."""
     paused = _Int(19)
     """1: wait at the next boundary; the agent writes it, and the next four, the number last."""
     ordered = _Int(20)

@@ -22,8 +22,8 @@ from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
-from .recovery import Plan, RecoveryPolicy, bound, may_resume, plan, unreadable
-from .requests import carried, leaving, lost, pending, rule
+from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, plan, unreadable
+from .requests import carried, leaving, lost, pending, rule, turn_back, unheeded
 from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Step, Wish
 from .stability import ResumePoint, choose, exactly
 from .verdict import Verdict, judge
@@ -75,6 +75,10 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
     present = world.record
     assert present
+    late = None if leaving(world) else unheeded(world, now, policy.recovery.in_place_s)
+    if late and present.phase in (Phase.LAUNCH, Phase.RUN):
+        decision = _reopen(world.with_incidents((late,)), now, late)
+        return replace(decision, incidents=_merged(told, decision.incidents))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
     if event is None or move is Move.IGNORE:
         ruling = rule(world, now, step_reached(world))
@@ -87,7 +91,11 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
         )
     if verdict and answer:
         incident = open_incident(world, verdict, answer, step_reached(world), 0)
-        if move is Move.REOPEN:
+        if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:
+            seen_s = max(s.at_s for s in verdict.blamed)
+            ruling = turn_back(world, replace(incident, at_s=seen_s), _sound(world, verdict))
+            decision = Decision(record=ruling.record, incidents=ruling.incidents, reason=ruling.reason)
+        elif move is Move.REOPEN:
             decision = _reopen(world, now, incident)
         else:
             record = replace(
@@ -132,7 +140,9 @@ def _event(world: World, policy: Policy) -> tuple[Event | None, Verdict | None, 
         return Event.STOP, None, None
     verdict = judge(suspect(world))
     if verdict:
-        answer = plan(verdict, step_reached(world), _kept(world), world.incidents, policy.recovery)
+        in_place = _all_at_work(world) and not verdict.consequences and _sound(world, verdict) >= 0
+        known = world.incidents
+        answer = plan(verdict, step_reached(world), _kept(world), known, policy.recovery, in_place=in_place)
         return answer.event, verdict, answer
     return _calm(world, policy.observe)
 
@@ -154,6 +164,18 @@ def _calm(world: World, observe: bool) -> tuple[Event | None, Verdict | None, Pl
         stop = may_resume(_point(world), _said(world), bool(unreadable(world.incidents)))
         return (stop.event if stop else Event.READY), None, stop
     return None, None, None
+
+
+def _all_at_work(world: World) -> bool:
+    """Whether all ranks are in their loop, and nothing else is asked of them."""
+    told, record = world.statuses(), world.record
+    busy = record is None or record.phase is not Phase.RUN or pending(world) is not None
+    return not busy and len(told) == len(world.members) and all(s.stepped_s and not s.exits for s in told)
+
+
+def _sound(world: World, verdict: Verdict) -> Step:
+    """The newest state from before the verdict's onset at which the replicas agreed; -1: none."""
+    return choose(_said(world), unreadable(world.incidents), verdict.onset).step
 
 
 def _gone(world: World, node: NodeId, instance: str) -> bool:

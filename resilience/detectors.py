@@ -12,7 +12,7 @@ from enum import StrEnum
 from . import describe
 from .hang import Answer, judge
 from .machine import Phase
-from .signals import NodeId, OrderedBy, Rank, RankExit, RankStall, Step
+from .signals import Mismatch, NodeId, OrderedBy, Rank, RankExit, RankStall, Step
 from .spikes import Kind
 from .world import World
 
@@ -183,8 +183,19 @@ def replicas_apart(world: World) -> list[Suspicion]:
         )
         for node, status in world.status.items()
         for found in status.mismatches
-        if found.generation == number
+        if found.generation == number and not _answered(found, world)
     ]
+
+
+def _answered(found: Mismatch, world: World) -> bool:
+    """Whether the ranks of this very generation have been told to go back for it."""
+    return any(
+        incident.generation == found.generation
+        and incident.signature == describe.mismatch_signature(found)
+        and incident.rung == 1
+        and incident.at_s >= found.at_s
+        for incident in world.incidents
+    )
 
 
 DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents, hung_ranks, replicas_apart)

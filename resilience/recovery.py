@@ -1,7 +1,8 @@
 """Verdict → plan: the cheapest rung of the ladder that can help, and when to stop climbing.
 
-Rung 1, the rewind in place, is decided by the ranks themselves (`boundary`) and only reported here. What reaches this module needs
-the gang to be restarted (rung 2), or the job to stop (rung 6). Rungs 3 to 5 want more than one node or older certified snapshots.
+Rung 1, the rewind in place, is decided by the ranks themselves (`boundary`) and only reported here, but for replicas that have gone
+apart, which no rank can see: there it is ordered. What else reaches this module needs the gang to be restarted (rung 2), or the job to
+stop (rung 6). Rungs 3 to 5 want more than one node or older certified snapshots.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class RecoveryPolicy:
     max_mismatches: int = 3
     """How often within `mismatch_window_h` replicas may go apart, until the job stops rather than train on a machine that computes wrongly
     (with one node there is no other one to take its place)."""
+    in_place_s: float = 30.0
+    """How long ranks that are told to go back in place may take to come to a boundary, until the gang is started again for it."""
     mismatch_window_h: float = 24.0
     """Hours. One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad part."""
 
@@ -51,7 +54,7 @@ class RecoveryPolicy:
         for name in ("max_without_progress", "same_failure_at_start", "max_mismatches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("unwatched_progress_s", "mismatch_window_h"):
+        for name in ("unwatched_progress_s", "mismatch_window_h", "in_place_s"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be more than 0")
 
@@ -64,16 +67,25 @@ class Plan:
     exit_code: int = 0
 
 
-def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], policy: RecoveryPolicy) -> Plan:
+def plan(
+    verdict: Verdict,
+    reached: int,
+    kept: int,
+    past: Sequence[Incident],
+    policy: RecoveryPolicy,
+    *,
+    in_place: bool = False,
+) -> Plan:
     """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
-    past: all earlier incidents of the job; those that were only observed count for nothing."""
+    past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
+    back by themselves."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     restarts = [incident for incident in since_ordered(past) if incident.rung == RESTART_GANG]
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
-        return _answer_to_mismatch(verdict, past, policy)
+        return _answer_to_mismatch(verdict, past, policy, in_place)
     if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
@@ -104,13 +116,14 @@ def plan(verdict: Verdict, reached: int, kept: int, past: Sequence[Incident], po
     return restart
 
 
-def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy) -> Plan:
+def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool) -> Plan:
     """Back to before the onset, and no further than the budget: who goes apart again and again has a bad part."""
     since_s = verdict.at_s - policy.mismatch_window_h * 3600
     before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s]
     if len(before) + 1 < policy.max_mismatches:
-        reason = f"end the gang, start it again from before step {verdict.onset}; newer snapshots are set aside"
-        return Plan(event=Event.FAULT, rung=RESTART_GANG, reason=reason)
+        how = "all ranks go back in place, to" if in_place else "end the gang, start it again from"
+        reason = f"{how} before step {verdict.onset}; newer snapshots are set aside"
+        return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GANG, reason=reason)
     again = [i for i in before if i.signature == verdict.signature]
     who = (
         "the same tensors at the same step: a core that computes wrongly, or the script itself"

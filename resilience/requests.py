@@ -19,7 +19,7 @@ from . import describe
 from .errors import MachineError, SnapshotError, UsageError
 from .machine import Phase
 from .orders import GenerationRecord, Incident, RewindOrder
-from .recovery import RESTART_GANG, REWIND_IN_PLACE
+from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
 from .signals import Answer, OrderedBy, Request, Step, Wish
 from .stability import common_steps
 from .world import World
@@ -106,6 +106,8 @@ def _rewind(request: Request, world: World, now: float, reached: Step) -> Ruling
     assert record
     incident = next((i for i in world.incidents if i.signature == signature(request)), None)
     if incident is None:
+        if pending(world) is not None:
+            return Ruling()
         why = _cannot(request, world)
         if why:
             return Ruling(answers={request.id: Answer(sentence=why, exit_code=UsageError.exit_code)})
@@ -160,7 +162,8 @@ def _pause(request: Request, world: World, now: float, reached: Step) -> Ruling:
     if not record.paused:
         return Ruling(record=replace(record, paused=True), reason=f"a pause, ordered by {request.by}")
     if _all(said.paused for said in world.statuses()):
-        sentence = f"all ranks wait after step {reached}; processes and memory stay as they are"
+        where = f"after step {reached}" if reached >= 0 else "before the first step"
+        sentence = f"all ranks wait {where}; processes and memory stay as they are"
         return Ruling(answers={request.id: Answer(sentence=sentence, step=reached)})
     return Ruling()
 
@@ -180,10 +183,14 @@ def _snapshot(request: Request, world: World, now: float, reached: Step) -> Ruli
     assert record
     if record.snapshot != request.id:
         return Ruling(record=replace(record, snapshot=request.id), reason=f"a snapshot, ordered by {request.by}")
-    taken = {said.snapshot_step for said in world.statuses() if said.snapshot == request.id}
-    if not _all(said.snapshot == request.id and said.snapshot_step in said.durable_steps for said in world.statuses()):
+    told = world.statuses()
+    if not _all(said.snapshot == request.id and said.snapshot_step >= 0 for said in told):
         return Ruling()
-    return Ruling(answers={request.id: Answer(sentence=f"step {min(taken)} is on disk", step=min(taken))})
+    there = set.intersection(*({*said.durable_steps} for said in told))
+    since = [step for step in there if step >= max(said.snapshot_step for said in told)]
+    if not since:
+        return Ruling()
+    return Ruling(answers={request.id: Answer(sentence=f"step {min(since)} is on disk", step=min(since))})
 
 
 _JUDGES = {
@@ -217,7 +224,9 @@ def pending(world: World) -> RewindOrder | None:
 def _given_up(world: World, record: GenerationRecord) -> Ruling:
     """The ranks have said that they cannot go back as ordered."""
     order = pending(world)
-    if order is None or not any(said.declined == order.number for said in world.statuses()):
+    if order is None or order.cause is not OrderedBy.OPERATOR:
+        return Ruling()
+    if not any(said.declined == order.number for said in world.statuses()):
         return Ruling()
     return Ruling(record=replace(record, rewind=None), incidents=(lost(world, order),))
 
@@ -226,7 +235,7 @@ def lost(world: World, order: RewindOrder) -> Incident:
     """The story of an order that cannot be obeyed any more."""
     incident = next(i for i in world.incidents if i.id == order.incident)
     why = f"the state of step {order.to} is not kept any more; the training goes on as it was"
-    return replace(incident, open=False, plan=why)
+    return replace(incident, open=False, rung=OBSERVE, plan=why)
 
 
 def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:
@@ -235,4 +244,29 @@ def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:
     if order is None:
         return None, ()
     incident = next(i for i in world.incidents if i.id == order.incident)
+    if order.cause is OrderedBy.COMPARISON:  # its onset says where the next ones may begin
+        return None, (replace(incident, rung=RESTART_GANG),)
     return order, (replace(incident, rung=RESTART_GANG, plan=describe.ordered(order.to, order.skip, live=False)),)
+
+
+def turn_back(world: World, incident: Incident, to: Step) -> Ruling:
+    """All ranks go back in place, to a state from before what the comparison of replicas has found."""
+    assert world.record
+    order = RewindOrder(number=int(incident.id), to=to, cause=OrderedBy.COMPARISON)
+    return Ruling(record=replace(world.record, rewind=order), incidents=(incident,), reason=incident.plan)
+
+
+def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
+    """What the ranks were to go back for in place, and have not in time, or cannot: the gang has to be started again."""
+    order = pending(world)
+    if order is None or order.cause is not OrderedBy.COMPARISON:
+        return None
+    incident = next(i for i in world.incidents if i.id == order.incident)
+    cannot = any(s.declined == order.number or s.finished or s.stopped for s in world.statuses())
+    if not cannot and now - incident.at_s <= patience_s:
+        return None
+    why = "they cannot" if cannot else f"they did not within {describe.seconds(patience_s)}"
+    plan = (
+        f"all ranks were to go back in place, and {why}: end the gang, start it again from before step {incident.onset}"
+    )
+    return replace(incident, rung=RESTART_GANG, plan=plan)

@@ -327,7 +327,7 @@ class NodeStatus:
     snapshot: str = ""
     """The last request for a snapshot that the ranks were told of,"""
     snapshot_step: Step = Step(-1)
-    """and the step at which they have taken one since; -1: not yet."""
+    """and the step at which they have begun one since; -1: not yet. Where that one fails, a later one is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ contribute ──row──▶ sentinel ──tally──▶ judged ──Judgeme
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..resilience import describe, ladder, windows
 from ..resilience.board import Rewound, Sighted
@@ -144,7 +145,11 @@ class Council:
             skip=page.ordered_skip,
             cause=tuple(OrderedBy)[page.ordered_by],
         )
-        if not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+        if order.cause is OrderedBy.COMPARISON:  # any older state will do as well
+            order = replace(order, to=Step(self._common(order.to)))
+        elif not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+            order = replace(order, to=Step(-1))
+        if order.to < 0:
             self._obeyed, page.declined = order.number, order.number
             return False
         self._rewind = order

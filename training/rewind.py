@@ -113,7 +113,7 @@ class Tape:
         first, self._recorded = not self._recorded, True
         attempt = Attempt(step, durable)
         self._attempts = [*self._attempts[-1:], attempt]
-        if durable:
+        if durable and self._at.page.durable_step < 0:
             self._at.page.durable_step = step
         self.owed = self.owed and not durable
         held = self._arena.holding(step)

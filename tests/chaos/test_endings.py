@@ -38,12 +38,15 @@ def test_a_signal_ends_everything_in_order(number: int, code: int, tmp_path: Pat
     assert not (job.directory / "endpoint").exists()
 
 
-def test_a_last_snapshot_when_asked_for_and_then_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "asked"), [(signal.SIGINT, ["--last-snapshot"]), (signal.SIGUSR1, [])], ids=["asked for", "preempted"]
+)
+def test_a_last_snapshot_and_then_on_to_the_same_bits(number: int, asked: list[str], tmp_path: Path) -> None:
     expected, _ = undisturbed(MINIMAL, "--steps", str(STEPS))
-    job = minimal(tmp_path, "--last-snapshot")
+    job = minimal(tmp_path, *asked)
     reached = job.until_step(5).max_step
-    job.agent.send_signal(signal.SIGTERM)
-    assert job.finish(60) == 143
+    job.agent.send_signal(number)
+    assert job.finish(60) == 128 + number
     assert reached < newest_on_disk(job) < STEPS, "the snapshot was taken at a boundary after the signal"
     job.start()
     assert job.finish() == 0, job.said()

@@ -18,6 +18,7 @@ from mt_resilient.resilience.orders import Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import Request
 from mt_resilient.resilience.store import MemoryStore
+from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World, read_world
 
 from .etcd import Client, Etcd
@@ -87,6 +88,8 @@ class Job:
         """What ranks have gone on from, in turn."""
         self.last_state: State = ()
         self.exit_code: int | None = None
+        self.phase_told: tuple[int, Phase] | None = None
+        """Of the newest record that a controller wrote."""
         self.start_agent()
 
     # -- what an episode does to it ---------------------------------------------------------------------------------------------
@@ -110,6 +113,16 @@ class Job:
         assert self.node
         self.say(f"somebody presses Ctrl-C{', with --last-snapshot' if snapshot else ''}")
         self.node.asked = Request(kind="stop", snapshot=snapshot, exit_code=130, at_s=self.now_s, by="SIGINT")
+
+    def order(self, kind: str, **what: Any) -> str:
+        """Somebody at another terminal; the request's name."""
+        ident = f"{self.now_s:05.0f}-{kind}"
+        self.say(f"somebody orders: {kind}{''.join(f', {name} {value}' for name, value in what.items())}")
+        self.store.inner.put(KEYS.request(ident), dumps(Request(kind=kind, at_s=self.now_s, by="alice", **what)))
+        return ident
+
+    def until_answered(self, ident: str) -> None:
+        self.until(lambda job: ident in job.world().answers)
 
     def stop_store(self) -> None:
         self.say("etcd stops answering")
@@ -199,9 +212,14 @@ class Job:
                 self.say(f"incident {incident.id}{who}: {incident.summary}")
             if not incident.open and (known is None or known.open):
                 self.say(f"incident {incident.id} is over")
+        for answer in decision.answers.values():
+            self.say(f"the answer: {answer.sentence}")
         record = decision.record
-        if record is None:
+        if decision.said:
+            self.say(f"passed on to the ranks: {decision.said}")
+        if record is None or (record.number, record.phase) == self.phase_told:
             return
+        self.phase_told = (record.number, record.phase)
         why = {Phase.GATHER: record.reason, Phase.LAUNCH: decision.reason, Phase.ENDING: record.reason}
         reason = f": {why[record.phase]}" if record.phase in why else ""
         self.say(f"generation {record.number} {_DOES[record.phase]}{who}{reason}")

@@ -16,7 +16,7 @@ the truth of the simulated world (which bit has flipped, which copy is missing),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -81,10 +81,12 @@ class Watch:
             if put.key == keys.generation:
                 record = loads(GenerationRecord, put.value)
                 self._hold(1, _follows(self.record, record, write))
-                self._hold(1, _cleared(job, record))
-                self._hold(6, _newest_there_is(job, self, record))
-                self._hold(7, _within_budget(job, self, record))
-                self._note(record, write)
+                if not _within_its_phase(self.record, record):
+                    self._hold(1, _cleared(job, record))
+                    self._hold(6, _newest_there_is(job, self, record))
+                    self._hold(7, _within_budget(job, self, record))
+                    self._note(record, write)
+                self.record = record
             else:
                 incident = loads(Incident, put.value)
                 self._hold(1, _one_story(self.incidents.get(incident.id), incident))
@@ -101,10 +103,9 @@ class Watch:
             self.unlaunched = 0
             newest = max(self.incidents.values(), key=lambda i: (i.rung == RESTART_GANG, int(i.id)), default=None)
             counted = self.launches and newest and newest.cause not in _NOT_COUNTED
-            again = counted and record.resume_step <= self.launches[-1]
+            again = counted and not record.begins and record.resume_step <= self.launches[-1]
             self.without_progress = self.without_progress + 1 if again else self.without_progress * (not counted)
             self.launches.append(record.resume_step)
-        self.record = record
 
     def look(self, job: Job) -> None:
         """After a second."""
@@ -134,11 +135,19 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
     if before is None:
         return "" if after.phase is Phase.GATHER else f"the first record is in phase {after.phase}"
     told = f"generation {after.number} {after.phase} was written over {before.number} {before.phase}"
+    if _within_its_phase(before, after):
+        orders = replace(before, paused=after.paused, rewind=after.rewind, snapshot=after.snapshot)
+        return "" if write.guarded and orders == after else told
     if after.number == before.number:
         return "" if write.guarded and (before.phase, after.phase) in _MOVES else told
     over = before.phase in (Phase.ENDING, Phase.ENDED)
     opened = after.number == before.number + 1 and after.phase is Phase.GATHER and over is not write.guarded
     return "" if opened else told
+
+
+def _within_its_phase(before: GenerationRecord | None, after: GenerationRecord) -> bool:
+    """An order of somebody changes nothing else."""
+    return before is not None and (before.number, before.phase) == (after.number, after.phase)
 
 
 def _cleared(job: Job, record: GenerationRecord) -> str:
@@ -166,6 +175,9 @@ def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
     node = job.node
     if record.phase is not Phase.LAUNCH or node is None or node.instance not in record.members.values():
         return ""
+    if record.begins:
+        wrong = f"the job goes on from step {record.resume_step}, and step {record.begins.to} was ordered"
+        return wrong * (record.resume_step != record.begins.to)
     failed = [i.step_at_fault for i in watch.incidents.values() if i.cause == Cause.SNAPSHOT_UNREADABLE]
     memory = {step: kept for step, kept in node.arena.items() if kept.sealed and node.replicas.fit(kept.stamp)}
     disk = {step: job.written[step] for step in job.disk if failed.count(step) < 2}
@@ -307,7 +319,8 @@ def _motion(job: Job) -> tuple[Ranks | None, tuple[int, ...], bool]:
     ranks = job.node.ranks if job.node else None
     if ranks is None:
         return None, (), True
-    idle = not ranks.alive or ranks.hung or bool(ranks.busy_s) or ranks.life is not RankPhase.TRAINING
+    waits = ranks.hung or ranks.paused or bool(ranks.busy_s)
+    idle = not ranks.alive or waits or ranks.life is not RankPhase.TRAINING
     return ranks, (ranks.step, ranks.rewinds, ranks.life), idle
 
 

@@ -37,6 +37,7 @@ from mt_resilient.resilience.signals import (
     NodeId,
     NodeRecord,
     Order,
+    OrderedBy,
     RankPhase,
     Request,
     Step,
@@ -200,7 +201,7 @@ class Node:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
         self.told = (*self.told, *further)
         for rewind in further:
-            self.replicas.went_back(rewind.to)
+            self.replicas.went_back(rewind.to, rewind.generation, rewind.ordinal)
             for step in [step for step in self.disk if step > rewind.to]:
                 if self.job.stamps[step][1][:2] < (rewind.generation, rewind.ordinal):
                     self.disk.pop(step)
@@ -228,6 +229,7 @@ class Node:
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
+            snapshot=self.snapshot_asked,
         )
         stamps = {step: kept.stamp for step, kept in self.arena.items()}
         stamps |= {step: self.job.stamps[step][1] for step in self.disk if self._ours(step)}
@@ -271,12 +273,26 @@ class Node:
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
                 self.replicas.went_back(record.resume_step)
-                self.told = ()
+                self.told, self.snapshot_asked = (), ""
                 self.lookout.begin(tells=record.resume_step >= 0)
                 self.ranks = Ranks(self, record, now_s)
                 self.say("the node starts its ranks")
             case Action.SAY_RUNNING:
                 self._ack(AckKind.RUNNING, now_s)
+            case Action.ORDER_REWIND:
+                assert record.rewind
+                for page in self.pages:
+                    page.ordered_to, page.ordered_skip = record.rewind.to, record.rewind.skip
+                    page.ordered_by = tuple(OrderedBy).index(record.rewind.cause)
+                    page.ordered = record.rewind.number
+            case Action.ORDER_PAUSE:
+                for page in self.pages:
+                    page.paused = int(record.paused)
+            case Action.ORDER_SNAPSHOT:
+                self.snapshot_asked = record.snapshot
+                for page in self.pages:
+                    page.durable_step = -1
+                    page.durable += 1
             case Action.ORDER_LEAVE:
                 for page in self.pages:
                     page.order = Order.SNAPSHOT_AND_STOP

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.resilience import describe, ladder
+from mt_resilient.resilience import describe, ladder, windows
 from mt_resilient.resilience.board import Rewound, Sighted
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.ladder import Turn
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Order, RankPhase, Step
+from mt_resilient.resilience.ladder import Remedy, Turn
+from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
+from mt_resilient.resilience.signals import Doing, Order, OrderedBy, RankPhase, Step
 from mt_resilient.training.course import Course
 
 from .kept import HURT, Inner, Kept, Restored, State
@@ -67,6 +67,10 @@ class Ranks:
         self.begun = max(0, record.resume_step)
         """The step that they began with, or went back to last."""
         self.rewinds = 0
+        self.obeyed = record.begins.number if record.begins else 0
+        self.asked = 0
+        """Snapshots that were asked for, and taken."""
+        self.paused = False
         self.hung = False
         """Rank 1 hangs, and rank 0 waits for it;"""
         self.busy_s = 0
@@ -74,6 +78,7 @@ class Ranks:
         self.leaving_s = 0
         for page in node.pages:
             page.clear(record.number)
+            page.paused = int(record.paused)
 
     @property
     def step(self) -> int:
@@ -163,9 +168,13 @@ class Ranks:
                 return
             self.course.went_back(step)
         self._live(RankPhase.TRAINING)
+        self.paused = bool(self.node.pages[0].paused)
         for page in self.node.pages:
             page.restored_ns = _ns(now_s)
-        self.node.say(f"the ranks are in their loop at step {self.step}")
+            page.tells = 1 if self.node.faults.fixed_data else 2
+        if self.record.begins:
+            self._take_course(self.record.begins, now_s)
+        self.node.say(f"the ranks are in their loop at step {self.step}{', and wait' if self.paused else ''}")
         self._contribute(finite=True, missing=self.node.stage(self, durable=False))
 
     def kept(self) -> Kept:
@@ -205,7 +214,9 @@ class Ranks:
         return True
 
     def _train(self, now_s: float) -> None:
-        """One step, then what `Session.boundary` does; nothing where the state is that of the last step."""
+        """One step, then what `Session.boundary` does; nothing where the state is that of the last step, or the ranks wait."""
+        if self.paused and self._waits(now_s):
+            return
         if self.step == self.node.total:
             self._leave(RankPhase.FINISHED, "the ranks find nothing left to do", now_s)
             return
@@ -246,7 +257,7 @@ class Ranks:
         self.owed |= self.step % self.node.durable_every == 0
         missing = everybody = frozenset(range(len(self.node.pages)))
         if finite:
-            missing = self.node.stage(self, durable=wanted or self.owed, patient=wanted)
+            missing = self._stage(wanted or self.owed, patient=wanted)
         self.owed = False
         self._contribute(finite=finite, missing=missing if finite else everybody)
         judged = self._judged(now_s) if last or leave else None
@@ -267,6 +278,69 @@ class Ranks:
         elif self.node.faults.busy_at.get(self.step):
             self.busy_s = self.node.faults.busy_at.pop(self.step)
             self.node.say(f"rank 1 computes for {self.busy_s} s after step {self.step}, and rank 0 waits for it")
+
+    def _stage(self, durable: bool, patient: bool = False) -> frozenset[int]:
+        """Take a snapshot; the ranks that have missed it."""
+        if self.node.pages[0].durable > self.asked:
+            durable, self.asked = True, self.node.pages[0].durable
+            for page in self.node.pages:
+                page.durable_step = self.step if page.durable_step < 0 else page.durable_step
+        return self.node.stage(self, durable=durable, patient=patient)
+
+    def _waits(self, now_s: float) -> bool:
+        """One look of ranks that are paused; whether they still wait."""
+        if self.pending is None:
+            asked = self.node.pages[0].durable > self.asked
+            self._contribute(finite=True, missing=self._stage(False) if asked else frozenset())
+        judged = self._judged(now_s)
+        assert judged
+        if judged.directive is Directive.REWIND:
+            self._rewind(judged, now_s)
+        elif judged.directive is Directive.LEAVE:
+            missing = self.node.stage(self, durable=judged.snapshot, patient=judged.snapshot)
+            self._contribute(finite=True, missing=missing)
+            self._judged(now_s)
+            self._leave(RankPhase.STOPPED, "the ranks leave their loop as ordered", now_s)
+        elif not self.paused:
+            self.node.say("the ranks go on")
+        for page in self.node.pages:
+            page.doing, page.beat_ns = Doing.PAUSED if self.paused else Doing.STEP, _ns(now_s)
+        return self.paused or judged.directive is not Directive.GO_ON
+
+    def _take_course(self, order: RewindOrder, now_s: float) -> None:
+        """The state that `order` names is restored: what `council.obey` does."""
+        window = windows.following(order.to, order.skip, self.course.windows) if order.skip else None
+        remedy = Remedy.SKIP if window else Remedy.REPLAY
+        turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
+        self.course.turned(turn)
+        self.rewinds += 1
+        self.obeyed = order.number
+        done = Rewound(
+            kind=order.cause,
+            onset=order.to + 1,
+            reached=max(self.node.pages[0].step, order.to),
+            to=order.to,
+            remedy=remedy,
+            window=window,
+            value=0.0,
+            expected=0.0,
+            at_ns=_ns(now_s),
+            done_ns=_ns(now_s + 0.005),
+            order=order.number,
+        )
+        for page in self.node.pages:
+            page.rewound(done)
+        left_out = f" and leave out the samples {window.start + 1} to {window.stop}" if window else ""
+        self.node.say(f"the ranks take their course from step {order.to}, as ordered{left_out}")
+
+    def _go_back(self, to: int, now_s: float, before: int = -1) -> bool:
+        """In place; False where the ranks could not, and have raised. before: as for `_load`."""
+        if not self._load(to, now_s, in_place=True, before=before):
+            return False
+        self.owed = False
+        for step in [step for step in self.node.arena if step > to]:
+            del self.node.arena[step]
+        return True
 
     def _leave(self, phase: RankPhase, sentence: str, now_s: float) -> None:
         self._live(phase)
@@ -292,6 +366,8 @@ class Ranks:
                     order=Order(page.order),
                     loss=self._loss() if finite and self.state else None,
                     fixed_data=self.node.faults.fixed_data,
+                    rewind=page.ordered if page.ordered > self.obeyed else 0,
+                    pause=bool(page.paused),
                 )
             )
             for rank, page in enumerate(self.node.pages)
@@ -305,7 +381,8 @@ class Ranks:
         said, self.pending = tally(self.pending), None
         judgement = judge(said, self.course.figures, self.course.turns, self.node.judged_by)
         assert judgement.directive is not Directive.DIVERGED
-        if judgement.newest is Held.WHOLE:
+        self.paused = judgement.pause
+        if judgement.newest is Held.WHOLE and said.step in self.node.arena:
             self.node.arena[said.step].sealed = True
         elif judgement.newest is Held.MISSED and said.step in self.node.arena:
             self.owed |= self.node.arena.pop(said.step).durable
@@ -319,6 +396,12 @@ class Ranks:
             words = {"kind": judgement.finding.kind.value, "step": judgement.finding.onset}
             done = describe.remedies([turn.remedy for turn in past])
             self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
+        if judgement.rewind:
+            if self._ordered_to() >= 0:
+                return judgement._replace(directive=Directive.REWIND)
+            self.obeyed = judgement.rewind
+            for page in self.node.pages:
+                page.declined = judgement.rewind
         return judgement
 
     def _sighted(self, judgement: Judgement, now_s: float) -> None:
@@ -346,11 +429,33 @@ class Ranks:
                 )
             )
 
+    def _ordered_to(self) -> int:
+        """Where the ranks go back to as ordered; -1: they cannot."""
+        page = self.node.pages[0]
+        held = {*self.node.disk, *(step for step, kept in self.node.arena.items() if kept.sealed)}
+        if page.ordered_by == tuple(OrderedBy).index(OrderedBy.COMPARISON):
+            return max((step for step in held if step <= page.ordered_to), default=-1)
+        return page.ordered_to if page.ordered_to in held else -1
+
     def _loss(self) -> float:
         high = any(sample > HURT or sample in self.node.faults.spike_batches for sample in self.state)
         return QUIET + 0.01 * (self.step % 5) + (4.0 if high else 0.0)
 
     def _rewind(self, judged: Judgement, now_s: float) -> None:
+        if judged.rewind:
+            page = self.node.pages[0]
+            to = self._ordered_to()
+            if not self._go_back(to, now_s):
+                return
+            self.course.went_back(to)
+            order = RewindOrder(
+                number=page.ordered,
+                to=Step(to),
+                skip=page.ordered_skip,
+                cause=tuple(OrderedBy)[page.ordered_by],
+            )
+            self._take_course(order, now_s)
+            return
         finding, answer = judged.finding, judged.answer
         assert finding
         assert answer
@@ -365,13 +470,10 @@ class Ranks:
         past = ladder.same_fault(finding, self.course.turns, self.node.judged_by.ladder)
         window = answer.window(finding.onset, Step(to), self.course.windows)
         remedy = ladder.done(answer, past, Step(to))
-        if not self._load(to, now_s, in_place=True, before=finding.onset):
+        if not self._go_back(to, now_s, before=finding.onset):
             return
         self.course.turned(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
         self.course.went_back(to)
-        self.owed = False
-        for step in [step for step in self.node.arena if step > to]:
-            del self.node.arena[step]
         self.rewinds += 1
         done = Rewound(
             kind=finding.kind,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import RankPhase
+from mt_resilient.resilience.signals import RankPhase, Step, Wish
 
 from .cluster import Job
 
@@ -61,7 +61,23 @@ def flip(job: Job) -> None:
         job.faults.flip_at[job.ranks.step + 1] = 1
 
 
-FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall, hang, flip)
+def send_back(job: Job) -> None:
+    """To a step that is on disk, or was."""
+    if job.node:
+        job.order(Wish.REWIND, step=Step(max(job.disk, default=4)))
+
+
+def pause(job: Job) -> None:
+    if job.node:
+        job.order(Wish.PAUSE)
+
+
+def resume(job: Job) -> None:
+    if job.node:
+        job.order(Wish.RESUME)
+
+
+FAULTS = (kill_rank, kill_agent, start_agent, nan, stop_store, start_store, stall, hang, flip, send_back, pause, resume)
 Moment = tuple[int, int]
 """Seconds to wait, and which of FAULTS comes then."""
 
@@ -82,6 +98,8 @@ def test_nothing_is_lost_or_used_twice(moments: list[Moment], durable_every: int
         job.faults.agent_stalls = False
         start_store(job)
         start_agent(job)
+        job.tick()
+        resume(job)
     job.to_the_end()
     assert job.exit_code == 0, job.transcript()
     assert job.last_state == job.disk[12] == tuple(range(1, 13)), job.transcript()

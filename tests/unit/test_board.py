@@ -162,7 +162,7 @@ def test_whatever_is_said_is_heard(texts: dict[str, Any], step: int) -> None:
 def test_a_length_that_cannot_be_is_no_message(length: int) -> None:
     torn = page()
     torn.say_farewell(error="it failed")
-    torn.ints[1536 // 8] = length
+    torn.ints[1600 // 8] = length
     assert torn.farewell() == {}
 
 
@@ -172,7 +172,7 @@ def test_a_length_that_cannot_be_is_no_message(length: int) -> None:
 def test_a_message_that_was_not_finished_is_no_message(garbage: bytes) -> None:
     torn = page()
     torn.say_farewell(error="it failed", kind="exit")
-    torn.raw[1544 : 1544 + len(garbage)] = garbage
+    torn.raw[1608 : 1608 + len(garbage)] = garbage
     assert torn.farewell() == {}
 
 

@@ -76,6 +76,8 @@ tallies = st.builds(
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     grad_norm=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     fixed_data=st.booleans(),
+    rewind=st.integers(0, 2),
+    pause=st.booleans(),
 )
 
 
@@ -103,4 +105,15 @@ def test_the_tally_is_the_worst_that_any_rank_says_in_whatever_order(told: list[
         loss=max((each.loss for each in told if each.loss is not None), default=None),
         grad_norm=max((each.grad_norm for each in told if each.grad_norm is not None), default=None),
         fixed_data=any(each.fixed_data for each in told),
+        rewind=told[0].rewind if len({each.rewind for each in told}) == 1 else 0,
+        pause=all(each.pause for each in told),
     )
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("non_finite", [True, False])
+def test_what_is_ordered_waits_for_what_is_wrong_and_leaving_goes_before_it(order: Order, non_finite: bool) -> None:
+    said = Tally(step=Step(30), non_finite=non_finite, order=order, rewind=7, pause=True)
+    judgement = judge(said, CALM, [], POLICY)
+    obeyed = order is Order.NONE and not non_finite
+    assert (judgement.rewind, judgement.pause) == ((7, True) if obeyed else (0, False))

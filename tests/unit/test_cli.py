@@ -49,6 +49,14 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["status"], "there is no run under"),
         (["explain"], "there is no run under"),
         (["explain", "--run-dir", "nowhere"], "nowhere is no run directory"),
+        (["rewind"], "the following arguments are required: --to"),
+        (["rewind", "--to", "-1"], "argument --to: '-1' is no number of 0 or more"),
+        (["rewind", "--to", "ten"], "argument --to: 'ten' is no number of 0 or more"),
+        (["rewind", "--to", "10"], "there is no run under"),
+        (["snapshot"], "the following arguments are required: when"),
+        (["snapshot", "later"], "invalid choice: 'later'"),
+        (["drain"], "the following arguments are required: NODE"),
+        (["pause"], "there is no run under"),
         (["snapshots"], "the following arguments are required: action"),
         (["snapshots", "frob"], "invalid choice: 'frob'"),
         (["snapshots", "ls"], "there is no run under"),
@@ -100,3 +108,12 @@ def test_help(words: list[str], capsys: Capture) -> None:
         main(words)
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("usage: mt-resilient")
+
+
+@pytest.mark.parametrize("words", [["pause"], ["stop"], ["rewind", "--to", "3", "--skip", "1"], ["drain", "here"]])
+def test_an_order_to_a_job_that_nobody_runs(words: list[str], place: Path, capsys: Capture) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "journal.jsonl").write_text('{"kind": "said", "at_s": 1.0, "sentence": "the training is over"}\n')
+    assert main([*words, "--run-dir", "run"]) == 2
+    said = capsys.readouterr().err
+    assert "there is nobody to order. The last it said: the training is over" in said

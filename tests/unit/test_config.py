@@ -162,6 +162,8 @@ def test_the_real_sections_have_types_that_a_text_can_be_read_as(name: str) -> N
         "agent.metrics_port=65536",
         "agent.lease_ttl_s=1",
         "agent.stop_grace_s=-1",
+        "preemption.budget_s=0",
+        "recovery.in_place_s=0",
         "control.deadline_s=0",
         "control.deadline_s=nan",
         "recovery.max_without_progress=0",
@@ -172,3 +174,9 @@ def test_values_that_cannot_work_are_refused_by_name(flag: str) -> None:
     dotted, _, text = flag.partition("=")
     with pytest.raises(UsageError, match=rf"^{dotted} is '?{text}"):
         load(SECTIONS, None, {}, {dotted: text})
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "TERM", "15"])
+def test_a_signal_that_no_scheduler_sends_ahead_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^preemption.signals has '{name}'; it may have SIGTERM, SIGUSR1"):
+        load(SECTIONS, None, {}, {"preemption.signals": f"SIGTERM, {name}"})

@@ -164,6 +164,20 @@ def test_what_follows_is_unfit_although_it_agrees(ranks: Ranks, replicas: Replic
     assert not replicas.fit(stamp(12, rewinds=1))
 
 
+def test_the_same_ranks_behind_a_way_back_in_place_are_fit_again(ranks: Ranks, replicas: Replicas) -> None:
+    ranks.trusted(replicas)
+    ranks.snapshot(11, odd={0: 99})
+    ranks.look(replicas, every=True)
+    replicas.went_back(11, 1, 1)  # not far enough
+    assert not replicas.fit(stamp(12, rewinds=1))
+    replicas.went_back(10, 1, 2)
+    assert [replicas.fit(stamp(12, rewinds=n)) for n in (0, 1, 2, 3)] == [False, False, True, True]
+    ranks.snapshot(12, odd={0: 98}, rewinds=2)
+    assert ranks.look(replicas, every=True)
+    assert len(replicas.mismatches) == 2, "a further fault is one of its own"
+    assert [replicas.fit(stamp(12, rewinds=n)) for n in (0, 2, 3)] == [False, False, False]
+
+
 def test_an_earlier_sign_found_later_is_no_second_mismatch(ranks: Ranks, replicas: Replicas) -> None:
     ranks.trusted(replicas)
     ranks.snapshot(12, odd={0: 99})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.windows import Window, ahead, batch, jump, merged
+from mt_resilient.resilience.windows import Window, ahead, batch, following, jump, merged
 
 several = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 10)).map(lambda w: Window(w[0], w[0] + w[1])), max_size=6
@@ -61,3 +61,13 @@ def test_what_is_no_window_is_refused(text: str) -> None:
 
 def test_there_and_back() -> None:
     assert str(Window.parse("120:140")) == "120:140"
+
+
+@given(several, st.integers(0, 40), st.integers(1, 20))
+def test_what_follows_are_the_next_batches_that_would_be_used(known: list[Window], step: int, count: int) -> None:
+    window = following(step, count, known)
+    would = [batch(n, known) for n in range(step, step + count)]
+    assert {*would} <= {*range(window.start, window.stop)}
+    without = (*known, window)
+    assert [batch(n, without) for n in range(step)] == [batch(n, known) for n in range(step)]
+    assert batch(step, without) == batch(step + count, known)
