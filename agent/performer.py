@@ -95,8 +95,8 @@ class Performer:
     def _end(self, record: GenerationRecord) -> bool:
         """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""
         drain, grace_s = self._node.drain, self._policy.stop_grace_s
-        self._node.stop_gang()
         if not self._drain_asked_s:
+            self._node.clear(record.number)  # what nobody is to go on from does not go to disk at the last moment
             self._drain_asked_s = monotonic_s()
             drain.finish()
         asked = self.hurry or record.exit_code != 0
