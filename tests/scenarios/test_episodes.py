@@ -506,7 +506,7 @@ def test_nan_and_a_flip_and_a_kill(golden: Golden) -> None:
 
 
 def test_flips_while_stopping(golden: Golden) -> None:
-    """A bit flips just when somebody stops the job: the snapshot that was about to go to disk is of replicas that are apart, and does not."""
+    """A bit flips just when somebody stops the job: the snapshot that was about to go to disk is damaged, and does not."""
     job = Job(flip_at={7: 1}, durable_every=7)
     job.until_step(7)
     job.ask_to_stop(snapshot=False)
