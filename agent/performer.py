@@ -109,8 +109,8 @@ class Performer:
     def _end(self, record: GenerationRecord) -> bool:
         """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""
         drain = self._node.drain
-        self._node.stop_gang()
         if not self._drain_asked_s:
+            self._node.clear(record.number)  # what nobody is to go on from does not go to disk at the last moment
             self._drain_asked_s = monotonic_s()
             if record.last_snapshot:
                 self._node.save_newest(record.number)

@@ -260,10 +260,7 @@ class Node:
             return None
         match action:
             case Action.CLEAR:
-                self._end_ranks()
-                self.compare(now_s, record.number)
-                for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
-                    del self.arena[step]
+                self._clear(now_s, record.number)
                 self._publish(now_s)
                 self._ack(AckKind.READY, now_s)
             case Action.LAUNCH:
@@ -299,7 +296,7 @@ class Node:
                 self.leave_ordered_s = now_s
                 self.say("the node orders its ranks to take a last snapshot and leave")
             case Action.END_GANG:
-                self._end_ranks()
+                self._clear(now_s, record.number)
                 self.drain(now_s, finish=True)
                 self.drain_asked_s = self.drain_asked_s or now_s
                 hurry = (self.asked is not None or record.exit_code != 0) and now_s - self.drain_asked_s > GRACE_S
@@ -314,6 +311,13 @@ class Node:
                 self.say(f"the agent leaves with exit code {code}")
                 return code
         return None
+
+    def _clear(self, now_s: float, number: int) -> None:
+        """End the ranks, and let go of what nobody is to go on from."""
+        self._end_ranks()
+        self.compare(now_s, number)
+        for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
+            del self.arena[step]
 
     def _end_ranks(self) -> None:
         if self.ranks and not self.ranks.gang.launcher.ended_s:

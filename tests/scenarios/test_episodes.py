@@ -505,6 +505,20 @@ def test_nan_and_a_flip_and_a_kill(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_flips_while_stopping(golden: Golden) -> None:
+    """A bit flips just when somebody stops the job: the snapshot that was about to go to disk is damaged, and does not."""
+    job = Job(flip_at={7: 1}, durable_every=7)
+    job.until_step(7)
+    job.ask_to_stop(snapshot=False)
+    job.until(lambda job: job.exit_code == 130)
+    assert not job.disk
+    job.start_agent()
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == EVERY_SAMPLE
+    golden(job.transcript())
+
+
 def _store_away_in(phase: Phase, golden: Golden) -> None:
     """etcd does not answer for eight seconds, from there on; a rank has been killed before."""
     job = Job()

@@ -226,7 +226,10 @@ class Player:
         left_out = list(last.course["windows"])
         known = {(window.start, window.stop) for window in job.watch.windows}
         batches = {batch for start, stop in known for batch in range(start, stop)}
-        assert all({*range(*window)} <= batches for window in left_out), f"{left_out} is left out, {known} was told"
+        # Another leader may open a generation before an agent that is held up could tell what its ranks did: that is lost.
+        assert job.standby or all({*range(*window)} <= batches for window in left_out), (
+            f"{left_out} is left out, {known} was told"
+        )
         assert self.episode.total in job.disk, "the last state is not on disk"
         if not _hurt(last.state):
             expected = samples(self.episode.total, job.node.ranks.course.windows if job.node and job.node.ranks else ())
