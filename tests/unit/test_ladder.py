@@ -54,6 +54,16 @@ def test_the_rungs_of_a_step_that_gives_nan(past: list[Remedy], expected: Answer
     assert answer(found(1000, Kind.NON_FINITE), turns, POLICY, skippable=True) == expected
 
 
+def test_leaving_data_out_again_comes_with_care_where_one_is_set() -> None:
+    turns = [turn(1000, remedy) for remedy in (R, E, S)]
+    expected = Answer(remedy=Remedy.RESCUE, at_most=Step(799), before=200, after=200)
+    assert answer(found(1000), turns, POLICY, skippable=True, rescue=True) == expected
+    first = answer(found(1000), turns[:2], POLICY, skippable=True, rescue=True)
+    assert first == answer(found(1000), turns[:2], POLICY, skippable=True)
+    rescued = [*turns, turn(1000, Remedy.RESCUE), turn(1000, Remedy.RESCUE)]
+    assert answer(found(1000), rescued, POLICY, skippable=True, rescue=True).remedy is Remedy.GIVE_UP
+
+
 @pytest.mark.parametrize("past", [[R, E], [R, R], [R, E, S]])
 def test_a_script_that_cannot_leave_data_out_gives_up_after_the_replays(past: list[Remedy]) -> None:
     turns = [turn(1000, remedy) for remedy in past]
