@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
+from mt_resilient.agent import inspect
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint import catalog
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.layout import Attempt
 
-from ..harness import MINIMAL, Job, cli, digest_of, step_lines, undisturbed
+from ..harness import GATED, MINIMAL, Job, cli, digest_of, step_lines, undisturbed
 
 STEPS = "300"
 
@@ -70,12 +73,21 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
 
 
 def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> None:
-    expected, _ = undisturbed(MINIMAL, "--steps", STEPS)
-    job = minimal(tmp_path)
-    job.until_step(30)
+    """The second order is carried out when the first one is."""
+    expected, _ = undisturbed(MINIMAL, "--steps", "60")
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
+    job = Job(tmp_path, command, "--durable-every", "10", "--set", "snapshots.keep=50")
+    job.until(lambda now: now.min_step >= 30 and 20 in now.durable_steps)
     refused = (2, "no state of step 7 is kept: the nearest is 10. Nothing was done")
     assert order(job, "rewind", "--to", "7") == refused
-    assert order(job, "rewind", "--to", "20") == (0, "step 20 is restored on all ranks")
+    with ThreadPoolExecutor() as terminals:
+        sent = terminals.submit(order, job, "rewind", "--to", "20")
+        job.until_said("a rewind to step 20 is ordered")
+        paused = terminals.submit(order, job, "pause")
+        job.until(lambda now: len(inspect.look(RunDirectory(job.directory)).requests) == 2)
+        job.gate.touch()  # from here on the ranks come to their boundaries again
+        assert sent.result() == (0, "step 20 is restored on all ranks")
+        assert paused.result()[0] == 0
     code, said = order(job, "drain", os.uname().nodename)
     assert code == 0, said
     assert job.finish() == 0, "it has left in order"
