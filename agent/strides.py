@@ -24,6 +24,8 @@ class Strides:
         """What steps take the local ranks now, for the metrics; empty where it is not known."""
         self._history: deque[Sample] = deque(maxlen=self._policy.baseline_samples + self._policy.window_samples)
         self._usual: dict[int, float] = {}
+        self._calm: dict[int, Sequence[Sample]] = {}
+        """What was known before a rank became slow: by this, and not by its slow days, it is measured once they are over."""
         self._last: list[tuple[int, ...]] = []
         self._last_s = 0.0
         self._turns = -1
@@ -39,11 +41,16 @@ class Strides:
         self._history.append(sample)
         before, history = self.stragglers, tuple(self._history)
         self.stragglers = tuple(told for told in before if not self._over(pages, told))
+        if before and not self.stragglers:
+            calm, window = self._calm[before[0].rank], history[-self._policy.window_samples :]
+            self._history.clear()
+            self._history.extend((*calm, *window))
         known = {told.rank for told in self.stragglers}
         for place, page in enumerate(pages):
             found = straggler.look(history, place, self._policy) if Rank(page.rank) not in known else None
             if found and found.answer is Answer.CERTAIN:
                 self._usual[page.rank] = found.usual
+                self._calm[page.rank] = history[: -self._policy.window_samples]
                 self.stragglers = (*self.stragglers, _told(page, found, wall_s))
         return self.stragglers != before
 

@@ -3,7 +3,6 @@
 work      rank 1 has more to compute in its forward pass
 loader    rank 1 waits for its data
 all       every rank has more to compute
-neighbour each rank stays on a core of its own, so that somebody else can come to that of rank 1
 link      the collectives of every rank take longer
 """
 
@@ -34,7 +33,6 @@ def main() -> None:
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     torch.set_num_threads(1)
-    cores = os.sched_getaffinity(0)
     torch.manual_seed(1)
     net = Net()
     model = nn.parallel.DistributedDataParallel(net)
@@ -54,7 +52,6 @@ def main() -> None:
             time.sleep(0.2)
         inputs = torch.randn(128, 256, generator=torch.Generator().manual_seed(step))
         net.times = 12 if now == "all" or (now == "work" and rank == 1) else 1
-        os.sched_setaffinity(0, {sorted(cores)[rank % len(cores)]} if now == "neighbour" else cores)
         if now == "link":
             distributed.all_reduce(freight)
         loss = model(inputs).square().mean()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,22 +19,14 @@ QUICK = (
     "spikes.enabled=false",
 )
 NEIGHBOUR = "waits for a processor"
-WAYS = {"work": "", "loader": "it sleeps", "neighbour": NEIGHBOUR}
+WAYS = {"work": "", "loader": "it sleeps"}
 """Of work one cannot be certain: on a machine with other things to do, who computes for longer queues for longer."""
 STRAGGLERS = 'mt_resilient_stragglers{job="run"}'
-BUSY = """import os
-os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[1]})
-try:
-    os.nice(-10)  # where it may: a machine with other things to do would move them out of its way, to rank 0's core
-except PermissionError:
-    pass
-while True:
-    pass
-"""
 
 
 def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
-    """One life of the ranks, seven moods: calm, all slower, a slow link, then three ways in which rank 1 alone is slow, and calm again."""
+    """One life of the ranks, six moods: calm, all slower, a slow link, then two ways in which rank 1 alone is slow, each with calm after it.
+    (A third, somebody else on its core, makes both ranks slow where there are two cores: all that had shared it moves to the other.)"""
     mood = tmp_path / "mood"
     mood.write_text("")
     options = [word for value in QUICK for word in ("--set", value)]
@@ -50,30 +40,22 @@ def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
         MOOD=str(mood),
     )
     job.until_step(5)
-    for calm, lasts_s in (("", 14), ("all", 8), ("link", 8), ("", 6)):
+    for calm, lasts_s in (("", 14), ("all", 6), ("link", 6)):
         mood.write_text(calm)
         time.sleep(lasts_s)
         slow = [incident for incident in job.incidents() if NEIGHBOUR not in incident.evidence[-1]]
         assert not slow, f"{calm}: {slow}"  # a rank that queues on a busy machine is one that is slow by itself
     job.until(lambda now: not now.stragglers)
     for how, where in WAYS.items():
-        neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(4 if how == "neighbour" else 0)]
         mood.write_text(how)
         before = len(of_rank_1(job))
-        try:
-            job.until(lambda now: any(found.rank == 1 for found in now.stragglers))
-        finally:
-            for neighbour in neighbours:
-                neighbour.kill()
-                neighbour.wait()
-        time.sleep(2)
-        assert metrics_of(job)[STRAGGLERS] >= 1
+        job.until(lambda now: any(found.rank == 1 for found in now.stragglers))
+        job.until(lambda now: metrics_of(job)[STRAGGLERS] >= 1)
         incident = of_rank_1(job)[before]
         assert (incident.cause, incident.rung) == ("straggler", 0)
         assert where in incident.evidence[-1], incident
         mood.write_text("")
         job.until(lambda now: not now.stragglers)
-        time.sleep(8)
     mood.write_text("end")
     assert job.finish() == 0, job.said()
     assert "rank 1" in cli("explain", "--run-dir", str(job.directory)).stdout

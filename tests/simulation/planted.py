@@ -109,7 +109,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
     "skipped window not inherited": (0, _swap(Incident, "turn", lambda real: None)),
     "sealed though one rank has missed it": (
         5,
-        _swap(ranks, "row", lambda real: lambda said: real(replace(said, newest=Held.WHOLE))),
+        _swap(ranks, "row", lambda real: lambda said: real(said._replace(newest=Held.WHOLE))),
     ),
     "the newest instead of the stable": (
         5,

@@ -16,6 +16,7 @@ def test_the_campaign_finds(bug: str) -> None:
         _, found = campaign(range(WITHIN), most=1)
     assert found, f"{WITHIN} seeds did not find it"
     outcome = found[0]
+    assert outcome.violated.startswith("invariant"), outcome.violated
     print(f"{bug}: found after {outcome.episode.seed + 1} seeds: {outcome.violated[:160]}")
     clean = play(draw(outcome.episode.seed))
     assert not clean.violated, clean.violated

@@ -149,14 +149,16 @@ def pages(ranks: int) -> list[Page]:
 
 def test_pages_become_samples_and_a_straggler_comes_and_goes() -> None:
     board, strides, now_s, news = pages(2), Strides(POLICY), 0.0, []
-    for times in [1] * 70 + [2] * 12 + [1] * 15:
+    for times in (
+        [1] * 70 + [15] * 40 + [1] * 15 + [1.5] * 12
+    ):  # its slow days are not what it is measured by afterwards
         now_s += 2.0
         for rank, page in enumerate(board):
             for _ in range(3):
-                page.timed(10_000_000 * (times if rank == 1 else 1), 9_000_000, 0)
+                page.timed(int(10_000_000 * (times if rank == 1 else 1)), 9_000_000, 0)
         if strides.look(board, now_s, 500.0):
             news.append([told.rank for told in strides.stragglers])
-    assert news == [[1], []]
+    assert news == [[1], [], [1]]
 
 
 def test_nothing_is_said_while_ranks_turn_back_or_are_alone() -> None:
