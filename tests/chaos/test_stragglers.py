@@ -25,7 +25,7 @@ STRAGGLERS = 'mt_resilient_stragglers{job="run"}'
 
 
 def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
-    """One life of the ranks, six moods: calm, all slower, a slow link, then two ways in which rank 1 alone is slow, each with calm after it.
+    """One life, six moods: calm, all slower, a slow link, then two ways in which rank 1 alone is slow, each with calm after it.
     (A third, somebody else on its core, makes both ranks slow where there are two cores: all that had shared it moves to the other.)"""
     mood = tmp_path / "mood"
     mood.write_text("")
