@@ -22,9 +22,9 @@ from torch import distributed, nn
 
 from mt_resilient import Session
 from mt_resilient.resilience.board import Page
-from mt_resilient.training import session as session_module
+from mt_resilient.training import council
 from mt_resilient.training.sentinel import Sentinel
-from mt_resilient.training.session import Figures
+from mt_resilient.training.figures import Figures
 
 STEP_S, COMPUTED_S, BLOCK = 0.1, 0.02, 6
 parts: defaultdict[str, list[float]] = defaultdict(list)
@@ -63,7 +63,7 @@ def main() -> None:
     Sentinel.contribute = timed("contribute", Sentinel.contribute)  # type: ignore[method-assign]
     Sentinel.take = timed("take", Sentinel.take)  # type: ignore[method-assign]
     Page.beat = timed("beat", Page.beat)  # type: ignore[method-assign]
-    session_module.judge = timed("judge", session_module.judge)
+    council.judge = timed("judge", council.judge)
     session = Session(model=nn.Linear(16, 16))
     session.begin(0)
     done, took = 0, defaultdict[str, list[float]](list)
