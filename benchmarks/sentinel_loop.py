@@ -23,8 +23,8 @@ from torch import distributed, nn
 from mt_resilient import Session
 from mt_resilient.resilience.board import Page
 from mt_resilient.training import council
-from mt_resilient.training.sentinel import Sentinel
 from mt_resilient.training.figures import Figures
+from mt_resilient.training.sentinel import Sentinel
 
 STEP_S, COMPUTED_S, BLOCK = 0.1, 0.02, 6
 parts: defaultdict[str, list[float]] = defaultdict(list)

@@ -8,8 +8,8 @@ Megatron's buckets are looked at where Megatron's own check would look (`check_g
 that one raises on the one rank that sees a NaN, before the collective that its peers already wait in, while a session judges the same
 figures on all ranks at once. Elsewhere a hook behind the accumulation of each parameter's gradient does it, which the reduction of
 DistributedDataParallel comes after. (Its communication hooks would have to do the reduction themselves, and divide where it multiplies:
-other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated. So are such hooks on a
-device: 16 us of the host's time for each parameter (H200), where a pass over Megatron's buckets takes 1.2 ms for 4.2 GB, the device's bandwidth.
+other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated. So are devices: such hooks
+take 16 us of the host for each parameter (H200), where a pass over Megatron's buckets takes 1.2 ms for 4.2 GB, the memory's bandwidth.
 """
 
 from __future__ import annotations
