@@ -175,13 +175,13 @@ class Page:
         ints[4] = step
         ints[7] = now_ns
 
-    def timed(self, own_ns: int, computing_ns: int, queued_ns: int) -> None:
-        """One more step is done, and took so much of this rank's own time (`straggler.Spent`)."""
+    def timed(self, own_ns: int, computing_ns: int, queued_ns: int, steps: int = 1) -> None:
+        """So many more steps are done, and took so much of this rank's own time (`straggler.Spent`)."""
         place, ints = _SPENT_AT // 8, self.ints
         ints[place] += own_ns
         ints[place + 1] += computing_ns
         ints[place + 2] += queued_ns
-        ints[place + 3] += 1
+        ints[place + 3] += steps
 
     @property
     def spent(self) -> tuple[int, ...]:

@@ -4,8 +4,8 @@
               DistributedDataParallel's do; all else between two boundaries is the rank's own
 
 Sleep is time that is neither processor time of this thread nor time in which it was ready and had to queue for a processor: so a busy
-neighbour makes a rank slow, and does not look like waiting. It costs some 15 µs a step, the backward pass included, and 1 µs a
-collective (measured, two cores).
+neighbour makes a rank slow, and does not look like waiting. It costs some 15 µs a backward pass, and 1 µs a collective (measured, two
+cores).
 
 On a CPU only: a device's stream waits for its peers where no thread of the host can see it. What waits elsewhere (functional collectives,
 DDP's broadcast of buffers) counts as own time on all ranks alike, and hides a straggler rather than making one.
@@ -25,6 +25,9 @@ import torch.distributed as dist
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns, thread_ns
 
+_TELL_NS = 250_000_000
+"""The kernel's clocks are looked at so often, and not at each step: 20 us each where a step has emptied the caches (measured)."""
+
 
 class OwnTime:
     def __init__(self, page: Page) -> None:
@@ -33,33 +36,43 @@ class OwnTime:
         self._thread = threading.get_ident()
         self._waited_ns = 0
         self._inside = False
-        self._from: tuple[int, int, int] | None = None
+        self._from_ns: int | None = None
+        self._own_ns = self._steps = 0
+        """Since they were told last."""
+        self._told_ns, self._told = 0, (0, 0)
+        """When that was, and processor and queueing time then."""
         try:
             self._queue = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # a kernel that does not keep it: queueing counts as sleep then
             self._queue = -1
-        self._queued_before_ns = self._queued_ns()
-        """At the end of the step before: what our own boundary queues for is little, and another look costs 2 µs."""
         dist.Work.wait = self._around(dist.Work.wait, self._waits)  # type: ignore[method-assign]
         torch.autograd.backward = self._around(torch.autograd.backward, self._sleeps)  # type: ignore[assignment]
 
     def begin(self) -> None:
         """A step begins."""
-        self._waited_ns = 0
-        self._from = monotonic_ns(), thread_ns(), self._queued_before_ns
+        self._waited_ns, self._from_ns = 0, monotonic_ns()
+        if not self._told_ns:
+            self._told_ns, *told = self._clocks()
+            self._told = told[0], told[1]
 
     def drop(self) -> None:
         """What is under way is no step like others: an evaluation, a checkpoint."""
-        self._from = None
+        self._from_ns, self._told_ns = None, 0
+        self._own_ns = self._steps = 0
 
     def end(self) -> None:
         """A step is done."""
-        if self._from is None:
+        if self._from_ns is None:
             return
-        clocks = self._clocks()
-        took, computed, queued = (b - a for a, b in zip(self._from, clocks, strict=True))
-        self._from, self._queued_before_ns = None, clocks[2]
-        self._page.timed(took - self._waited_ns, computed, queued)
+        now_ns = monotonic_ns()
+        self._own_ns += now_ns - self._from_ns - self._waited_ns
+        self._steps += 1
+        self._from_ns = None
+        if now_ns - self._told_ns >= _TELL_NS:
+            _, computed, queued = self._clocks()
+            self._page.timed(self._own_ns, computed - self._told[0], queued - self._told[1], self._steps)
+            self._told_ns, self._told = now_ns, (computed, queued)
+            self._own_ns = self._steps = 0
 
     def _clocks(self) -> tuple[int, int, int]:
         """Wall, processor, and time in the queue for one, in nanoseconds."""
@@ -71,7 +84,7 @@ class OwnTime:
     def _around(self, original: Callable[..., Any], measure: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or self._from is None or threading.get_ident() != self._thread:
+            if self._inside or self._from_ns is None or threading.get_ident() != self._thread:
                 return original(*args, **kwargs)
             self._inside = True
             try:
