@@ -8,7 +8,7 @@ from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.requests import LEAVING
 from ..resilience.signals import Generation, NodeId, NodeRecord, Request, Spec
-from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
 from ..resilience.wire import dumps, loads
 from .launch import Launch
 from .run_directory import RunDirectory
@@ -37,9 +37,11 @@ def register(
     for key, asked in store.range(keys.requests).items():
         if loads(Request, asked.value).kind in LEAVING:  # nobody who asks an agent to stop means its successor
             store.delete(key)
-    last = loads(GenerationRecord, record.value) if record else None
-    moved = last is not None and NodeId(me.host) not in last.members  # the same directory, on a host of another name
-    if last is None or (last.phase not in (Phase.ENDING, Phase.ENDED) and not moved):
+    if record is None:
+        return
+    last = loads(GenerationRecord, record.value)
+    moved = NodeId(me.host) not in last.members  # the same directory, on a host of another name
+    if last.phase not in (Phase.ENDING, Phase.ENDED) and not moved:
         return
     # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
     for prefix in (keys.incidents, keys.requests, keys.answers):
@@ -51,4 +53,4 @@ def register(
         reason="started again",
         opened_s=now,
     )
-    store.put(keys.generation, dumps(again))
+    store.transact([ModifiedAt(keys.generation, record.mod_revision)], [Put(keys.generation, dumps(again))])

@@ -77,7 +77,8 @@ class Etcd:
         made = self.inner.transact(compares, operations)
         told = tuple(o for o in operations if isinstance(o, Put) and self._is_decision(o))
         if made and told:
-            self._heard(Accepted(by, leader, told, bool(compares)))
+            led = any(compare.key == self._keys.leader for compare in compares)
+            self._heard(Accepted(by, leader, told, led))
         return made
 
 
