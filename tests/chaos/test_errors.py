@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -172,7 +173,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     last = job.said().splitlines()[-1]
     assert "ended as asked, but without the last snapshot (step " in last
     assert "'layer/x' is not dense (torch.sparse_coo); it can't be saved" in last
-    assert last.endswith("; the same command goes on from step 5")
+    assert re.search("; the same command goes on from step [67]$", last), "what memory still held is on disk"
     assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
 
 
