@@ -38,6 +38,8 @@ _LIBRARY = re.compile(
     r"/torch(_musa)?/|/lib/python3[^/]*/(?!(site|dist)-packages/)|^<"
     r"|(training/(sentinel|council|session|loop)|resilience/board)\.py$"
 )
+_MEASURED = re.compile(r"training/own_time\.py$")
+"""Wrappers of ours that only take the time of what they wrap: as if they were not there."""
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 
 
@@ -65,13 +67,14 @@ class Spot:
 
 
 def parse(text: str) -> Mapping[int, tuple[Frame, ...]]:
-    """Thread → its frames, the innermost first, as `faulthandler` lists them. What is cut off, or no stack, is passed over."""
+    """Thread → its frames, the innermost first, as `faulthandler` lists them. What is cut off, or no stack, is passed over; so is what only
+    measures."""
     found: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():
         if thread := _THREAD.match(line):
             frames = found.setdefault(int(thread[1], 16), [])
-        elif frame := _FRAME.match(line):
+        elif (frame := _FRAME.match(line)) and not _MEASURED.search(frame[1]):
             frames.append(Frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
     return {thread: tuple(frames) for thread, frames in found.items()}
 

@@ -169,6 +169,18 @@ Current thread 0x00007f0000000001 (most recent call first):
   File "/job/train.py", line 40 in <mod"""
 
 
+def test_what_only_measures_is_not_there() -> None:
+    text = "\n".join(
+        [
+            "Current thread 0x0000000000000001 (most recent call first):",
+            '  File "/env/lib/python3.11/site-packages/mt_resilient/training/own_time.py", line 88 in timed',
+            f'  File "{TORCH}/distributed/distributed_c10d.py", line 4 in barrier',
+            '  File "/job/train.py", line 31 in main',
+        ]
+    )
+    assert locate(parse(text)[1]).place is Place.COLLECTIVE
+
+
 def test_all_threads_are_read_by_their_number() -> None:
     assert parse(TEXT) == {
         0x7F0000000002: (Frame("/lib/threading.py", 320, "wait"),),
