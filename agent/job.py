@@ -111,8 +111,8 @@ def run_job(
         kept: SnapshotPolicy = policies["snapshots"]
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
         agent: AgentPolicy = policies["agent"]
-        fresh = agent.observe or not catalog.look(root).durable  # who observes goes back to nothing
-        beginning = _begun_from(origin, kept) if origin and fresh else None
+        from_there = origin and (agent.observe or not catalog.look(root).durable)  # who observes goes back to nothing
+        beginning = _begun_from(origin, kept) if origin and from_there else None
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
