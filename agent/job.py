@@ -111,8 +111,9 @@ def run_job(
         kept: SnapshotPolicy = policies["snapshots"]
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
         agent: AgentPolicy = policies["agent"]
-        from_there = origin and (agent.observe or not catalog.look(root).durable)  # who observes goes back to nothing
-        beginning = _begun_from(origin, kept) if origin and from_there else None
+        beginning = None
+        if origin and (agent.observe or not catalog.look(root).durable):  # who observes goes back to nothing of its own
+            beginning = _begun_from(origin, kept)
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()

@@ -21,13 +21,12 @@ from .verdict import Verdict
 from .world import World
 
 
-def next_id(world: World, further: int) -> str:
-    """For an incident that is told together with `further` other new ones."""
+def next_id(world: World, further: int = 0) -> str:
+    """For an incident that is told together with `further` other new ones, which `world` does not know yet."""
     return f"{max((int(i.id) for i in world.incidents), default=0) + further + 1:04d}"
 
 
-def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, told: int) -> Incident:
-    """told: new incidents that the same decision has already numbered."""
+def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:
     assert world.record
     seen = tuple(f"also seen, as a consequence: {s.evidence}" for s in verdict.consequences)
     details = tuple(line for s in verdict.blamed for line in s.details)
@@ -38,7 +37,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step, t
     )
     traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback)[:1]
     return Incident(
-        id=next_id(world, told),
+        id=next_id(world),
         generation=world.record.number,
         cause=verdict.cause,
         rung=answer.rung,
@@ -128,8 +127,8 @@ def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: 
     return replace(incident, open=False, origin=origin(Remedy(incident.remedy)))
 
 
-def frozen_told(world: World, told: int) -> tuple[Incident, ...]:
-    """Weights that stand still are told, once, and not acted upon: a script may mean it. told: new incidents that are numbered already."""
+def frozen_told(world: World) -> tuple[Incident, ...]:
+    """Weights that stand still are told, once, and not acted upon: a script may mean it."""
     assert world.record
     known = {incident.signature for incident in world.incidents}
     fresh: list[Incident] = []
@@ -139,7 +138,7 @@ def frozen_told(world: World, told: int) -> tuple[Incident, ...]:
             continue
         fresh.append(
             Incident(
-                id=next_id(world, told + len(fresh)),
+                id=next_id(world, len(fresh)),
                 generation=status.generation,
                 cause=Cause.FROZEN,
                 rung=OBSERVE,
@@ -157,9 +156,8 @@ def frozen_told(world: World, told: int) -> tuple[Incident, ...]:
     return tuple(fresh)
 
 
-def stragglers_told(world: World, told: int) -> tuple[Incident, ...]:
-    """A rank that has become slow is told; the incident is over when it is slow no more, or gone. told: new incidents that are numbered
-    already."""
+def stragglers_told(world: World) -> tuple[Incident, ...]:
+    """A rank that has become slow is told; the incident is over when it is slow no more, or gone."""
     assert world.record
     slow = {
         f"{Cause.STRAGGLER}:{status.generation}:{found.rank}:{found.step}": (node, found)
@@ -172,7 +170,7 @@ def stragglers_told(world: World, told: int) -> tuple[Incident, ...]:
     fresh = [(signature, *found) for signature, found in slow.items() if signature not in known]
     for further, (signature, node, found) in enumerate(fresh):
         incident = Incident(
-            id=next_id(world, told + further),
+            id=next_id(world, further),
             generation=world.record.number,
             cause=Cause.STRAGGLER,
             rung=OBSERVE,
@@ -188,8 +186,8 @@ def stragglers_told(world: World, told: int) -> tuple[Incident, ...]:
     return tuple(changed)
 
 
-def shortages_told(world: World, told: int, observe: bool) -> tuple[Incident, ...]:
-    """Memory that runs out is told, and over when it does no more. told: new incidents that are numbered already."""
+def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
+    """Memory that runs out is told, and over when it does no more."""
     short = {
         f"{Cause.MEMORY_SHORT}:{node}:{status.shortage.at_s}": (node, status, status.shortage)
         for node, status in world.status.items()
@@ -201,7 +199,7 @@ def shortages_told(world: World, told: int, observe: bool) -> tuple[Incident, ..
     asked = "a snapshot on disk is asked for, and again while it lasts: so little is lost if the kernel kills a rank"
     for further, (signature, node, status, found) in enumerate(fresh):
         incident = Incident(
-            id=next_id(world, told + further),
+            id=next_id(world, further),
             generation=status.generation,
             cause=Cause.MEMORY_SHORT,
             rung=OBSERVE,
@@ -218,8 +216,8 @@ def shortages_told(world: World, told: int, observe: bool) -> tuple[Incident, ..
     return tuple(changed)
 
 
-def complaints_told(world: World, told: int) -> tuple[Incident, ...]:
-    """What devices say of themselves is told, once. told: new incidents that are numbered already."""
+def complaints_told(world: World) -> tuple[Incident, ...]:
+    """What devices say of themselves is told, once."""
     known = {incident.signature for incident in world.incidents}
     fresh: list[Incident] = []
     for node, status in world.status.items():
@@ -228,7 +226,7 @@ def complaints_told(world: World, told: int) -> tuple[Incident, ...]:
             if signature in known:
                 continue
             incident = Incident(
-                id=next_id(world, told + len(fresh)),
+                id=next_id(world, len(fresh)),
                 generation=status.generation,
                 cause=Cause.DEVICE_SICK,
                 rung=OBSERVE,

@@ -60,17 +60,17 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
         return _open_first(world, now)
     before = {incident.id: incident for incident in world.incidents}
     world = world.with_incidents(rewinds_told(world, policy.ladder))
-    world = world.with_incidents(frozen_told(world, 0))
-    world = world.with_incidents(stragglers_told(world, 0))
-    world = world.with_incidents(shortages_told(world, 0, policy.observe))
-    world = world.with_incidents(complaints_told(world, 0))
+    world = world.with_incidents(frozen_told(world))
+    world = world.with_incidents(stragglers_told(world))
+    world = world.with_incidents(shortages_told(world, policy.observe))
+    world = world.with_incidents(complaints_told(world))
     world = world.with_incidents(convictions_told(phases_told(world), world))
     if policy.observe:
-        world = world.with_incidents(observing.sightings_told(world, policy.ladder, 0))
+        world = world.with_incidents(observing.sightings_told(world, policy.ladder))
         world = world.with_incidents(observing.hangs_over(world))
     event, verdict, answer = _event(world, policy)
     if policy.observe and verdict and answer and observing.only_told(verdict):
-        world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world), 0))
+        world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world)))
         event, verdict, answer = _calm(world, observe=True)
     told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
     present = world.record
@@ -90,7 +90,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
             said="" if ruling.incidents else ruling.reason,
         )
     if verdict and answer:
-        incident = open_incident(world, verdict, answer, step_reached(world), 0)
+        incident = open_incident(world, verdict, answer, step_reached(world))
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:
             seen_s = max(s.at_s for s in verdict.blamed)
             ruling = turn_back(world, replace(incident, at_s=seen_s), _sound(world, verdict))

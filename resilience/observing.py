@@ -50,18 +50,18 @@ def ended(world: World) -> Plan | None:
     return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=code, reason=reason)
 
 
-def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step, told: int) -> tuple[Incident, ...]:
-    """The incident of a verdict that nothing is done about; empty where it has been told. told: new incidents that are numbered already."""
+def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) -> tuple[Incident, ...]:
+    """The incident of a verdict that nothing is done about; empty where it has been told."""
     assert world.record
     number = world.record.number
     known = [i for i in world.incidents if i.would is not None and i.generation == number and i.cause == verdict.cause]
     if any(incident.open or verdict.cause is not Cause.RANK_HUNG for incident in known):
         return ()
-    incident = chronicle.open_incident(world, verdict, answer, reached, told)
+    incident = chronicle.open_incident(world, verdict, answer, reached)
     return (replace(incident, rung=OBSERVE, would=answer.rung, plan=describe.would(answer.reason)),)
 
 
-def sightings_told(world: World, policy: LadderPolicy, told: int) -> tuple[Incident, ...]:
+def sightings_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
     """What the ranks have found: new incidents, and those that are over, some steps after the last sign of them."""
     known = {incident.signature: incident for incident in world.incidents}
     changed: list[Incident] = []
@@ -70,7 +70,7 @@ def sightings_told(world: World, policy: LadderPolicy, told: int) -> tuple[Incid
         incident = known.get(signature)
         if incident is None:
             fresh = sum(new.signature not in known for new in changed)
-            new = _of_sighting(sighting, signature, chronicle.next_id(world, told + fresh))
+            new = _of_sighting(sighting, signature, chronicle.next_id(world, fresh))
             changed.append(replace(new, weighed=tuple(weighing.agreement(world.statuses()))))
         elif incident.open and min(s.min_step for s in world.statuses()) >= sighting.last + policy.settled_steps:
             last = f"it was last seen at step {sighting.last}"

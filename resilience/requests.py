@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from . import describe
+from .chronicle import next_id
 from .errors import MachineError, SnapshotError, UsageError
 from .machine import Phase
 from .orders import GenerationRecord, Incident, RewindOrder
@@ -134,10 +135,10 @@ def _cannot(request: Request, world: World) -> str:
 
 
 def _order(request: Request, world: World, record: GenerationRecord, now: float, reached: Step) -> Ruling:
-    number = max((int(i.id) for i in world.incidents), default=0) + 1
+    ident = next_id(world)
     live = record.phase is not Phase.GATHER
     incident = Incident(
-        id=f"{number:04d}",
+        id=ident,
         generation=record.number,
         cause=OrderedBy.OPERATOR,
         rung=REWIND_IN_PLACE if live else RESTART_GANG,
@@ -148,7 +149,7 @@ def _order(request: Request, world: World, record: GenerationRecord, now: float,
         started=reached >= 0,
         signature=signature(request),
     )
-    order = RewindOrder(number=number, to=request.step, skip=request.skip)
+    order = RewindOrder(number=int(ident), to=request.step, skip=request.skip)
     return Ruling(record=replace(record, rewind=order), incidents=(incident,), reason=incident.plan)
 
 

@@ -58,11 +58,11 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
         gone(0, traceback="Traceback 0"),
         gone(1, at_s=NOW, code=1, error="RuntimeError: closed", traceback="Traceback 1"),
     )
-    hit = world(status={A: status(max_step=10, exits=exits)}, incidents=(incident(4),))
+    hit = world(status={A: status(max_step=10, exits=exits)}, incidents=(incident(4), incident(5)))
     verdict = judge(suspect(hit))
     assert verdict
     answer = Plan(event=Event.FAULT, rung=2, reason="start it again")
-    opened = open_incident(hit, verdict, answer, Step(10), 1)
+    opened = open_incident(hit, verdict, answer, Step(10))
     assert replace(opened, weighed=()) == Incident(
         id="0006",
         generation=Generation(1),
