@@ -48,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML")
     run.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one configuration value")
     run.add_argument("--etcd", metavar="HOST:PORT,…", help="etcd endpoints (default: an etcd of its own)")
+    run.add_argument("--job", metavar="NAME", help="with several nodes: the job's name, the same on each")
+    run.add_argument("--nodes", metavar="N|MIN:MAX", help="how many nodes train (default: what --nnodes says, or 1)")
+    run.add_argument("--spares", type=int, metavar="K", help="further nodes that stand by (default 0)")
+    run.add_argument("--node", metavar="NAME", help="this node's name (default: the host's)")
+    run.add_argument("--address", metavar="HOST", help="where other nodes reach this one (default: as etcd sees it)")
     run.add_argument(
         "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
     )
@@ -267,6 +272,11 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         flags[dotted] = value
     shorthands = {
         "control.etcd": options.etcd,
+        "control.job": options.job,
+        "control.node": options.node,
+        "control.address": options.address,
+        "nodes.number": options.nodes,
+        "nodes.spares": options.spares,
         "snapshots.every_steps": options.snapshot_every,
         "snapshots.durable_every_steps": options.durable_every,
         "agent.observe": "true" if options.observe else None,

@@ -53,7 +53,8 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
     if record is None or me.instance not in record.members.values():
         # A record that names another instance is the one this agent's predecessor left, and the controller will open the next; or
         # the job goes on elsewhere, and ranks that are still here would train beside it.
-        if record is None or (record.phase is not Phase.ENDED and not 0 < me.gang < record.number):
+        dismissed = record is not None and me.instance in record.dismissed
+        if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.gang < record.number):
             return Action.WAIT
         return Action.STAND_DOWN if me.gang else Action.LEAVE
     acked = me.acked[1] if me.acked[0] == record.number else None
@@ -81,8 +82,8 @@ def _order(record: GenerationRecord, me: LocalState) -> Action:
     """What the pages do not tell the ranks yet; they tell it until others take their place, and ranks obey each thing once."""
     if record.rewind is not None and record.rewind.number != me.rewind:
         return Action.ORDER_REWIND
-    if record.paused != me.paused:
+    if record.waits != me.paused:
         return Action.ORDER_PAUSE
-    if record.snapshot and record.snapshot != me.snapshot and me.training:
+    if record.saves and record.saves != me.snapshot and me.training:
         return Action.ORDER_SNAPSHOT
     return Action.WAIT

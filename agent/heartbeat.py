@@ -20,6 +20,11 @@ class Heartbeat:
         self._unanswered = 0
         """A lease that this agent's record was put on, with no answer: that may still come to pass, over a later record."""
 
+    @property
+    def instance(self) -> str:
+        """Of the agent that it stands for."""
+        return self._record.instance
+
     def beat(self, now_s: float) -> None:
         """Renew the lease when a third of its life is over; register (again) when there is none. now_s: monotonic. Raises
         StoreUnavailable."""
@@ -33,8 +38,8 @@ class Heartbeat:
         key = self._keys.node(self._node)
         before = self._store.get(key)
         if before is not None and before.lease:
-            # The holder of this node's run directory lock is this process: whoever wrote that record is dead, and its lease, which
-            # also holds the leadership if it led, has no reason to live on.
+            # The holder of this node's run directory lock is this process (`registration` has refused others of this name): whoever wrote
+            # that record is dead, and its lease, which also holds the leadership if it led, has no reason to live on.
             self._store.revoke(before.lease)
         if self._unanswered:
             self._store.revoke(self._unanswered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,14 @@ from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.stores import Place
 from ..resilience import describe, observing
+from ..resilience.assignment import NodesPolicy
 from ..resilience.boundary import RankPolicy
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, SnapshotError, UsageError
-from ..resilience.etcd import EtcdStore
+from ..resilience.etcd import EtcdStore, parse_endpoint
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -40,28 +42,41 @@ from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
 from .etcd_binary import find_server
 from .heartbeat import Heartbeat
-from .launch import Launch, understand
+from .launch import Launch, sizes, understand
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
-from .registration import register
+from .registration import described, register
 from .revival import Revival
 from .run_directory import RunDirectory
 from .supervisor import Supervisor
 from .telling import Telling
 from .terminal import Terminal
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPolicy:
     etcd: str = ""
     """Endpoints HOST:PORT, separated by commas; empty: this agent runs an etcd of its own, for one node."""
+    job: str = ""
+    """The job's name, the same on all its nodes; empty: of one node, that of its run directory."""
+    node: str = ""
+    """This node's name; empty: the host's."""
+    address: str = ""
+    """Where the other nodes reach this one; empty: its address on the way to etcd."""
     deadline_s: float = 2.0
     """How long one call to etcd may take."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
             raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
+        for name in ("job", "node"):
+            if not re.fullmatch(r"[\w.:@-]*", getattr(self, name)):
+                raise UsageError(
+                    f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
+                )
 
 
 SECTIONS: dict[str, type] = {
@@ -70,6 +85,7 @@ SECTIONS: dict[str, type] = {
     "ladder": LadderPolicy,
     "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
+    "nodes": NodesPolicy,
     "hang": HangPolicy,
     "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
@@ -117,22 +133,35 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
-        run.own(root / layout.SNAPSHOTS)
+        control: ControlPolicy = policies["control"]
+        sizes, spares = _nodes(launch, policies["nodes"], control, agent)
+        run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
         journal = Journal(run.journal)
-        control: ControlPolicy = policies["control"]
         server, endpoints = _endpoints(control, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s)
         closing.callback(store.close)
-        keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
-        me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
-        register(store, keys, launch, run, me, catalog.next_generation(root), wall_s())
+        keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
+        node_id = NodeId(control.node or socket.gethostname())
+        me = NodeRecord(
+            instance=secrets.token_hex(8),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            ranks=launch.ranks,
+            address=control.address or _address(endpoints[0]),
+            home=f"{BOOT.read_text().strip()}:{run.root}",
+            since_s=wall_s(),
+        )
+        spec = described(launch, sizes, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+        spec, over = register(store, keys, spec, run, node_id, me)
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
-        deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"], observe=agent.observe)
+        deciding = Policy(
+            recovery=policies["recovery"], ladder=policies["ladder"], nodes=policies["nodes"], observe=agent.observe
+        )
         judged_by = RankPolicy(
             spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
         )
@@ -142,7 +171,7 @@ def run_job(
             root,
             kept,
             judged_by,
-            secrets.token_hex(4),
+            spec.run or secrets.token_hex(4),
             beginning,
             tuple(windows),
             policies["hang"],
@@ -152,7 +181,8 @@ def run_job(
         closing.callback(node.close)
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
-        supervisor = _supervisor(store, keys, me, node, deciding, policies, Telling(terminal, journal, metrics))
+        telling = Telling(terminal, journal, metrics)
+        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over)
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -160,7 +190,8 @@ def run_job(
         ranks = describe.count(launch.ranks, "rank")
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
-        terminal.say(f"job {keys.job}: {ranks}, everything about it in {run.root}", wall_s())
+        where = f"{ranks} on this node, {node_id}" if max(spec.sizes) > 1 else ranks
+        terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         if agent.observe:
@@ -205,6 +236,38 @@ def _endpoints(
     return server, [server.start()]
 
 
+def _nodes(
+    launch: Launch, policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy
+) -> tuple[tuple[int, ...], int]:
+    """How many nodes the job may have, and how many spares beside them. Raises UsageError for what several nodes lack."""
+    asked = policy.number or launch.nodes or "1"
+    numbers = sizes(asked)
+    if max(numbers) == 1 and not policy.spares:
+        return numbers, 0
+    missing = [flag for flag, value in (("--etcd HOST:PORT", control.etcd), ("--job NAME", control.job)) if not value]
+    if missing:
+        raise UsageError(
+            f"several nodes ({asked}) want {' and '.join(missing)}, the same on each of them; nothing was started"
+        )
+    if agent.observe:
+        raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")
+    return numbers, policy.spares
+
+
+def _address(endpoint: str) -> str:
+    """This node's address on the way to etcd: that of the cluster's network."""
+    host, _, port = parse_endpoint(endpoint).rpartition(":")
+    try:
+        family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise MachineError(
+            f"this node's address on the way to {endpoint} cannot be found ({error}); name it with --address"
+        ) from error
+
+
 def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
     try:
         port = metrics.serve(policy.metrics_port)
@@ -219,18 +282,20 @@ def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
 def _supervisor(
     store: Store,
     keys: Keys,
+    node_id: NodeId,
     me: NodeRecord,
     node: Node,
     deciding: Policy,
     policies: Mapping[str, Any],
     telling: Telling,
+    over: int,
 ) -> Supervisor:
     policy: AgentPolicy = policies["agent"]
-    heartbeat = Heartbeat(store, keys, NodeId(me.host), me, policy.lease_ttl_s)
+    heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, deciding, telling.decided)
     performer = Performer(
-        node_id=NodeId(me.host),
+        node_id=node_id,
         instance=me.instance,
         node=node,
         store=store,
@@ -239,7 +304,7 @@ def _supervisor(
         telling=telling,
     )
     return Supervisor(
-        node_id=NodeId(me.host),
+        node_id=node_id,
         node=node,
         store=store,
         keys=keys,
@@ -249,4 +314,5 @@ def _supervisor(
         preemption=policies["preemption"],
         telling=telling,
         performer=performer,
+        over=over,
     )

@@ -35,6 +35,8 @@ class Launch:
     """torchrun's options that keep their meaning."""
     ranks: int
     """Processes on this node."""
+    nodes: str = ""
+    """What it says about the number of nodes; empty: nothing."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
 
@@ -59,9 +61,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         )
     program, python, rest = _program(list(command))
     options, kept, script = _options(rest)
-    nodes = options.get("nnodes") or environ.get("PET_NNODES", "1")
-    if nodes not in ("1", "1:1"):
-        raise UsageError(f"--nnodes {nodes}: this version keeps one node alive; start it with --nnodes 1")
+    nodes = options.get("nnodes") or environ.get("PET_NNODES", "")
     if not script:
         raise UsageError("the torchrun command names no script; write it last: torchrun --nproc-per-node 2 train.py")
     is_file = not options.keys() & {"m", "module", "no_python"}
@@ -70,7 +70,22 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
     if is_file and not os.access(script[0], os.R_OK):
         raise UsageError(f"the script {script[0]} cannot be read; nothing was started")
     ranks = _ranks(options.get("nproc_per_node") or environ.get("PET_NPROC_PER_NODE", "1"), environ)
-    return Launch(program=program, python=python, options=tuple(kept), ranks=ranks, script=tuple(script))
+    return Launch(program=program, python=python, options=tuple(kept), ranks=ranks, nodes=nodes, script=tuple(script))
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """`4`, `2:4` (2, 3 or 4) or `2,4` (2 or 4) → the numbers of nodes that a job may train on, ascending. Raises UsageError."""
+    least, colon, most = text.partition(":")
+    parts = text.split(",") if not colon else [least, most]
+    if all(part.isdecimal() and int(part) > 0 for part in parts):
+        numbers = sorted(map(int, parts))
+        if not colon:
+            return tuple(dict.fromkeys(numbers))
+        if int(least) <= int(most):
+            return tuple(range(numbers[0], numbers[1] + 1))
+    raise UsageError(
+        f"--nodes {text}: write a number, MIN:MAX, or the numbers that will do, as 2,4,8; nothing was started"
+    )
 
 
 def _program(command: list[str]) -> tuple[tuple[str, ...], str, list[str]]:

@@ -80,6 +80,8 @@ class Node:
         self.gang: Gang | None = None
         self._generation = 0
         """Of the newest record that this node has obeyed."""
+        self.seat: tuple[int, ...] = ()
+        """Node rank, and number of nodes, of the ranks that were started last."""
         self.told: tuple[InPlaceRewind, ...] = ()
         self.shelf = Shelf(root)
         self.witness = Witness(launch.ranks, directory.logs)
@@ -109,6 +111,7 @@ class Node:
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
         self._generation = record.number
+        self.seat = (node_rank, len(record.members))
         settle(self.slots, record.resume_step)
         self.sound.went_back(record.resume_step)
         # Until the next start: newer ones may turn out bad, or never come.
@@ -117,7 +120,7 @@ class Node:
             self.pacing.failures += 1
         self.board.clear(record.number)
         self.told, self.snapshot_asked = (), ""
-        self.board.pause(record.paused)  # before any of them looks
+        self.board.pause(record.waits)  # before any of them looks
         self.lookout.begin(tells=record.resume_step >= 0)
         self.vitals.strides.begin()
         handoff = Handoff(
@@ -290,7 +293,8 @@ class Node:
             stuck=bool(self.lookout.teardown),
             snapshot=self.snapshot_asked,
         )
-        return replace(said, observes=self.judged_by.observe, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
+        said = replace(said, seat=self.seat, observes=self.judged_by.observe)
+        return replace(said, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""

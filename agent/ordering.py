@@ -22,6 +22,8 @@ from ..resilience.errors import MachineError, ResilientError, StoreUnavailable, 
 from ..resilience.etcd import EtcdStore
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
+from ..resilience.machine import Phase
+from ..resilience.orders import GenerationRecord
 from ..resilience.requests import LEAVING
 from ..resilience.signals import Answer, Request, Wish
 from ..resilience.store import Store
@@ -76,9 +78,15 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
         with suppress(StoreUnavailable):  # it may come back; the agent sees to it
             entry = store.get(keys.answer(asked.id))
             answer = loads(Answer, entry.value) if entry else None
-            if answer and (answer.exit_code or asked.kind not in LEAVING):
+            if answer and (answer.exit_code or asked.kind not in LEAVING or not _over(store, keys)):
                 return answer
         sleep(_LOOK_S)
+
+
+def _over(store: Store, keys: Keys) -> bool:
+    """Whether the job has ended: then the agent is about to leave."""
+    entry = store.get(keys.generation)
+    return entry is None or loads(GenerationRecord, entry.value).phase in (Phase.ENDING, Phase.ENDED)
 
 
 def _without_agent(directory: RunDirectory, asked: Request) -> Answer:

@@ -64,9 +64,9 @@ class Performer:
                 assert record.rewind
                 self._node.board.turn_back(record.rewind)
             case Action.ORDER_PAUSE:
-                self._node.board.pause(record.paused)
+                self._node.board.pause(record.waits)
             case Action.ORDER_SNAPSHOT:
-                self._node.ask_snapshot(record.snapshot)
+                self._node.ask_snapshot(record.saves)
             case Action.ORDER_LEAVE:
                 self._node.order(Order.SNAPSHOT_AND_STOP)
                 self._leave_ordered_s = monotonic_s()

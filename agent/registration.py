@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..resilience import describe
+from ..resilience.clock import sleep
 from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
@@ -13,44 +18,97 @@ from ..resilience.wire import dumps, loads
 from .launch import Launch
 from .run_directory import RunDirectory
 
+LEAVE_S = 15.0
+"""How long agents of a life of the job that is over may take to leave: longer than the lease of one that was killed."""
+
+
+def described(launch: Launch, sizes: Sequence[int], spares: int, run: str, first: int, now: float) -> Spec:
+    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot."""
+    return Spec(
+        command=(*launch.program[-1:], *launch.options, *launch.script),
+        sizes=tuple(sizes),
+        spares=spares,
+        ranks=launch.ranks,
+        run=run,
+        created_s=now,
+        first_generation=Generation(first),
+    )
+
 
 def register(
-    store: Store, keys: Keys, launch: Launch, run: RunDirectory, me: NodeRecord, first: int, now: float
-) -> None:
-    """Say what the job is, or find that it is the one known here; open the next generation of one that was ended before its end.
+    store: Store, keys: Keys, spec: Spec, run: RunDirectory, node: NodeId, me: NodeRecord
+) -> tuple[Spec, Generation]:
+    """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
 
-    first: number of the first generation, larger than any that has left a snapshot here; now: wall-clock seconds. Raises UsageError for
-    another command, and for a job that is finished.
+    The job as it is known, and the number of the generation that it was over with; 0: it was not. Raises UsageError for another command,
+    another number of ranks or of nodes, a job that is finished, and a name that another agent goes by.
     """
-    command = (*launch.program[-1:], *launch.options, *launch.script)
-    spec = Spec(command=command, nodes=1, created_s=now, first_generation=Generation(first))
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
-    entry, record = store.get(keys.spec), store.get(keys.generation)
+    known = _known(store, keys, spec, run)
+    if run.finished.exists():
+        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+    others = _nodes(store, keys)
+    namesake = others.pop(node, me)
+    if namesake.home != me.home:
+        raise UsageError(
+            f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
+            "with --node"
+        )
+    last = _over(store, keys)
+    if last and known.first_generation > last:
+        return known, last  # another node has let it begin anew
+    if last and others:
+        wait_s = 0.0
+        while wait_s < LEAVE_S and _nodes(store, keys).keys() - {node} and _over(store, keys):
+            sleep(0.1)
+            wait_s += 0.1
+        if wait_s >= LEAVE_S:
+            raise UsageError(
+                f"the job has ended, and the agents of {describe.listed(sorted(others))} have not left yet; nothing was started. Give the "
+                "command again when they have"
+            )
+        return register(store, keys, spec, run, node, me)
+    if others:  # the job is under way: this node joins it
+        return known, Generation(0)
+    for key, asked in store.range(keys.requests).items():
+        if loads(Request, asked.value).kind in LEAVING:  # nobody who asks an agent to stop means its successor
+            store.delete(key)
+    if last:
+        # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
+        for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
+            store.delete_prefix(prefix)
+        known = replace(spec, run=known.run, first_generation=Generation(last + 1))
+        entry = store.get(keys.spec)
+        store.transact([ModifiedAt(keys.spec, entry.mod_revision if entry else 0)], [Put(keys.spec, dumps(known))])
+    return known, last
+
+
+def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
+    return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in store.range(keys.nodes).items()}
+
+
+def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory) -> Spec:
+    entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
     if known.command != spec.command:
         raise UsageError(
             f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
             "Name another directory with --run-dir"
         )
-    if run.finished.exists():
-        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
-    for key, asked in store.range(keys.requests).items():
-        if loads(Request, asked.value).kind in LEAVING:  # nobody who asks an agent to stop means its successor
-            store.delete(key)
-    if record is None:
-        return
-    last = loads(GenerationRecord, record.value)
-    moved = NodeId(me.host) not in last.members  # the same directory, on a host of another name
-    if last.phase not in (Phase.ENDING, Phase.ENDED) and not moved:
-        return
-    # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
-    for prefix in (keys.incidents, keys.requests, keys.answers):
-        store.delete_prefix(prefix)
-    again = GenerationRecord(
-        number=Generation(last.number + 1),
-        phase=Phase.GATHER,
-        members={NodeId(me.host): me.instance},
-        reason="started again",
-        opened_s=now,
-    )
-    store.transact([ModifiedAt(keys.generation, record.mod_revision)], [Put(keys.generation, dumps(again))])
+    if known.ranks not in (0, spec.ranks):
+        raise UsageError(
+            f"the job has {describe.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
+        )
+    if known.sizes != spec.sizes and store.range(keys.nodes):
+        raise UsageError(
+            f"the job was started for {describe.listed(known.sizes)} nodes, and this command says {describe.listed(spec.sizes)}; "
+            "nothing was started. Give the same --nodes everywhere"
+        )
+    return known
+
+
+def _over(store: Store, keys: Keys) -> Generation:
+    """The number of the generation that the job has ended with; 0: it is not over."""
+    entry = store.get(keys.generation)
+    last = loads(GenerationRecord, entry.value) if entry else None
+    return last.number if last and last.phase in (Phase.ENDING, Phase.ENDED) else Generation(0)

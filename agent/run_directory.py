@@ -84,9 +84,10 @@ class RunDirectory:
                 f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
             ) from error
 
-    def own(self, snapshots: Place) -> None:
-        """Make `snapshots` this job's, for good. Raises UsageError when they are another job's: either would take the other's state for
-        its own, and retire it. Raises MachineError when they are not where this job's were: it would begin anew."""
+    def own(self, snapshots: Place, name: str = "") -> None:
+        """Make `snapshots` this job's, for good. name: by which several nodes know the job. Raises UsageError when they are another
+        job's: either would take the other's state for its own, and retire it. Raises MachineError when they are not where this job's
+        were: it would begin anew."""
         ours = self.root / "job"
         try:
             missed = ours.exists() and not snapshots.there(MARK)
@@ -100,7 +101,7 @@ class RunDirectory:
         writable(snapshots)
         within = isinstance(snapshots, Files) and snapshots.path.parent == self.root
         theirs = snapshots.read(MARK).decode() if snapshots.there(MARK) else ""
-        identity = ours.read_text() if ours.exists() else (within and theirs) or uuid.uuid4().hex
+        identity = ours.read_text() if ours.exists() else (within and theirs) or _identity(name)
         if not theirs:
             snapshots.write(MARK, identity.encode())
         if not ours.exists():  # last: it says that the other has to be there
@@ -120,6 +121,10 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _identity(job: str) -> str:
+    return uuid.uuid5(uuid.NAMESPACE_URL, f"mt-resilient:{job}").hex if job else uuid.uuid4().hex
 
 
 def writable(snapshots: Place) -> None:

@@ -56,11 +56,14 @@ class Supervisor:
         preemption: PreemptionPolicy,
         telling: Telling,
         performer: Performer,
+        over: int = 0,
     ) -> None:
+        """over: the generation that the job had ended with before this agent came, 0 for none."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
         self.policy, self.preemption, self.telling = policy, preemption, telling
         self.record: GenerationRecord | None = None
+        self._over = over
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
         self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
@@ -140,9 +143,12 @@ class Supervisor:
             self.heartbeat.lost()
         except StoreUnavailable as error:
             self._store_is_down(error)
-        if self.record is not None and self.record.phase is Phase.ENDED and not self.node.gang:
+        if self.record is None or self.node.gang:
+            return None
+        if self.record.phase is Phase.ENDED:
             return self.record.exit_code
-        return None
+        instance = self.heartbeat.instance
+        return 0 if instance in self.record.dismissed and instance not in self.record.members.values() else None
 
     def _stumbled(self, error: OSError) -> None:
         if str(error) != self._last_stumble:
@@ -163,8 +169,7 @@ class Supervisor:
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
                 self._publish()
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
-            entry = self.store.get(self.keys.generation)
-            self.record = loads(GenerationRecord, entry.value) if entry else None
+            self.record = self._read_record()
             more = self.record is not None and self.performer.obey(self.record, self._publish)
             if not wrote and not more:
                 break
@@ -174,6 +179,11 @@ class Supervisor:
         strides, pages = self.node.vitals.strides, self.node.board.pages
         own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
         self.telling.strides(len(strides.stragglers), own_s)
+
+    def _read_record(self) -> GenerationRecord | None:
+        entry = self.store.get(self.keys.generation)
+        record = loads(GenerationRecord, entry.value) if entry else None
+        return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
@@ -185,9 +195,9 @@ class Supervisor:
             return False
         obeyed = max((rewind.order for rewind in told.rewinds), default=0)
         rewinds = record.rewind is not None and record.rewind.number > max(obeyed, told.declined)
-        written = told.snapshot == record.snapshot and 0 <= told.snapshot_step <= max(told.durable_steps, default=-1)
-        snaps = bool(record.snapshot) and not written
-        return rewinds or snaps or record.paused != told.paused
+        written = told.snapshot == record.saves and 0 <= told.snapshot_step <= max(told.durable_steps, default=-1)
+        snaps = bool(record.saves) and not written
+        return rewinds or snaps or record.waits != told.paused
 
     def _generation(self) -> int:
         return self.node.gang.generation if self.node.gang else self.record.number if self.record else 0

@@ -15,7 +15,7 @@ from ..resilience.journal import Journal
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import Incident
-from ..resilience.recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, STOP
+from ..resilience.recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
 from ..resilience.signals import NodeStatus
 from .terminal import Terminal
 
@@ -67,7 +67,7 @@ class Telling:
         if incident.open:
             return
         ordered = incident.cause == Cause.ORDERED
-        over = incident.rung != RESTART_GANG or "step" in incident.phases_s or bool(ordered and incident.remedy)
+        over = incident.rung not in RESTARTS or "step" in incident.phases_s or bool(ordered and incident.remedy)
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
         if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer tells it

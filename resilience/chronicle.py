@@ -10,11 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from . import describe, weighing
+from .assignment import Seats
 from .detectors import Cause
 from .ladder import AGAIN, LadderPolicy, Remedy, near, origin
 from .machine import Phase
 from .orders import PHASES, Incident
-from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, Plan
+from .recovery import OBSERVE, REPLACE_NODE, REPLAN, RESTARTS, REWIND_IN_PLACE, Plan
 from .signals import InPlaceRewind, NodeStatus, Step
 from .spikes import Finding, Kind
 from .verdict import Verdict
@@ -50,6 +51,23 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         started=verdict.started,
         onset=verdict.onset,
         signature=verdict.signature,
+    )
+
+
+def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> Incident:
+    """Other nodes train from here on, and nothing was wrong."""
+    assert world.record
+    return Incident(
+        id=next_id(world),
+        generation=world.record.number,
+        cause=Cause.MOVED,
+        rung=REPLACE_NODE if seats.successors else REPLAN,
+        summary=why,
+        plan="the ranks have waited, with their state on disk; the next ones begin there",
+        at_s=world.record.moving_s or now,
+        step_at_fault=reached,
+        started=True,
+        signature=f"{Cause.MOVED}:{world.record.number}",
     )
 
 
@@ -262,7 +280,7 @@ def phases_told(world: World) -> tuple[Incident, ...]:
     assert world.record
     record, changed = world.record, []
     for incident in world.incidents:
-        if not incident.open or incident.rung != RESTART_GANG or incident.generation >= record.number:
+        if not incident.open or incident.rung not in RESTARTS or incident.generation >= record.number:
             continue
         if incident.cause == Cause.ORDERED:  # its phases are those of the fault that has ended the gang
             continue

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import observing
+from . import assignment, describe, moving, observing
+from .assignment import NodesPolicy, Seats
 from .chronicle import (
     complaints_told,
     convictions_told,
     frozen_told,
+    moved,
     open_incident,
     phases_told,
     rewinds_told,
@@ -22,8 +24,8 @@ from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
-from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, plan, unreadable
-from .requests import carried, leaving, lost, pending, rule, turn_back, unheeded
+from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, plan, seated, unreadable
+from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, unheeded
 from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Step, Wish
 from .stability import ResumePoint, choose, exactly
 from .verdict import Verdict, judge
@@ -50,14 +52,15 @@ class Policy:
     recovery: RecoveryPolicy = RecoveryPolicy()
     ladder: LadderPolicy = LadderPolicy()
     """The ranks', whose rewinds it tells of."""
+    nodes: NodesPolicy = NodesPolicy()
     observe: bool = False
     """Tell what would be done, and do nothing."""
 
 
 def decide(world: World, now: float, policy: Policy) -> Decision:
     """`now`: wall-clock seconds."""
-    if world.record is None:
-        return _open_first(world, now)
+    if world.record is None or _starts_again(world, world.record):
+        return _open_first(world, now, policy.nodes)
     before = {incident.id: incident for incident in world.incidents}
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world))
@@ -68,20 +71,22 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if policy.observe:
         world = world.with_incidents(observing.sightings_told(world, policy.ladder))
         world = world.with_incidents(observing.hangs_over(world))
-    event, verdict, answer = _event(world, policy)
+    event, verdict, answer = _event(world, now, policy)
     if policy.observe and verdict and answer and observing.only_told(verdict):
         world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world)))
-        event, verdict, answer = _calm(world, observe=True)
+        event, verdict, answer = _calm(world, now, policy)
     told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
     present = world.record
     assert present
     late = None if leaving(world) else unheeded(world, now, policy.recovery.in_place_s)
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
-        decision = _reopen(world.with_incidents((late,)), now, late)
+        decision = _reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
         return replace(decision, incidents=_merged(told, decision.incidents))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
     if event is None or move is Move.IGNORE:
         ruling = rule(world, now, step_reached(world))
+        if ruling == Ruling():
+            ruling = _moving(world, now, policy)
         return Decision(
             record=ruling.record,
             incidents=_merged(told, ruling.incidents),
@@ -90,13 +95,15 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
             said="" if ruling.incidents else ruling.reason,
         )
     if verdict and answer:
+        seats = assignment.again(world, now)
+        answer = seated(answer, seats)
         incident = open_incident(world, verdict, answer, step_reached(world))
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:
             seen_s = max(s.at_s for s in verdict.blamed)
             ruling = turn_back(world, replace(incident, at_s=seen_s), _sound(world, verdict))
             decision = Decision(record=ruling.record, incidents=ruling.incidents, reason=ruling.reason)
         elif move is Move.REOPEN:
-            decision = _reopen(world, now, incident)
+            decision = _reopen(world, now, incident, seats)
         else:
             record = replace(
                 present, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
@@ -105,6 +112,8 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     elif answer:
         record = replace(present, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
         decision = Decision(record=record, reason=answer.reason)
+    elif event is Event.MEMBERS:
+        decision = _reseat(world, now, policy.nodes)
     else:
         decision = _advance(world, now, event, phase, policy.observe)
     told = _merged(told, decision.incidents)
@@ -124,17 +133,22 @@ def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:
     return tuple(replace(i, open=False) for i in newest if i.open or i.id in changed)
 
 
-def _open_first(world: World, now: float) -> Decision:
-    if world.spec is None or len(world.nodes) < world.spec.nodes:
+def _starts_again(world: World, last: GenerationRecord) -> bool:
+    """Whether the job was over, and somebody has given the command once more."""
+    return last.phase is Phase.ENDED and world.spec is not None and world.spec.first_generation > last.number
+
+
+def _open_first(world: World, now: float, policy: NodesPolicy) -> Decision:
+    seats = assignment.first(world, now, policy) if world.spec else None
+    if seats is None or world.spec is None:
         return Decision()
-    members = {node: world.nodes[node].instance for node in sorted(world.nodes)[: world.spec.nodes]}
-    first = GenerationRecord(
-        number=world.spec.first_generation, phase=Phase.GATHER, members=members, reason="first start", opened_s=now
-    )
-    return Decision(record=first, reason="first start")
+    reason = "started again" if world.record else "first start"
+    number = world.spec.first_generation
+    record = GenerationRecord(number=number, phase=Phase.GATHER, members=seats.members, reason=reason, opened_s=now)
+    return Decision(record=record, reason=reason)
 
 
-def _event(world: World, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
+def _event(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
     if leaving(world) and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
         return Event.STOP, None, None
@@ -144,26 +158,37 @@ def _event(world: World, policy: Policy) -> tuple[Event | None, Verdict | None, 
         known = world.incidents
         answer = plan(verdict, step_reached(world), _kept(world), known, policy.recovery, in_place=in_place)
         return answer.event, verdict, answer
-    return _calm(world, policy.observe)
+    return _calm(world, now, policy)
 
 
-def _calm(world: World, observe: bool) -> tuple[Event | None, Verdict | None, Plan | None]:
+def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """And where no verdict is to be answered."""
-    if observe and (end := observing.ended(world)):
+    if policy.observe and (end := observing.ended(world)):
         return end.event, None, end
     statuses = world.statuses()
     if world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
+    if _others_wanted(world, now) or _move(world, now, policy)[0] is moving.Move.GO:
+        return Event.MEMBERS, None, None
     if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
         return Event.FINISHED, None, None
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
-    if world.all_acked(AckKind.READY) and observe:
+    ready = world.all_acked(AckKind.READY) and all(node in world.nodes for node in world.members)
+    if ready and policy.observe:
         return Event.READY, None, None
-    if world.all_acked(AckKind.READY):
+    if ready:
         stop = may_resume(_point(world), _said(world), bool(unreadable(world.incidents)))
         return (stop.event if stop else Event.READY), None, stop
     return None, None, None
+
+
+def _others_wanted(world: World, now: float) -> bool:
+    """Whether a place that nobody could take when the generation was opened has found somebody."""
+    record = world.record
+    if record is None or record.phase is not Phase.GATHER or all(node in world.nodes for node in record.members):
+        return False
+    return [*assignment.again(world, now).members] != [*record.members]
 
 
 def _all_at_work(world: World) -> bool:
@@ -193,7 +218,9 @@ def step_reached(world: World) -> Step:
 
 
 def _said(world: World) -> list[NodeStatus]:
-    return [world.status[n] for n in world.members if n in world.status]
+    """Of the members. What memory holds of other ranks than a node is to have is of no use to it."""
+    said = [(world.status[n], (rank, len(world.members))) for rank, n in enumerate(world.members) if n in world.status]
+    return [s if s.seat in ((), seat) else replace(s, memory_steps=()) for s, seat in said]
 
 
 def _point(world: World) -> ResumePoint:
@@ -216,9 +243,10 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
         order = pending(world)
         there = exactly(_said(world), order.to, unreadable(world.incidents)) if order else None
         point = there or (observing.beginning() if observe else _point(world))
-        port = world.acks[world.members[0]].port
+        chief = world.members[0]
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
-        record = replace(record, resume_step=point.step, master_port=port, launched_s=now, turns=turns)
+        where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
+        record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
         record = replace(record, rewind=None, begins=order if there else None)
         given_up = (lost(world, order),) if order and there is None else ()
         return Decision(record=record, incidents=given_up, reason=point.reason)
@@ -240,22 +268,56 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
     return Decision(record=record, reason=record.reason)
 
 
-def _reopen(world: World, now: float, incident: Incident) -> Decision:
-    """The next generation, of the agents that are there now."""
+def _reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decision:
+    """The next generation, for a fault."""
+    record, story = _next(world, now, seats, incident.summary, incident.step_at_fault)
+    detected = incident.with_phase("detect", now - incident.at_s)
+    return Decision(record=record, incidents=(*story, detected), reason=incident.plan)
+
+
+def _move(world: World, now: float, policy: Policy) -> tuple[moving.Move, str]:
+    return moving.move(world, now, policy.nodes, policy.recovery.in_place_s)
+
+
+def _moving(world: World, now: float, policy: Policy) -> Ruling:
+    """On the way to another set of nodes, as long as ranks train on these."""
+    step, why = _move(world, now, policy)
+    if step is moving.Move.BEGIN and world.record:
+        return Ruling(record=replace(world.record, moving=why, moving_s=now), reason=f"all ranks wait: {why}")
+    if step is moving.Move.DROP and world.record:
+        return Ruling(record=replace(world.record, moving=""), reason="the ranks go on where they are")
+    return Ruling()
+
+
+def _reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
+    """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open."""
     assert world.record
-    members = {n: world.nodes[n].instance if n in world.nodes else was for n, was in world.record.members.items()}
+    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else 0.0
+    seats = assignment.again(world, now, settled_s)
+    reason = describe.seats(seats)
+    record, story = _next(world, now, seats, reason, step_reached(world))
+    if world.record.phase is Phase.RUN:
+        story = (*story, moved(world, seats, reason, now, step_reached(world)))
+    return Decision(record=record, incidents=story, reason=reason)
+
+
+def _next(
+    world: World, now: float, seats: Seats, reason: str, reached: Step
+) -> tuple[GenerationRecord, tuple[Incident, ...]]:
+    """And the incidents that change with it."""
+    assert world.record
     order, story = carried(world)
     record = GenerationRecord(
         number=Generation(world.record.number + 1),
         phase=Phase.GATHER,
-        members=members,
+        members=seats.members,
         master_addr=world.record.master_addr,
-        replay_until=Step(max(world.record.replay_until, incident.step_at_fault)),
-        reason=incident.summary,
+        replay_until=Step(max(world.record.replay_until, reached)),
+        reason=reason,
         opened_s=now,
         paused=world.record.paused,
         rewind=order,
         snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,
+        dismissed=tuple(i for i in world.record.dismissed if any(node.instance == i for node in world.nodes.values())),
     )
-    detected = incident.with_phase("detect", now - incident.at_s)
-    return Decision(record=record, incidents=(*story, detected), reason=incident.plan)
+    return record, story

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .assignment import Seats
 from .ladder import AGAIN, SKIPS, Origin, Remedy
 from .orders import PHASES, Because, Incident, Weighed
 from .signals import Complaint, Mismatch, OrderedBy, Rank, Shortage, Straggler
@@ -11,7 +12,14 @@ from .spikes import Finding, Kind
 from .straggler import Lost
 from .windows import Window
 
-_RUNGS = {0: "observation", 1: "rewind in place", 2: "restart of the gang", 6: "stop"}
+_RUNGS = {
+    0: "observation",
+    1: "rewind in place",
+    2: "restart of the gang",
+    3: "replacement of a node",
+    4: "another number of nodes",
+    6: "stop",
+}
 
 
 def rung(number: int) -> str:
@@ -53,6 +61,19 @@ def recovered(incident: Incident) -> str:
 def struck(incident: Incident) -> str:
     """When in the training it struck."""
     return "before the first step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+
+
+def seats(found: Seats) -> str:
+    """What is new about who trains; empty: nothing is."""
+    said = [f"{successor} takes the place of {node}" for node, successor in found.successors.items()]
+    if found.dropped:
+        there = f"{count(len(found.members), 'node')} go on" if len(found.members) != 1 else "one node goes on"
+        said.append(f"nobody takes the place of {listed(found.dropped)}: {there}")
+    if found.joined:
+        said.append(f"{listed(found.joined)} {'joins' if len(found.joined) == 1 else 'join'}")
+    if found.missed:
+        said.append(f"{listed(found.missed)} {'is' if len(found.missed) == 1 else 'are'} waited for")
+    return "; ".join(said)
 
 
 def finding(found: Finding) -> str:
@@ -118,8 +139,9 @@ def gone_back(incident: Incident) -> str:
     return f"{done}; {batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
 
 
-def listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
+def listed(things: Sequence[object]) -> str:
+    *most, last = map(str, things)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def batches(window: Window) -> str:
@@ -179,7 +201,7 @@ def story(incident: Incident, when: str, number: str) -> list[str]:
     lines.append(f"  done       {incident.plan}")
     if incident.origin:
         lines.append(f"  learned    {concluded(incident)}")
-    if incident.rung in (1, 2):
+    if 1 <= incident.rung <= 4:
         start = f", ranks started {incident.launch}" if incident.launch else ""
         not_yet = "not yet" if incident.open else "no: the job ended first"
         lines.append(

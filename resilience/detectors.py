@@ -44,6 +44,8 @@ class Cause(StrEnum):
     """A device counts errors, or its driver says that it is broken. Told, and evidence of what strikes its node. Told only."""
     MEMORY_SHORT = "memory_short"
     """Memory is about to run out. Told, and snapshots go to disk more often."""
+    MOVED = "moved"
+    """Nothing is wrong: other nodes are to train, for one is drained, or has come back."""
     STRAGGLER = "straggler"
     """A rank's own time for a step is longer than its peers'. Told only."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"

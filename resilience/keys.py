@@ -40,6 +40,10 @@ class Keys:
         return self.root + "acks/"
 
     @property
+    def quarantines(self) -> str:
+        return self.root + "quarantine/"
+
+    @property
     def incidents(self) -> str:
         return self.root + "incidents/"
 
@@ -59,6 +63,9 @@ class Keys:
 
     def ack(self, generation: Generation, node: NodeId) -> str:
         return f"{self.acks}{generation}/{node}"
+
+    def quarantine(self, node: NodeId) -> str:
+        return self.quarantines + node
 
     def incident(self, ident: str) -> str:
         return self.incidents + ident

@@ -26,6 +26,7 @@ class Event(StrEnum):
     FINISHED = "every rank left its loop at the end"
     STOP = "somebody asked the job to stop"
     GIVE_UP = "a verdict that can not, or a spent budget"
+    MEMBERS = "other nodes are to train"
     GONE = "every member says that its gang is gone"
 
 
@@ -46,6 +47,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
     (Phase.GATHER, Event.STOP): (Move.ADVANCE, Phase.ENDING),
     (Phase.GATHER, Event.GIVE_UP): (Move.ADVANCE, Phase.ENDING),
     (Phase.GATHER, Event.GONE): (Move.IGNORE, Phase.GATHER),
+    (Phase.GATHER, Event.MEMBERS): (Move.REOPEN, Phase.GATHER),
     (Phase.LAUNCH, Event.READY): (Move.IGNORE, Phase.LAUNCH),
     (Phase.LAUNCH, Event.RUNNING): (Move.ADVANCE, Phase.RUN),
     (Phase.LAUNCH, Event.FAULT): (Move.REOPEN, Phase.GATHER),
@@ -53,6 +55,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
     (Phase.LAUNCH, Event.STOP): (Move.ADVANCE, Phase.ENDING),
     (Phase.LAUNCH, Event.GIVE_UP): (Move.ADVANCE, Phase.ENDING),
     (Phase.LAUNCH, Event.GONE): (Move.IGNORE, Phase.LAUNCH),
+    (Phase.LAUNCH, Event.MEMBERS): (Move.IGNORE, Phase.LAUNCH),
     (Phase.RUN, Event.READY): (Move.IGNORE, Phase.RUN),
     (Phase.RUN, Event.RUNNING): (Move.IGNORE, Phase.RUN),
     (Phase.RUN, Event.FAULT): (Move.REOPEN, Phase.GATHER),
@@ -60,6 +63,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
     (Phase.RUN, Event.STOP): (Move.ADVANCE, Phase.ENDING),
     (Phase.RUN, Event.GIVE_UP): (Move.ADVANCE, Phase.ENDING),
     (Phase.RUN, Event.GONE): (Move.IGNORE, Phase.RUN),
+    (Phase.RUN, Event.MEMBERS): (Move.REOPEN, Phase.GATHER),
     (Phase.ENDING, Event.READY): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.RUNNING): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.FAULT): (Move.IGNORE, Phase.ENDING),
@@ -67,6 +71,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
     (Phase.ENDING, Event.STOP): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.GIVE_UP): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.GONE): (Move.ADVANCE, Phase.ENDED),
+    (Phase.ENDING, Event.MEMBERS): (Move.IGNORE, Phase.ENDING),
     **{(Phase.ENDED, event): (Move.IGNORE, Phase.ENDED) for event in Event},
 }
 

@@ -16,7 +16,7 @@ from .orders import PHASES, Incident
 disable_created_metrics()  # they would double the page
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
-RUNGS = ("0", "1", "2", "6")
+RUNGS = ("0", "1", "2", "3", "4", "6")
 
 
 class Metrics:

@@ -61,6 +61,22 @@ class GenerationRecord:
     """The order by which it begins at `resume_step`."""
     snapshot: str = ""
     """The last request for a snapshot on disk that is to be obeyed."""
+    moving: str = ""
+    """Why the next generation is to be on other nodes: these ranks wait for it, with their state on disk;"""
+    moving_s: float = 0.0
+    """since then, in wall-clock time."""
+    dismissed: tuple[str, ...] = ()
+    """Agents that are to leave, as soon as the job goes on without them."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the ranks are to wait at their next boundary."""
+        return self.paused or bool(self.moving)
+
+    @property
+    def saves(self) -> str:
+        """What a snapshot on disk is wanted for; empty: for nothing."""
+        return f"move {self.moving_s}" if self.moving else self.snapshot
 
     def node_rank(self, node: NodeId) -> int:
         """The torchrun node rank of `node`; ValueError when it is not a member."""

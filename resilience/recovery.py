@@ -2,15 +2,18 @@
 
 Rung 1, the rewind in place, is decided by the ranks themselves (`boundary`) and only reported here, but for replicas that have gone
 apart, which no rank can see: there it is ordered. What else reaches this module needs the gang to be restarted (rung 2), or the job to
-stop (rung 6). Rungs 3 to 5 want more than one node or older certified snapshots.
+stop (rung 6). Who trains next (`assignment`) tells a restart on the same nodes from rung 3, where a spare takes a place, and rung 4, where
+their number changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from . import describe
+from .assignment import Seats
 from .detectors import Cause
 from .errors import (
     BudgetSpent,
@@ -28,7 +31,8 @@ from .spikes import Kind
 from .stability import ResumePoint
 from .verdict import Verdict
 
-OBSERVE, REWIND_IN_PLACE, RESTART_GANG, STOP = 0, 1, 2, 6
+OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
+RESTARTS = (RESTART_GANG, REPLACE_NODE, REPLAN)
 
 _NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
 """The gang has not come so far as to begin."""
@@ -81,7 +85,7 @@ def plan(
     back by themselves."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
-    restarts = [incident for incident in since_ordered(past) if incident.rung == RESTART_GANG]
+    restarts = [i for i in since_ordered(past) if i.rung in RESTARTS and i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
@@ -114,6 +118,15 @@ def plan(
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         return _give_up(BudgetSpent, f"{stuck} restarts in a row brought no {newer}")
     return restart
+
+
+def seated(answer: Plan, seats: Seats) -> Plan:
+    """A restart, on those nodes."""
+    if answer.rung != RESTART_GANG:
+        return answer
+    rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GANG
+    said = describe.seats(seats)
+    return replace(answer, rung=rung, reason=f"{answer.reason}; {said}" if said else answer.reason)
 
 
 def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool) -> Plan:

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from . import describe
+from . import assignment, describe
 from .chronicle import next_id
 from .errors import MachineError, SnapshotError, UsageError
 from .machine import Phase
 from .orders import GenerationRecord, Incident, RewindOrder
 from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
-from .signals import Answer, OrderedBy, Request, Step, Wish
+from .signals import Answer, NodeId, OrderedBy, Request, Step, Wish
 from .stability import common_steps
 from .world import World
 
@@ -43,8 +43,20 @@ def waiting(world: World) -> list[Request]:
 
 
 def leaving(world: World) -> Request | None:
-    """The request to end the job here that is to be obeyed, if there is one."""
-    return next((r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world)), None)
+    """The request to end the job here that is to be obeyed, if there is one. A node that the job can do without is drained otherwise."""
+    asked = (r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world))
+    return next((r for r in asked if r.kind == Wish.STOP or not _dispensable(r, world)), None)
+
+
+def _dispensable(request: Request, world: World) -> bool:
+    """Whether the job can go on without that node."""
+    record, node = world.record, NodeId(request.node)
+    if record is None or world.spec is None or node not in world.nodes:
+        return False
+    if world.nodes[node].instance in record.dismissed:
+        return True
+    without = replace(record, dismissed=(*record.dismissed, world.nodes[node].instance))
+    return not assignment.again(replace(world, record=without), now=0.0).missed
 
 
 def rule(world: World, now: float, reached: Step) -> Ruling:
@@ -76,7 +88,7 @@ def _misled(request: Request, world: World) -> str:
     """Why nothing can ever be done about it; empty: something can."""
     if request.kind not in tuple(Wish):
         return f"this version knows no request {request.kind!r}; nothing was done"
-    if request.kind == Wish.DRAIN and request.node not in world.members:
+    if request.kind == Wish.DRAIN and request.node not in {*world.members, *world.nodes}:
         return f"there is no node {request.node!r} in this job; it runs on {', '.join(world.members)}. Nothing was done"
     return ""
 
@@ -99,7 +111,18 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 
 
 def _leave(request: Request, world: World, now: float, reached: Step) -> Ruling:
-    return Ruling()  # an event of the machine's
+    record = world.record
+    assert record
+    if request.kind == Wish.STOP or not _dispensable(request, world):
+        return Ruling()  # an event of the machine's
+    instance = world.nodes[NodeId(request.node)].instance
+    if instance not in record.dismissed:
+        reason = f"node {request.node} is drained by {request.by}"
+        return Ruling(record=replace(record, dismissed=(*record.dismissed, instance)), reason=reason)
+    if request.node in record.members or record.phase is not Phase.RUN:
+        return Ruling()
+    sentence = f"node {request.node} is drained; the job goes on on {describe.listed([*record.members])}"
+    return Ruling(answers={request.id: Answer(sentence=sentence, step=record.resume_step)})
 
 
 def _rewind(request: Request, world: World, now: float, reached: Step) -> Ruling:

@@ -328,6 +328,8 @@ class NodeStatus:
     """The last request for a snapshot that the ranks were told of,"""
     snapshot_step: Step = Step(-1)
     """and the step at which they have begun one since; -1: not yet. Where that one fails, a later one is tried."""
+    seat: tuple[int, ...] = ()
+    """Node rank, and number of nodes, of the ranks whose state memory holds; empty: there were none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +342,12 @@ class NodeRecord:
     pid: int
     ranks: int
     """Training processes on this node."""
+    address: str = "127.0.0.1"
+    """Where the other nodes reach this one."""
+    home: str = ""
+    """What tells the holder of this name from another who claims it: the host's boot, and the run directory."""
+    since_s: float = 0.0
+    """Wall-clock time at which it joined."""
 
 
 class AckKind(StrEnum):
@@ -408,11 +416,29 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A node is not to train, although it is there."""
+
+    reason: str
+    until_s: float
+    """Wall-clock seconds."""
+    instance: str = ""
+    """As long as this agent runs; empty: whichever does."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spec:
     """What the job is; the first agent writes it, put-if-absent."""
 
     command: tuple[str, ...]
-    nodes: int = 1
+    sizes: tuple[int, ...] = (1,)
+    """Numbers of nodes that it may train on, ascending."""
+    spares: int = 0
+    """Nodes beyond that are expected."""
+    ranks: int = 0
+    """On each node."""
+    run: str = ""
+    """Eight hexadecimal digits, in the names of its snapshots: a job that is described anew has others."""
     created_s: float = 0.0
     first_generation: Generation = Generation(1)
     """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""

@@ -22,6 +22,7 @@ _WEIGHT = {
     Cause.RANK_HUNG: 4,
     Cause.FROZEN: 5,
     Cause.ORDERED: 5,
+    Cause.MOVED: 5,
     Cause.STRAGGLER: 5,
     Cause.DEVICE_SICK: 5,
     Cause.MEMORY_SHORT: 5,

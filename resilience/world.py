@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
-from .signals import Ack, AckKind, Answer, NodeId, NodeRecord, NodeStatus, Request, Spec
+from .signals import Ack, AckKind, Answer, NodeId, NodeRecord, NodeStatus, Quarantine, Request, Spec
 from .wire import loads
 
 
@@ -25,6 +25,7 @@ class World:
     """Answered ones too, the oldest first."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """By request."""
+    quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
 
     @property
     def members(self) -> tuple[NodeId, ...]:
@@ -68,4 +69,5 @@ def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
         incidents=tuple(loads(Incident, value) for _, value in under(keys.incidents)),
         requests=tuple(replace(loads(Request, value), id=name) for name, value in under(keys.requests)),
         answers={name: loads(Answer, value) for name, value in under(keys.answers)},
+        quarantine={NodeId(name): loads(Quarantine, value) for name, value in under(keys.quarantines)},
     )

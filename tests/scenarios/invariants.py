@@ -95,7 +95,7 @@ class Watch:
                     self.windows.add(incident.window)
 
     def _note(self, record: GenerationRecord, write: Accepted) -> None:
-        if not write.guarded:  # started again: budgets as new
+        if record.reason == "started again":  # with budgets as new
             self.incidents, self.launches, self.without_progress, self.turns = {}, [], 0, []
         if record.phase is Phase.GATHER:
             self.unlaunched += 1
@@ -140,9 +140,8 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
         return "" if write.guarded and orders == after else told
     if after.number == before.number:
         return "" if write.guarded and (before.phase, after.phase) in _MOVES else told
-    over = before.phase in (Phase.ENDING, Phase.ENDED)
-    opened = after.number == before.number + 1 and after.phase is Phase.GATHER and over is not write.guarded
-    return "" if opened else told
+    opened = after.number == before.number + 1 and after.phase is Phase.GATHER
+    return "" if opened and write.guarded and before.phase is not Phase.ENDING else told
 
 
 def _within_its_phase(before: GenerationRecord | None, after: GenerationRecord) -> bool:

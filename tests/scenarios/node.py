@@ -19,7 +19,7 @@ from mt_resilient.agent.duty import Action, LocalState, duty
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.lookout import Lookout
-from mt_resilient.agent.registration import register
+from mt_resilient.agent.registration import described, register
 from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.agreement import Words
@@ -29,6 +29,7 @@ from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import (
     Ack,
@@ -94,7 +95,8 @@ class Node:
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         self.store: Any = job.client(instance)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
-        register(self.store, KEYS, launch, RunDirectory(Path("mt-runs/train")), registration, first, job.wall_s)
+        spec = described(launch, (1,), 0, "0" * 8, first, job.wall_s)
+        _, self.over = register(self.store, KEYS, spec, RunDirectory(Path("mt-runs/train")), NODE, registration)
         self.heartbeat = Heartbeat(self.store, KEYS, NODE, registration, LEASE_S)
         self.controller = job.controller(instance)
 
@@ -187,6 +189,8 @@ class Node:
             self.controller.tick(self.heartbeat.lease, self.job.wall_s)
             entry = self.store.get(KEYS.generation)
             self.record = loads(GenerationRecord, entry.value) if entry else None
+            if self.record and self.record.phase is Phase.ENDED and self.record.number <= self.over:
+                self.record = None
             if self.faults.obeys_late_s:
                 self.held_until_s, self.faults.obeys_late_s = now_s + self.faults.obeys_late_s, 0
                 return None

@@ -32,7 +32,7 @@ def written(judged: World) -> GenerationRecord:
 
 
 def test_the_first_generation_opens_when_all_nodes_are_there() -> None:
-    waiting = world(record=None, spec=Spec(command=("torchrun",), nodes=2), status={}, acks={})
+    waiting = world(record=None, spec=Spec(command=("torchrun",), sizes=(2,)), status={}, acks={})
     assert decided(waiting) == Decision()
     first = written(replace(waiting, nodes={B: node("b"), A: node("a")}))
     assert first == GenerationRecord(
@@ -71,14 +71,30 @@ WORLDS: dict[Event, dict] = {
     Event.STOP: {"requests": (STOP,)},
     Event.GIVE_UP: BURNT,
     Event.GONE: {"acks": {A: ack(AckKind.ENDED)}},
+    Event.MEMBERS: {
+        "spec": Spec(command=("torchrun",), sizes=(1, 2)),
+        "nodes": {A: node("a"), B: node("b")},
+        "status": {A: status(max_step=9, stepped_s=1.0, paused=True, durable_steps=(9,))},
+        "acks": {},
+        "record": lambda phase: (
+            record(phase, moving="b joins", moving_s=NOW - 1)
+            if phase is not Phase.GATHER
+            else record(phase, members=("a", "c"))
+        ),
+    },
 }
 """Each as it shows to the controller, whatever the phase."""
+
+
+def shown(phase: Phase, event: Event) -> World:
+    fields = WORLDS[event]
+    return world(**{**fields, "record": fields.get("record", record)(phase)})
 
 
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("phase", Phase)
 def test_each_event_moves_the_record_as_the_table_says(phase: Phase, event: Event) -> None:
-    decision = decided(world(record=record(phase), **WORLDS[event]))
+    decision = decided(shown(phase, event))
     move, target = TABLE[phase, event]
     if move is Move.IGNORE:
         assert decision.record is None
@@ -186,7 +202,8 @@ def test_a_fault_opens_the_next_generation_and_an_incident() -> None:
 def test_the_next_generation_is_of_the_agents_that_are_there_now() -> None:
     restarted = written(world(nodes={A: node(instance="anew")}))
     assert restarted.members == {A: "anew"}
-    lost = written(world(record=record(members=("a", "b")), nodes={B: node("b")}))
+    two = Spec(command=("torchrun",), sizes=(2,))
+    lost = written(world(spec=two, record=record(members=("a", "b")), nodes={B: node("b")}))
     assert lost.members == {A: "agent-a", B: "agent-b"}  # its agent may come back
 
 
@@ -260,7 +277,7 @@ def test_ids_are_new_however_many_incidents_are_told_at_once() -> None:
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("phase", Phase)
 def test_a_decision_that_was_written_makes_the_next_one_empty(phase: Phase, event: Event) -> None:
-    before = world(record=record(phase), **WORLDS[event])
+    before = shown(phase, event)
     decision = decided(before)
     told = {i.id: i for i in (*before.incidents, *decision.incidents)}
     after = decision.record or before.record

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mt_resilient.agent import launch
-from mt_resilient.agent.launch import Launch, understand
+from mt_resilient.agent.launch import Launch, sizes, understand
 from mt_resilient.resilience.errors import MachineError, UsageError
 
 NOBODY: dict[str, str] = {}
@@ -104,7 +105,7 @@ def test_arguments_of_a_generation() -> None:
 def test_what_goes_in_comes_out_the_same_when_understood_again() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
     again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1))
-    assert again == once
+    assert again == replace(once, nodes="1")
 
 
 @pytest.mark.parametrize("flag", ["-m", "--module"])
@@ -216,16 +217,30 @@ def test_the_torchrun_beside_our_own_interpreter_is_found(place: Path, monkeypat
         (["torchrun", "--nproc-per-node", "many", "train.py"], "--nproc-per-node many: give the number"),
         (["torchrun", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0: give the number"),
         (["torchrun", "--nproc-per-node", "-1", "train.py"], "--nproc-per-node -1: give the number"),
-        (["torchrun", "--nnodes", "2", "train.py"], "--nnodes 2: this version keeps one node alive"),
-        (["torchrun", "--nnodes=1:4", "train.py"], "--nnodes 1:4: this version keeps one node alive"),
     ],
 )
 def test_refused_with_a_sentence(command: list[str], sentence: str) -> None:
     assert sentence in refused(*command)
 
 
-def test_several_nodes_by_the_environment_are_refused_too() -> None:
-    assert "--nnodes 2" in refused("torchrun", "train.py", environ={"PET_NNODES": "2"})
+def test_what_it_says_about_the_number_of_nodes() -> None:
+    assert torchrun("train.py").nodes == ""
+    assert torchrun("--nnodes=2:4", "train.py").nodes == "2:4"
+    assert understand(["torchrun", "train.py"], {"PET_NNODES": "2"}).nodes == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("1", (1,)), ("4", (4,)), ("1:1", (1,)), ("2:4", (2, 3, 4)), ("8,2,4", (2, 4, 8)), ("2,2", (2,))],
+)
+def test_numbers_of_nodes(text: str, numbers: tuple[int, ...]) -> None:
+    assert sizes(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "4:2", "2:", "-1", "two", "1:2:3", "2;4", "2,"])
+def test_what_is_no_number_of_nodes(text: str) -> None:
+    with pytest.raises(UsageError, match="--nodes"):
+        sizes(text)
 
 
 def test_all_options_of_the_installed_torchrun_are_known() -> None:

@@ -1,0 +1,121 @@
+"""Who trains, and in which node rank: the nodes that are there → the members of the next generation. Pure.
+
+A member keeps its node rank while it can: its memory holds the state of these ranks. A place that falls vacant goes to a spare; where there
+is none, the job goes on with fewer nodes, of a number that is allowed; where none is, it waits for the node that is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .errors import UsageError
+from .signals import NodeId, NodeRecord
+from .world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesPolicy:
+    number: str = ""
+    """How many nodes train: N, MIN:MAX, or the numbers that will do as N,M,…; empty: what the command says with --nnodes."""
+    spares: int = 0
+    """Further nodes that are expected, to take the place of others."""
+    join_s: float = 60.0
+    """How long the first start waits for nodes that are expected, after the last one has joined, before it does with those that are
+    there."""
+
+    grow_after_s: float = 60.0
+    """How long a node that has come back has to have been there until the job grows by it, which costs a restart."""
+
+    def __post_init__(self) -> None:
+        if self.grow_after_s < 0:
+            raise UsageError(f"nodes.grow_after_s is {self.grow_after_s}; it cannot be negative")
+        if self.spares < 0:
+            raise UsageError(f"nodes.spares is {self.spares}; it cannot be negative")
+        if self.join_s < 0:
+            raise UsageError(f"nodes.join_s is {self.join_s}; it cannot be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seats:
+    members: dict[NodeId, str]
+    """Node to agent instance, in the order of node ranks."""
+    successors: dict[NodeId, NodeId] = field(default_factory=dict)
+    """By the node that is gone: the spare that takes its place."""
+    dropped: tuple[NodeId, ...] = ()
+    """Gone, and the job goes on with fewer."""
+    joined: tuple[NodeId, ...] = ()
+    """Places that were not there before."""
+    missed: tuple[NodeId, ...] = ()
+    """Gone, and waited for."""
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts `node-10` behind `node-9`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
+    """The nodes that may train, in the natural order of their names. now: wall-clock seconds."""
+    return {n: world.nodes[n] for n in sorted(world.nodes, key=natural) if not unusable(world, n, now)}
+
+
+def unusable(world: World, node: NodeId, now: float) -> str:
+    """Why this node, which is there, is not to train; empty: it may."""
+    if world.record and world.nodes[node].instance in world.record.dismissed:
+        return "it is drained"
+    shut_out = world.quarantine.get(node)
+    if shut_out and now < shut_out.until_s and shut_out.instance in ("", world.nodes[node].instance):
+        return shut_out.reason
+    return ""
+
+
+def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
+    """The members of the first generation; None: not all are there. It begins with fewer than are expected when nobody has
+    joined for some time."""
+    assert world.spec
+    here = usable(world, now)
+    if not here:
+        return None
+    size = _fitting(world.spec.sizes, len(here))
+    complete = len(here) >= max(world.spec.sizes) + world.spec.spares
+    quiet_s = now - max(world.nodes[node].since_s for node in here)
+    if not size or not (complete or quiet_s > policy.join_s):
+        return None
+    return Seats(members={node: here[node].instance for node in list(here)[:size]})
+
+
+def again(world: World, now: float, settled_s: float = 0.0) -> Seats:
+    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it."""
+    assert world.spec
+    assert world.record
+    here, before = usable(world, now), list(world.record.members)
+    spares = [node for node in here if node not in before]
+    places: list[tuple[NodeId, NodeId | None]] = []
+    """Who had the place, and who is to have it."""
+    for node in before:
+        places.append((node, node if node in here else spares.pop(0) if spares else None))
+    filled = [successor for _, successor in places if successor is not None]
+    vacant = tuple(node for node, successor in places if successor is None)
+    successors = {node: successor for node, successor in places if successor not in (node, None)}
+    size = _fitting(world.spec.sizes, len(filled) + len(spares))
+    if vacant and size == 0:
+        kept = {s or node: here[s].instance if s else world.record.members[node] for node, s in places}
+        return Seats(members=kept, successors=successors, missed=vacant)  # type: ignore[arg-type]
+    # Who has trained already goes before who would have to fetch the state.
+    staying = sorted(filled, key=lambda node: (node not in before, filled.index(node)))[:size]
+    members = [node for node in filled if node in staying]
+    settled = [node for node in spares if now - here[node].since_s >= settled_s]
+    joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
+    return Seats(
+        members={node: here[node].instance for node in (*members, *joined)},
+        successors={node: s for node, s in successors.items() if s in staying},  # type: ignore[misc]
+        dropped=tuple(node for node, s in places if s not in staying),
+        joined=joined,
+    )
+
+
+def _fitting(sizes: Sequence[int], there: int) -> int:
+    """The largest number of nodes that is allowed, and there; 0: none is."""
+    return max((size for size in sizes if size <= there), default=0)

@@ -1,0 +1,44 @@
+"""A change of nodes that nobody is forced to: World → the next thing to do about it. Pure, and asked at every tick while ranks train.
+
+    wanted ──▶ `GenerationRecord.moving`: ranks wait at a boundary, and its state goes to disk ──▶ the next generation, on other nodes
+
+A node is drained, or one has come back and the job may grow: no step is computed again for it. What has been done is read off the
+record, so whoever leads next goes on in the middle; a fault on the way opens the next generation by itself, on the nodes that are wanted.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from . import assignment, describe
+from .machine import Phase
+from .requests import pending
+from .world import World
+
+
+class Move(Enum):
+    NONE = "all are where they belong"
+    BEGIN = "the ranks are to wait, and their state goes to disk"
+    WAIT = "they do not all wait yet, or it is not on disk"
+    GO = "the next generation may begin elsewhere"
+    DROP = "what it was for has gone"
+
+
+def move(world: World, now: float, policy: assignment.NodesPolicy, patience_s: float) -> tuple[Move, str]:
+    """What to do, and what for. now: wall-clock seconds; patience_s: how long ranks may take to come to a boundary."""
+    record = world.record
+    if record is None or record.phase is not Phase.RUN:
+        return Move.NONE, ""
+    seats = assignment.again(world, now, policy.grow_after_s)
+    why = describe.seats(seats)
+    same = [*seats.members] == [*record.members] or bool(seats.missed)
+    if not record.moving:
+        told = world.statuses()
+        at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)
+        return (Move.BEGIN, why) if at_work and not same and pending(world) is None else (Move.NONE, "")
+    if same:
+        return Move.DROP, why
+    told = world.statuses()
+    reached = max((s.max_step for s in told), default=-1)
+    saved = len(told) == len(world.members) and all(s.paused and reached in s.durable_steps for s in told)
+    return (Move.GO if saved or now - record.moving_s > patience_s else Move.WAIT), why
