@@ -61,7 +61,7 @@ def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> In
         id=next_id(world),
         generation=world.record.number,
         cause=Cause.MOVED,
-        rung=REPLACE_NODE if seats.successors else REPLAN,
+        rung=_rung(seats),
         summary=why,
         plan="the ranks have waited, with their state on disk; the next ones begin there",
         at_s=world.record.moving_s or now,
@@ -69,6 +69,30 @@ def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> In
         started=True,
         signature=f"{Cause.MOVED}:{world.record.number}",
     )
+
+
+def bereft(world: World, seats: Seats) -> tuple[Incident, ...]:
+    """The restart that waits for a node that is gone: its ranks' peers have felt it before its lease was over, and have raised or hung."""
+    assert world.record
+    last = [i for i in world.incidents if i.open and i.rung in RESTARTS and i.generation == world.record.number - 1]
+    gone = [*seats.successors, *seats.dropped]
+    if not gone or not last or last[-1].cause in (Cause.AGENT_LOST, Cause.ORDERED, Cause.MOVED):
+        return tuple(replace(i, rung=_rung(seats), plan=f"{i.plan}; {describe.seats(seats)}") for i in last[-1:])
+    first = last[-1]
+    told = replace(
+        first,
+        cause=Cause.AGENT_LOST,
+        rung=_rung(seats),
+        summary=describe.lost_agents(gone),
+        evidence=(describe.lost_agents(gone), f"seen before, as a consequence: {first.summary}", *first.evidence[1:]),
+        plan=f"{first.plan}; {describe.seats(seats)}",
+        signature=Cause.AGENT_LOST,
+    )
+    return (told,)
+
+
+def _rung(seats: Seats) -> int:
+    return REPLACE_NODE if seats.successors else REPLAN
 
 
 def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from . import assignment, describe, moving, observing
 from .assignment import NodesPolicy, Seats
 from .chronicle import (
+    bereft,
     complaints_told,
     convictions_told,
     frozen_told,
@@ -290,7 +291,8 @@ def _moving(world: World, now: float, policy: Policy) -> Ruling:
 
 
 def _reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
-    """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open."""
+    """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open: it was the first
+    sign of what has become of a node."""
     assert world.record
     settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else 0.0
     seats = assignment.again(world, now, settled_s)
@@ -298,6 +300,8 @@ def _reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     record, story = _next(world, now, seats, reason, step_reached(world))
     if world.record.phase is Phase.RUN:
         story = (*story, moved(world, seats, reason, now, step_reached(world)))
+    else:
+        story = (*story, *bereft(world, seats))
     return Decision(record=record, incidents=story, reason=reason)
 
 

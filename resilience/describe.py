@@ -76,6 +76,15 @@ def seats(found: Seats) -> str:
     return "; ".join(said)
 
 
+def lost_agents(nodes: Sequence[str]) -> str:
+    whose = (
+        f"agent of {nodes[0]} is gone: its lease"
+        if len(nodes) == 1
+        else f"agents of {listed(nodes)} are gone: their leases"
+    )
+    return f"the {whose} expired"
+
+
 def finding(found: Finding) -> str:
     """What is wrong with a step."""
     match found.kind:
