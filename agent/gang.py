@@ -44,6 +44,8 @@ class Gang:
     """`warm`, or `cold: why`."""
     ranks: dict[int, Watched] = field(default_factory=dict)
     """By local rank, from the moment each has claimed its page."""
+    fenced: bool = False
+    """Its own agent has ended it, for another generation may have begun."""
 
     def adopt(self, local_rank: int, pid: int) -> None:
         """Watch a rank that has shown up on the board."""
@@ -66,6 +68,14 @@ class Gang:
 
     def living_fds(self) -> list[int]:
         return [p.pidfd for p in self.watched() if p.pidfd >= 0 and not p.ended_s]
+
+    def fence(self, spare: Collection[int]) -> None:
+        """`kill`, and say so of each of them."""
+        living = [process for process in self.watched() if not process.ended_s]
+        self.kill(spare)
+        self.fenced = True
+        for process in living:
+            process.ended_s, process.code = wall_s(), -signal.SIGKILL
 
     def kill(self, spare: Collection[int]) -> None:
         """SIGKILL every process of this gang and every stray child of the agent but those in `spare`; returns when all are gone and

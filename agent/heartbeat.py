@@ -16,6 +16,8 @@ class Heartbeat:
         self._store, self._keys, self._node, self._record = store, keys, node, record
         self._ttl_s = ttl_s
         self._due_s = 0.0
+        self.until_s = 0.0
+        """The lease lives at least so long, on the monotonic clock: counted from before the last renewal was sent."""
         self.lease = 0
         self._unanswered = 0
         """A lease that this agent's record was put on, with no answer: that may still come to pass, over a later record."""
@@ -30,8 +32,10 @@ class Heartbeat:
         StoreUnavailable."""
         if now_s < self._due_s:
             return
-        if self.lease == 0 or self._store.keepalive(self.lease) <= 0:
+        left_s = self._store.keepalive(self.lease) if self.lease else 0.0
+        if left_s <= 0:
             self._register()
+        self.until_s = now_s + (left_s or self._ttl_s)
         self._due_s = now_s + self._ttl_s / 3
 
     def _register(self) -> None:

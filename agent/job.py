@@ -182,7 +182,8 @@ def run_job(
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
-        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over)
+        alone = max(spec.sizes) + spec.spares == 1
+        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, alone)
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -289,6 +290,7 @@ def _supervisor(
     policies: Mapping[str, Any],
     telling: Telling,
     over: int,
+    alone: bool,
 ) -> Supervisor:
     policy: AgentPolicy = policies["agent"]
     heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
@@ -315,4 +317,5 @@ def _supervisor(
         telling=telling,
         performer=performer,
         over=over,
+        alone=alone,
     )

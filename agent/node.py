@@ -111,8 +111,9 @@ class Node:
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
         self._generation = record.number
-        self.seat = (node_rank, len(record.members))
-        settle(self.slots, record.resume_step)
+        seat = (node_rank, len(record.members))
+        settle(self.slots, record.resume_step if seat == self.seat else -1)  # of other ranks it is of no use
+        self.seat = seat
         self.sound.went_back(record.resume_step)
         # Until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
@@ -177,6 +178,12 @@ class Node:
         if self.launch.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
             environment.setdefault("OMP_NUM_THREADS", "1")
         return environment
+
+    def fence(self) -> None:
+        """End the gang, for another generation may have begun without this node; its status will say so."""
+        self._adopt()
+        if self.gang is not None:
+            self.gang.fence(self._helpers())
 
     def stop_gang(self) -> None:
         """End every process of the gang, to the last."""

@@ -39,7 +39,7 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure."""
     launcher = gang.launcher
     found = [
-        _rank_exit(pages[local_rank], process)
+        _rank_exit(pages[local_rank], process, gang.fenced)
         for local_rank, process in gang.ranks.items()
         if process.ended_s
         and ended_well(pages[local_rank].phase, process.code, launcher.code, bool(pages[local_rank].left)) is False
@@ -62,7 +62,7 @@ def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
     return len(well) == len(pages) and all(well) and any((process.code or 0) < 0 for process in gang.ranks.values())
 
 
-def _rank_exit(page: Page, process: Watched) -> RankExit:
+def _rank_exit(page: Page, process: Watched, fenced: bool) -> RankExit:
     words = page.farewell()
     code = process.code
     if code is None and words:
@@ -75,7 +75,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0,
-        kind=str(words.get("kind", "exit")),
+        kind="fenced" if fenced else str(words.get("kind", "exit")),
         step=Step(int(words.get("step", -1))),
     )
 

@@ -23,6 +23,7 @@ from ..resilience.orders import GenerationRecord
 from ..resilience.signals import NodeId, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
 from ..resilience.wire import dumps, loads
+from .fencing import Pulse, Standing, fenced
 from .heartbeat import Heartbeat
 from .node import Node
 from .performer import Performer
@@ -57,13 +58,15 @@ class Supervisor:
         telling: Telling,
         performer: Performer,
         over: int = 0,
+        alone: bool = True,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none."""
+        """over: the generation that the job had ended with before this agent came, 0 for none; alone: no other agent can take it up."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
         self.policy, self.preemption, self.telling = policy, preemption, telling
         self.record: GenerationRecord | None = None
-        self._over = over
+        self._over, self._alone = over, alone
+        self._pulse = Pulse()
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
         self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
@@ -129,6 +132,7 @@ class Supervisor:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
         changed = False
+        self._fence(monotonic_s())
         self.node.pace_durable()
         for act in (lambda: self.node.observe(ready), self._hear_helpers):
             try:
@@ -149,6 +153,25 @@ class Supervisor:
             return self.record.exit_code
         instance = self.heartbeat.instance
         return 0 if instance in self.record.dismissed and instance not in self.record.members.values() else None
+
+    def _fence(self, now_s: float) -> None:
+        gang = self.node.gang
+        if self._alone or gang is None or gang.fenced:
+            return
+        self._pulse.look(gang.generation, min(page.step for page in self.node.board.pages), now_s)
+        standing = Standing(
+            lease_until_s=self.heartbeat.until_s,
+            ttl_s=self.policy.lease_ttl_s,
+            stepped_s=self._pulse.stepped_s,
+            stride_s=self._pulse.stride_s,
+        )
+        if fenced(now_s, standing):
+            self.telling.say(
+                "no word from etcd for the life of this agent's lease, and the ranks finish no step: the others may go on without this "
+                "node, so its ranks are ended",
+                "bad",
+            )
+            self.node.fence()
 
     def _stumbled(self, error: OSError) -> None:
         if str(error) != self._last_stumble:

@@ -66,8 +66,8 @@ def drain(
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
                 return None  # given up by its rank meanwhile: the job went back to before it
         written = clock.monotonic_s()
-        if 0 in ranks:
-            _finish(snapshot, world, until_s=written + deadline_s)
+        if 0 in ranks and not _finish(snapshot, world, held, until_s=written + deadline_s):
+            return None
     except OSError as error:
         raise MachineError(f"{error.filename or root}: {error.strerror}") from error
     with holding(slots_by_rank, attempt.stamp) as held:
@@ -107,13 +107,16 @@ def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: b
     return {slot.header().stamp for slots in slots_by_rank for slot in slots}
 
 
-def _finish(snapshot: Place, world: int, until_s: float) -> None:
-    """Commit once all parts are there."""
+def _finish(snapshot: Place, world: int, held: Sequence[tuple[Slot, View]], until_s: float) -> bool:
+    """Commit once all parts are there; False where it is given up meanwhile: a node is gone, and the others go on from another step."""
     while not commit.committed(snapshot):
         missing = commit.missing_ranks(snapshot, world)
         if not missing:
             commit.commit(snapshot, world, clock.wall_s())
+        elif any(slot.header().stamp != view.header.stamp or not slot.header().whole for slot, view in held):
+            return False
         elif clock.monotonic_s() > until_s:
             raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes do not deliver")
         else:
             clock.sleep(POLL_S[type(snapshot)])
+    return True

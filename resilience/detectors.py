@@ -91,6 +91,11 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
     elif gone.kind == "unreadable":
         cause, text = Cause.SNAPSHOT_UNREADABLE, f"the snapshot of step {gone.step} cannot be read at present"
+    elif gone.kind == "fenced":
+        cause, text = (
+            Cause.AGENT_LOST,
+            f"the agent of {node} had lost its lease, and ended its ranks, which made no step",
+        )
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
         if gone.out_of_memory:

@@ -51,8 +51,10 @@ def leaving(world: World) -> Request | None:
 def _dispensable(request: Request, world: World) -> bool:
     """Whether the job can go on without that node."""
     record, node = world.record, NodeId(request.node)
-    if record is None or world.spec is None or node not in world.nodes:
+    if record is None or world.spec is None:
         return False
+    if node not in world.nodes:
+        return max(world.spec.sizes) > 1
     if world.nodes[node].instance in record.dismissed:
         return True
     without = replace(record, dismissed=(*record.dismissed, world.nodes[node].instance))
@@ -88,7 +90,8 @@ def _misled(request: Request, world: World) -> str:
     """Why nothing can ever be done about it; empty: something can."""
     if request.kind not in tuple(Wish):
         return f"this version knows no request {request.kind!r}; nothing was done"
-    if request.kind == Wish.DRAIN and request.node not in {*world.members, *world.nodes}:
+    before = world.record is None or request.at_s > world.record.opened_s  # later, it has been drained
+    if request.kind == Wish.DRAIN and before and request.node not in {*world.members, *world.nodes}:
         return f"there is no node {request.node!r} in this job; it runs on {', '.join(world.members)}. Nothing was done"
     return ""
 
@@ -115,10 +118,10 @@ def _leave(request: Request, world: World, now: float, reached: Step) -> Ruling:
     assert record
     if request.kind == Wish.STOP or not _dispensable(request, world):
         return Ruling()  # an event of the machine's
-    instance = world.nodes[NodeId(request.node)].instance
-    if instance not in record.dismissed:
+    present = world.nodes.get(NodeId(request.node))
+    if present and present.instance not in record.dismissed:
         reason = f"node {request.node} is drained by {request.by}"
-        return Ruling(record=replace(record, dismissed=(*record.dismissed, instance)), reason=reason)
+        return Ruling(record=replace(record, dismissed=(*record.dismissed, present.instance)), reason=reason)
     if request.node in record.members or record.phase is not Phase.RUN:
         return Ruling()
     sentence = f"node {request.node} is drained; the job goes on on {describe.listed([*record.members])}"

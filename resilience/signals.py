@@ -79,7 +79,8 @@ class RankExit:
     started: bool = False
     """Whether it had finished a step in this generation."""
     kind: str = "exit"
-    """`exit`, or what the rank itself named as its end: a `spikes.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now)."""
+    """`exit`, or what the rank itself named as its end: a `spikes.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now); or `fenced`:
+    its own agent has ended it."""
     step: Step = Step(-1)
     """The step that such an end is about."""
 

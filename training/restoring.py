@@ -58,13 +58,16 @@ class Restorer:
         self._kept_randomness: Any = None
 
     def from_store(self, root: Place, step: int) -> None:
-        """What this very rank has written of `step`. Storage that fails is asked again for a while. Raises Unrestorable, Unreadable,
-        LayoutError or FormatError."""
+        """What this very rank has written of `step`; where the job had another number of ranks then, its part of the whole. Storage that
+        fails is asked again for a while. Raises Unrestorable, Unreadable, LayoutError or FormatError."""
 
         def ask() -> None:
             snapshot = _durable(root, step)
             try:
-                self._from_own(snapshot)
+                if commit.read_commit(snapshot).world == self._world:
+                    self._from_own(snapshot)
+                else:
+                    self._from_elsewhere(snapshot)
             except SnapshotError as error:
                 raise Unrestorable(step, snapshot.name, str(error)) from error
 
@@ -81,8 +84,7 @@ class Restorer:
                 try:
                     self._from_own(snapshot, parts_of(self._sources))
                 except LayoutError:
-                    with commit.reading(snapshot):
-                        restore_elsewhere(snapshot, self._sources, alone={RANDOMNESS}, optional={COURSE})
+                    self._from_elsewhere(snapshot)
             except SnapshotError as error:
                 raise Unrestorable(step, "", f"{snapshot}: {error}") from error
 
@@ -98,6 +100,10 @@ class Restorer:
                     raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
             content = chunks(snapshot, manifest)
             self.fill(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
+
+    def _from_elsewhere(self, snapshot: Place) -> None:
+        with commit.reading(snapshot):
+            restore_elsewhere(snapshot, self._sources, alone={RANDOMNESS}, optional={COURSE})
 
     def fill(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:
         """Let `bring` fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is

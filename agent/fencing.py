@@ -1,0 +1,49 @@
+"""Whether an agent that has no lease any more has to end its ranks: only where others may have begun a new generation without it. Pure.
+
+A generation without this node begins when its lease is over; then its other members end their ranks, and no step of the old one is
+finished any more, for at each boundary all ranks have said their word (`training/sentinel.py`). So ranks that go on finishing steps prove
+that nobody has begun anything without them, however long etcd is away, for whomever. Where they stand still, somebody may have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STRIDES = 3.0
+"""A step may take so many times as long as the longest of the last ones until the ranks count as standing still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """All in seconds of the monotonic clock."""
+
+    lease_until_s: float
+    """The lease lives at least so long: counted from before its last renewal was sent."""
+    ttl_s: float
+    stepped_s: float
+    """When the ranks of this node were last seen to have finished a step; 0: never in this generation."""
+    stride_s: float
+    """The longest time between two such moments, of late."""
+
+
+def fenced(now_s: float, at: Standing) -> bool:
+    """Whether the ranks have to be ended now."""
+    return now_s > at.lease_until_s and now_s - at.stepped_s > max(at.ttl_s, STRIDES * at.stride_s)
+
+
+class Pulse:
+    """When ranks were seen to have finished a step, and how long they take for one."""
+
+    def __init__(self) -> None:
+        self._generation, self._step = 0, -1
+        self.stepped_s = 0.0
+        self.stride_s = 0.0
+
+    def look(self, generation: int, step: int, now_s: float) -> None:
+        """step: that all local ranks have done. A start counts as a step: ranks that come up meet each other too."""
+        if generation != self._generation:
+            self._generation, self._step, self.stepped_s, self.stride_s = generation, step, now_s, 0.0
+        elif step != self._step:
+            # Forgets in some steps what was an evaluation.
+            self.stride_s = max(now_s - self.stepped_s, 0.8 * self.stride_s)
+            self._step, self.stepped_s = step, now_s
