@@ -1,0 +1,98 @@
+"""What the environment says about this node: Slurm, Kubernetes, torchrun's options, and ours above all."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from mt_resilient.agent.scheduler import Place, place
+from mt_resilient.resilience.errors import UsageError
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_NNODES": "4",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_NODEID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURMD_NODENAME": "gpu-17",
+}
+"""As srun gives it to one of four tasks."""
+BATCH = {name: value for name, value in STEP.items() if not name.startswith(("SLURM_STEP", "SLURM_LOCAL"))}
+"""As a batch script has it, on the first of four nodes."""
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+HOST = "gpt-3"
+NONE: dict[str, str] = {}
+
+
+def asked(node: str = "", nodes: str = "", spares: int | None = None, job: str = "") -> Place:
+    return Place(node=node, nodes=nodes, spares=spares, job=job)
+
+
+def told(options: Place, torchrun: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, str, int | None, str]:
+    found = place(options, torchrun, environ, HOST)
+    return found.node, found.nodes, found.spares, found.job
+
+
+@pytest.mark.parametrize(
+    ("options", "torchrun", "environ", "expected"),
+    [
+        # nobody but the host
+        (asked(), NONE, NONE, (HOST, "", None, "")),
+        (asked(), {"nnodes": "2", "rdzv_id": "none"}, NONE, (HOST, "2", None, "")),
+        (asked(), {"rdzv_id": "gpt"}, {"PET_NNODES": "1:3"}, (HOST, "1:3", None, "gpt")),
+        (asked("a", "3", 1, "j"), {"nnodes": "2", "rdzv_id": "x"}, NONE, ("a", "3", 1, "j")),
+        # Slurm
+        (asked(), NONE, STEP, ("gpu-17", "4", None, "slurm-4711")),
+        (asked(spares=1), NONE, STEP, ("gpu-17", "3", 1, "slurm-4711")),
+        (asked(), {"nnodes": "4"}, STEP, ("gpu-17", "4", None, "slurm-4711")),
+        (asked(spares=1), {"nnodes": "3"}, STEP, ("gpu-17", "3", 1, "slurm-4711")),
+        (asked(), {"nnodes": "2:4"}, STEP, ("gpu-17", "2:4", None, "slurm-4711")),
+        (asked(), {"nnodes": "2:8"}, STEP, ("gpu-17", "2:8", None, "slurm-4711")),
+        (asked(nodes="8"), {"nnodes": "2"}, STEP, ("gpu-17", "8", None, "slurm-4711")),
+        (asked(), NONE, {**STEP, "SLURM_RESTART_COUNT": "3"}, ("gpu-17", "4", None, "slurm-4711")),
+        (asked(), NONE, {**STEP, "SLURM_ARRAY_JOB_ID": "47", "SLURM_ARRAY_TASK_ID": "9"}, ("gpu-17", "4", None, "slurm-47-9")),
+        (asked(nodes="1"), NONE, BATCH, ("gpu-17", "1", None, "slurm-4711")),
+        (asked(), NONE, {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, ("gpu-17", "1", None, "slurm-4711")),
+        # Kubernetes
+        (asked(nodes="4"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, (HOST, "4", None, "gpt")),
+        (asked("m-9"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, ("m-9", "", None, "gpt")),
+        (asked(), NONE, POD, (HOST, "", None, "")),
+        (asked(), NONE, {**POD, "JOB_COMPLETION_INDEX": "7"}, (HOST, "", None, "")),
+        (asked(), NONE, {**POD, "PET_NNODES": "2"}, (HOST, "2", None, "")),
+        (asked(), NONE, {**POD, "WORLD_SIZE": "16", "RANK": "3"}, (HOST, "", None, "")),
+    ],
+)  # fmt: skip
+def test_who_outweighs_whom(
+    options: Place, torchrun: dict[str, str], environ: dict[str, str], expected: tuple[str, str, int | None, str]
+) -> None:
+    assert told(options, torchrun, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "torchrun", "environ", "sentence"),
+    [
+        (asked(), {"nnodes": "2"}, STEP, "runs this on 4 nodes, but the command says --nnodes 2; nothing was started. Say --spares 2"),
+        (asked(), {"nnodes": "6"}, STEP, "--nnodes 6; nothing was started. Ask for more nodes"),
+        (asked(spares=2), {"nnodes": "3"}, STEP, "says --nnodes 3 and --spares 2; nothing was started. Say --spares 1"),
+        (asked(), {"nnodes": "2:3"}, STEP, "--nnodes 2:3"),
+        (asked(), {"nnodes": "all"}, STEP, "--nnodes all: give the number of nodes"),
+        (asked(spares=4), NONE, STEP, "--spares 4: Slurm runs this on 4 nodes, so that none is left to train"),
+        (asked(), NONE, BATCH, "given this job 4 nodes, and this runs on one of them only"),
+        (asked(), NONE, {**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, "Put srun --ntasks-per-node=1 in front"),
+        (asked(), NONE, {**STEP, "SLURM_LOCALID": "1"}, "started this more than once on gpu-17"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_one_sentence(
+    options: Place, torchrun: dict[str, str], environ: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        place(options, torchrun, environ, HOST)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pod_of_a_pytorchjob_says_its_job() -> None:
+    assert place(asked(), NONE, {**POD, "PET_NNODES": "2"}, "x-worker-0") == Place(
+        node="x-worker-0", nodes="2", job="x"
+    )
