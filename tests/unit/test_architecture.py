@@ -54,6 +54,7 @@ PURE = {
     "resilience/weighing.py",
     "resilience/straggler.py",
     "agent/duty.py",
+    "agent/hosts.py",
     "agent/scheduler.py",
     "checkpoint/agreement.py",
     "checkpoint/cadence.py",
