@@ -1,6 +1,6 @@
 """What a scheduler's environment and torchrun's own options say: this node's name, how many nodes there are, the job's name. Pure.
 
-    --node, --nodes, --spares, --job  >  torchrun's --nnodes and --rdzv-id (PET_NNODES too)  >  Slurm, Kubernetes  >  the host's name
+    --node, --nodes, --spares, --job  >  torchrun's --nnodes and --rdzv-id, or PET_…  >  Slurm, Kubernetes  >  the host's name
 
 Slurm's variables are those of srun and sbatch (https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"), Kubernetes' those
 of an indexed Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode) and the training operator's PyTorchJob.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..resilience.errors import UsageError
+from .launch import Launch, sizes
 
 _INTERACTIVE = "4294967290"
 """SLURM_STEP_ID of the step that `salloc` opens a shell in (SLURM_INTERACTIVE_STEP in slurm.h)."""
@@ -26,31 +27,27 @@ class Place:
     node: str
     """This node's name, the same after a restart."""
     nodes: str = ""
-    """How many train, as `--nodes` has it: `4`, or `2:4`; empty: nobody has said."""
-    spares: int | None = None
-    """Nodes beyond these that wait; None: nobody has said."""
+    """How many train, as `--nodes` has it: `4`, `2:4` or `2,4`; empty: nobody has said."""
+    spares: int = 0
+    """Nodes beyond these that wait."""
     job: str = ""
     """The same on all nodes of the job; empty: nobody has said."""
 
 
-def place(asked: Place, torchrun: Mapping[str, str], environ: Mapping[str, str], host: str) -> Place:
-    """Where this agent is. asked: what our own options say, empty where they do not; torchrun: the wrapped command's options by name, as
-    `nnodes`; host: this host's name. Raises UsageError where not all can be true, and none of our options decides it."""
+def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -> Place:
+    """Where this agent is. asked: what our own options say, empty where they do not; launch: what torchrun's do; host: this host's name.
+    Raises UsageError where not all can be true, and none of our options decides it."""
     if "SLURM_JOB_ID" in environ:
         found = _slurm(asked, environ, host)
     elif "KUBERNETES_SERVICE_HOST" in environ:
         found = _kubernetes(environ, host)
     else:
         found = Place(node=host)
-    wanted = asked.nodes or torchrun.get("nnodes") or environ.get("PET_NNODES", "")
-    nodes, spares = wanted, asked.spares
+    nodes = asked.nodes or launch.nodes
     if not asked.nodes and found.nodes:
-        nodes, spares = _reconciled(wanted, asked.spares, int(found.nodes))
+        nodes = reconciled(launch.nodes, asked.spares, int(found.nodes), "Slurm runs this on")
     return Place(
-        node=asked.node or found.node,
-        nodes=nodes,
-        spares=spares,
-        job=asked.job or _named(torchrun.get("rdzv_id") or environ.get("PET_RDZV_ID", "")) or found.job,
+        node=asked.node or found.node, nodes=nodes, spares=asked.spares, job=asked.job or launch.rdzv_id or found.job
     )
 
 
@@ -86,30 +83,23 @@ def _kubernetes(environ: Mapping[str, str], host: str) -> Place:
     return Place(node=host, job=replica["job"] if replica else "")
 
 
-def _reconciled(wanted: str, spares: int | None, here: int) -> tuple[str, int | None]:
-    """Of `here` nodes that Slurm has started, how many train and how many wait. wanted: what torchrun's options say; empty: nothing."""
+def reconciled(wanted: str, spares: int, here: int, who: str) -> str:
+    """Of `here` nodes, how many train, as `--nodes` has it. wanted: what torchrun's options say; empty: nothing; who: has said `here`, as
+    `Slurm runs this on`. Raises UsageError."""
     if not wanted:
-        if spares and spares >= here:
+        if spares >= here:
             raise UsageError(
-                f"--spares {spares}: Slurm runs this on {here} nodes, so that none is left to train; nothing was started. "
+                f"--spares {spares}: {who} {here} nodes, so that none is left to train; nothing was started. "
                 "Ask for more nodes, or fewer spares"
             )
-        return str(here - (spares or 0)), spares
-    most = wanted.rpartition(":")[2]
-    if not most.isdecimal():
-        raise UsageError(
-            f"--nnodes {wanted}: give the number of nodes, or the least and the most as 2:4; nothing was started"
-        )
-    if int(most) + (spares or 0) == here or (":" in wanted and int(most) >= here):
-        return wanted, spares
-    advice = f"Say --spares {here - int(most)} if the others are to wait" if here > int(most) else "Ask for more nodes"
+        return str(here - spares)
+    numbers = sizes(wanted)
+    if max(numbers) + spares == here or (min(numbers) <= here <= max(numbers) + spares and len(numbers) > 1):
+        return wanted
+    idle = here - max(numbers)
+    advice = f"Say --spares {idle} if the others are to wait" if idle > 0 else "Ask for more nodes"
     waiting = f" and --spares {spares}" if spares else ""
     raise UsageError(
-        f"Slurm runs this on {here} nodes, but the command says --nnodes {wanted}{waiting}; nothing was started. {advice}, or say with "
+        f"{who} {here} nodes, but the command says --nnodes {wanted}{waiting}; nothing was started. {advice}, or say with "
         "--nodes how many are to train"
     )
-
-
-def _named(identity: str) -> str:
-    """torchrun's default is `none`."""
-    return "" if identity == "none" else identity

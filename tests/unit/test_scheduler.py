@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.scheduler import Place, place
 from mt_resilient.resilience.errors import UsageError
 
@@ -25,58 +26,64 @@ HOST = "gpt-3"
 NONE: dict[str, str] = {}
 
 
-def asked(node: str = "", nodes: str = "", spares: int | None = None, job: str = "") -> Place:
+def asked(node: str = "", nodes: str = "", spares: int = 0, job: str = "") -> Place:
     return Place(node=node, nodes=nodes, spares=spares, job=job)
 
 
-def told(options: Place, torchrun: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, str, int | None, str]:
-    found = place(options, torchrun, environ, HOST)
+def torchrun(said: Mapping[str, str]) -> Launch:
+    return Launch(program=("torchrun",), python="python", options=(), ranks=8, script=("train.py",), **said)  # type: ignore[arg-type]
+
+
+def told(options: Place, said: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, str, int, str]:
+    found = place(options, torchrun(said), environ, HOST)
     return found.node, found.nodes, found.spares, found.job
 
 
 @pytest.mark.parametrize(
-    ("options", "torchrun", "environ", "expected"),
+    ("options", "said", "environ", "expected"),
     [
         # nobody but the host
-        (asked(), NONE, NONE, (HOST, "", None, "")),
-        (asked(), {"nnodes": "2", "rdzv_id": "none"}, NONE, (HOST, "2", None, "")),
-        (asked(), {"rdzv_id": "gpt"}, {"PET_NNODES": "1:3"}, (HOST, "1:3", None, "gpt")),
-        (asked("a", "3", 1, "j"), {"nnodes": "2", "rdzv_id": "x"}, NONE, ("a", "3", 1, "j")),
+        (asked(), NONE, NONE, (HOST, "", 0, "")),
+        (asked(), {"nodes": "2"}, NONE, (HOST, "2", 0, "")),
+        (asked(), {"rdzv_id": "gpt", "nodes": "1:3"}, NONE, (HOST, "1:3", 0, "gpt")),
+        (asked("a", "3", 1, "j"), {"nodes": "2", "rdzv_id": "x"}, NONE, ("a", "3", 1, "j")),
         # Slurm
-        (asked(), NONE, STEP, ("gpu-17", "4", None, "slurm-4711")),
+        (asked(), NONE, STEP, ("gpu-17", "4", 0, "slurm-4711")),
         (asked(spares=1), NONE, STEP, ("gpu-17", "3", 1, "slurm-4711")),
-        (asked(), {"nnodes": "4"}, STEP, ("gpu-17", "4", None, "slurm-4711")),
-        (asked(spares=1), {"nnodes": "3"}, STEP, ("gpu-17", "3", 1, "slurm-4711")),
-        (asked(), {"nnodes": "2:4"}, STEP, ("gpu-17", "2:4", None, "slurm-4711")),
-        (asked(), {"nnodes": "2:8"}, STEP, ("gpu-17", "2:8", None, "slurm-4711")),
-        (asked(nodes="8"), {"nnodes": "2"}, STEP, ("gpu-17", "8", None, "slurm-4711")),
-        (asked(), NONE, {**STEP, "SLURM_RESTART_COUNT": "3"}, ("gpu-17", "4", None, "slurm-4711")),
-        (asked(), NONE, {**STEP, "SLURM_ARRAY_JOB_ID": "47", "SLURM_ARRAY_TASK_ID": "9"}, ("gpu-17", "4", None, "slurm-47-9")),
-        (asked(nodes="1"), NONE, BATCH, ("gpu-17", "1", None, "slurm-4711")),
-        (asked(), NONE, {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, ("gpu-17", "1", None, "slurm-4711")),
+        (asked(), {"nodes": "4"}, STEP, ("gpu-17", "4", 0, "slurm-4711")),
+        (asked(spares=1), {"nodes": "3"}, STEP, ("gpu-17", "3", 1, "slurm-4711")),
+        (asked(), {"nodes": "2:4"}, STEP, ("gpu-17", "2:4", 0, "slurm-4711")),
+        (asked(), {"nodes": "2:8"}, STEP, ("gpu-17", "2:8", 0, "slurm-4711")),
+        (asked(), {"nodes": "2,4"}, STEP, ("gpu-17", "2,4", 0, "slurm-4711")),
+        (asked(spares=1), {"nodes": "2,3"}, STEP, ("gpu-17", "2,3", 1, "slurm-4711")),
+        (asked(nodes="8"), {"nodes": "2"}, STEP, ("gpu-17", "8", 0, "slurm-4711")),
+        (asked(), NONE, {**STEP, "SLURM_RESTART_COUNT": "3"}, ("gpu-17", "4", 0, "slurm-4711")),
+        (asked(), NONE, {**STEP, "SLURM_ARRAY_JOB_ID": "47", "SLURM_ARRAY_TASK_ID": "9"}, ("gpu-17", "4", 0, "slurm-47-9")),
+        (asked(nodes="1"), NONE, BATCH, ("gpu-17", "1", 0, "slurm-4711")),
+        (asked(), NONE, {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, ("gpu-17", "1", 0, "slurm-4711")),
         # Kubernetes
-        (asked(nodes="4"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, (HOST, "4", None, "gpt")),
-        (asked("m-9"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, ("m-9", "", None, "gpt")),
-        (asked(), NONE, POD, (HOST, "", None, "")),
-        (asked(), NONE, {**POD, "JOB_COMPLETION_INDEX": "7"}, (HOST, "", None, "")),
-        (asked(), NONE, {**POD, "PET_NNODES": "2"}, (HOST, "2", None, "")),
-        (asked(), NONE, {**POD, "WORLD_SIZE": "16", "RANK": "3"}, (HOST, "", None, "")),
+        (asked(nodes="4"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, (HOST, "4", 0, "gpt")),
+        (asked("m-9"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, ("m-9", "", 0, "gpt")),
+        (asked(), NONE, POD, (HOST, "", 0, "")),
+        (asked(), NONE, {**POD, "JOB_COMPLETION_INDEX": "7"}, (HOST, "", 0, "")),
+        (asked(), NONE, {**POD, "PET_NNODES": "2"}, (HOST, "", 0, "")),
+        (asked(), NONE, {**POD, "WORLD_SIZE": "16", "RANK": "3"}, (HOST, "", 0, "")),
     ],
 )  # fmt: skip
 def test_who_outweighs_whom(
-    options: Place, torchrun: dict[str, str], environ: dict[str, str], expected: tuple[str, str, int | None, str]
+    options: Place, said: dict[str, str], environ: dict[str, str], expected: tuple[str, str, int, str]
 ) -> None:
-    assert told(options, torchrun, environ) == expected
+    assert told(options, said, environ) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "torchrun", "environ", "sentence"),
+    ("options", "said", "environ", "sentence"),
     [
-        (asked(), {"nnodes": "2"}, STEP, "runs this on 4 nodes, but the command says --nnodes 2; nothing was started. Say --spares 2"),
-        (asked(), {"nnodes": "6"}, STEP, "--nnodes 6; nothing was started. Ask for more nodes"),
-        (asked(spares=2), {"nnodes": "3"}, STEP, "says --nnodes 3 and --spares 2; nothing was started. Say --spares 1"),
-        (asked(), {"nnodes": "2:3"}, STEP, "--nnodes 2:3"),
-        (asked(), {"nnodes": "all"}, STEP, "--nnodes all: give the number of nodes"),
+        (asked(), {"nodes": "2"}, STEP, "runs this on 4 nodes, but the command says --nnodes 2; nothing was started. Say --spares 2"),
+        (asked(), {"nodes": "6"}, STEP, "--nnodes 6; nothing was started. Ask for more nodes"),
+        (asked(spares=2), {"nodes": "3"}, STEP, "says --nnodes 3 and --spares 2; nothing was started. Say --spares 1"),
+        (asked(), {"nodes": "2:3"}, STEP, "--nnodes 2:3"),
+        (asked(), {"nodes": "all"}, STEP, "--nodes all: write a number"),
         (asked(spares=4), NONE, STEP, "--spares 4: Slurm runs this on 4 nodes, so that none is left to train"),
         (asked(), NONE, BATCH, "given this job 4 nodes, and this runs on one of them only"),
         (asked(), NONE, {**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, "Put srun --ntasks-per-node=1 in front"),
@@ -84,10 +91,10 @@ def test_who_outweighs_whom(
     ],
 )  # fmt: skip
 def test_a_contradiction_is_one_sentence(
-    options: Place, torchrun: dict[str, str], environ: dict[str, str], sentence: str
+    options: Place, said: dict[str, str], environ: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        place(options, torchrun, environ, HOST)
+        told(options, said, environ)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
