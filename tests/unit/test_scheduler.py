@@ -100,6 +100,4 @@ def test_a_contradiction_is_one_sentence(
 
 
 def test_a_pod_of_a_pytorchjob_says_its_job() -> None:
-    assert place(asked(), NONE, {**POD, "PET_NNODES": "2"}, "x-worker-0") == Place(
-        node="x-worker-0", nodes="2", job="x"
-    )
+    assert place(asked(), torchrun(NONE), {**POD, "PET_NNODES": "2"}, "x-worker-0") == Place(node="x-worker-0", job="x")
