@@ -55,6 +55,7 @@ PURE = {
     "resilience/straggler.py",
     "agent/duty.py",
     "agent/hosts.py",
+    "agent/preflight.py",
     "agent/scheduler.py",
     "checkpoint/agreement.py",
     "checkpoint/cadence.py",
