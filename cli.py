@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--spares", type=int, metavar="K", help="further nodes that stand by (default 0)")
     run.add_argument("--node", metavar="NAME", help="this node's name (default: the host's)")
     run.add_argument("--address", metavar="HOST", help="where other nodes reach this one (default: as etcd sees it)")
+    _hosts_options(run)
     run.add_argument(
         "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
     )
@@ -79,6 +80,17 @@ def _parser() -> argparse.ArgumentParser:
         )
     _snapshot_actions(snapshots.add_subparsers(dest="action", required=True, parser_class=_Parser))
     return parser
+
+
+def _hosts_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the launching terminal alone."""
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each of these hosts, by ssh")
+    parser.add_argument(
+        "--ssh-option", action="append", default=[], metavar="KEY=VALUE", help="as for ssh -o; may be given again"
+    )
+    parser.add_argument(
+        "--export", action="append", default=[], metavar="NAME", help="a further variable for these hosts' environment"
+    )
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
@@ -179,7 +191,7 @@ def _dispatch(words: list[str]) -> int:
     if options.command == "run":
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
-        return _run(options, words[cut + 1 :])
+        return _run(options, words[cut + 1 :], words[1:cut])
     if options.command == "snapshots":
         return {"export": _export, "import": _import}.get(options.action, _snapshots)(options)
     from .agent import inspect
@@ -258,7 +270,7 @@ def _dcp_writer() -> Any:
     return dcp_export.write
 
 
-def _run(options: argparse.Namespace, command: list[str]) -> int:
+def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     from .agent.job import SECTIONS, run_job
     from .agent.terminal import Terminal
     from .resilience.config import load
@@ -288,7 +300,38 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     policies = load(SECTIONS, options.config, os.environ, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)
+    if options.hostfile:
+        return _run_on_hosts(options, command, words, policies, terminal)
+    if options.ssh_option or options.export:
+        raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
     return run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal)
+
+
+def _run_on_hosts(
+    options: argparse.Namespace, command: list[str], words: list[str], policies: dict[str, Any], terminal: Any
+) -> int:
+    from .agent.hostfile_job import Wanted, launch_on_hosts
+    from .agent.job import default_directory
+    from .agent.launch import understand
+
+    control, nodes = policies["control"], policies["nodes"]
+    if control.node or control.address:
+        raise UsageError("--node and --address are for one node, and the hostfile names several; nothing was started")
+    ours = _Parser()
+    _hosts_options(ours)
+    wanted = Wanted(
+        hostfile=options.hostfile,
+        ssh_options=tuple(options.ssh_option),
+        export=tuple(options.export),
+        endpoints=control.etcd,
+        nodes=nodes.number,
+        spares=nodes.spares,
+        job=control.job,
+        snapshots=options.snapshots or "",
+        words=tuple(ours.parse_known_args(words)[1]),
+    )
+    launch = understand(command, os.environ)
+    return launch_on_hosts(wanted, launch, command, options.run_dir or default_directory(launch), terminal)
 
 
 if __name__ == "__main__":

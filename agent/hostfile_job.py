@@ -24,7 +24,7 @@ from ..resilience.journal import Journal
 from . import scheduler, ssh_launch
 from .embedded_etcd import EmbeddedEtcd
 from .etcd_binary import find_server
-from .hosts import Host, parse, slots
+from .hosts import Host, alike, parse
 from .launch import Launch, sizes
 from .run_directory import RunDirectory
 from .ssh_launch import SshLaunch
@@ -73,7 +73,7 @@ class Wanted:
 
 def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], directory: Path, terminal: Terminal) -> int:
     """Until all agents have left; the job's exit code. Raises ResilientError for what keeps it from starting."""
-    hosts = _hosts(wanted.hostfile, launch)
+    hosts = _hosts(wanted.hostfile)
     nodes, spares = seats(wanted, launch, len(hosts))
     environment = exported(os.environ, wanted.export)
     run = RunDirectory(directory)
@@ -165,17 +165,12 @@ def _address_towards(host: Host, options: Sequence[str]) -> str:
         ) from error
 
 
-def _hosts(file: Path, launch: Launch) -> tuple[Host, ...]:
+def _hosts(file: Path) -> tuple[Host, ...]:
     try:
         hosts = parse(file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the hostfile {file} cannot be read ({error}); nothing was started") from error
-    room = slots(hosts)
-    if room and launch.ranks > room:
-        raise UsageError(
-            f"the command starts {launch.ranks} ranks on each node, and {file} gives each slots={room}; nothing was started. "
-            "Change --nproc-per-node, or the file"
-        )
+    alike(hosts)
     return hosts
 
 

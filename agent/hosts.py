@@ -5,7 +5,7 @@
     gpu-02 slots=8 rack=r1
     train@10.0.0.7 port=2222 name=gpu-03
 
-`slots` has to be the same everywhere: each node has as many ranks as the command says. What else is a label.
+`slots` has to be the same everywhere: each node has as many ranks as the command says with --nproc-per-node. What else is a label.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def parse(text: str, file: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def slots(hosts: Sequence[Host]) -> int:
-    """Ranks on each node, as far as the file says so; 0: it does not. Raises UsageError where hosts differ."""
+def alike(hosts: Sequence[Host]) -> None:
+    """Raises UsageError where hosts have different numbers of slots."""
     said = {host.slots: host.node for host in hosts if host.slots}
     if len(said) > 1:
         few, many = min(said), max(said)
@@ -67,7 +67,6 @@ def slots(hosts: Sequence[Host]) -> int:
             f"the hostfile gives {said[few]} slots={few} and {said[many]} slots={many}; each node has the same number of ranks. "
             "Leave the others out, or give all the smaller number"
         )
-    return next(iter(said), 0)
 
 
 def _host(words: list[str], where: str) -> Host:

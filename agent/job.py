@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
+from . import scheduler
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
 from .etcd_binary import find_server
@@ -120,6 +121,7 @@ def run_job(
     starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default. windows: batches of
     data that are left out."""
     launch = understand(command, os.environ)
+    control, wanted = placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
         run.take()
@@ -133,8 +135,7 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
-        control: ControlPolicy = policies["control"]
-        sizes, spares = _nodes(launch, policies["nodes"], control, agent)
+        sizes, spares = _nodes(wanted, control, agent)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -145,7 +146,7 @@ def run_job(
         store = EtcdStore(endpoints, deadline_s=control.deadline_s)
         closing.callback(store.close)
         keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
-        node_id = NodeId(control.node or socket.gethostname())
+        node_id = NodeId(control.node)
         me = NodeRecord(
             instance=secrets.token_hex(8),
             host=socket.gethostname(),
@@ -237,11 +238,19 @@ def _endpoints(
     return server, [server.start()]
 
 
-def _nodes(
-    launch: Launch, policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy
-) -> tuple[tuple[int, ...], int]:
+def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
+    """What was said, with what a scheduler and torchrun's options add to it. A job of one node goes by its run directory's name whatever a
+    scheduler calls it: it may be submitted again. Raises UsageError where they contradict each other."""
+    asked = scheduler.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
+    here = scheduler.place(asked, launch, os.environ, socket.gethostname())
+    several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
+    job = here.job if several else control.job
+    return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
+
+
+def _nodes(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> tuple[tuple[int, ...], int]:
     """How many nodes the job may have, and how many spares beside them. Raises UsageError for what several nodes lack."""
-    asked = policy.number or launch.nodes or "1"
+    asked = policy.number or "1"
     numbers = sizes(asked)
     if max(numbers) == 1 and not policy.spares:
         return numbers, 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mt_resilient.agent.hosts import Host, parse, slots
+from mt_resilient.agent.hosts import Host, alike, parse
 from mt_resilient.resilience.errors import UsageError
 
 FILE = """
@@ -58,7 +58,7 @@ def test_refused_with_its_line(text: str, sentence: str) -> None:
 
 
 def test_slots_are_the_same_everywhere_or_nowhere() -> None:
-    assert slots(parse("a\nb", "hosts")) == 0
-    assert slots(parse("a slots=4\nb", "hosts")) == 4
+    alike(parse("a\nb", "hosts"))
+    alike(parse("a slots=4\nb", "hosts"))
     with pytest.raises(UsageError, match=r"gives a slots=4 and b slots=8"):
-        slots(parse("a slots=4\nb slots=8", "hosts"))
+        alike(parse("a slots=4\nb slots=8", "hosts"))
