@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..harness import environment
+from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
 from ..sshd import PROGRAM, Sshd
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no sshd: apt-get install openssh-server")
@@ -191,3 +191,52 @@ def test_an_agent_that_is_killed_is_told(tmp_path: Path, sshd: Sshd) -> None:
     code, _, errors = launch.end()
     assert code == 7
     assert "one is lost: its agent was killed" in errors
+
+
+class Real:
+    """`mt-resilient run --hostfile` itself, on two hosts with a rank each."""
+
+    def __init__(self, place: Path, sshd: Sshd, steps: int, *options: str) -> None:
+        (place / "hosts").write_text("a slots=1\nb slots=1 rack=r1\n")
+        through = [word for option in sshd.options for word in ("--ssh-option", option)]
+        fixed = ["--hostfile", "hosts", "--run-dir", "run", "--metrics-port", "0", *through, *options]
+        script = ["torchrun", "--nproc-per-node", "1", str(MINIMAL), "--steps", str(steps), "--step-delay", "0.02"]
+        self.place, self.output, self.errors = place, place / "output", place / "errors"
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            command = [str(BIN / "mt-resilient"), "run", *fixed, "--", *script]
+            self.process = subprocess.Popen(command, cwd=place, env=environment(), stdout=output, stderr=errors)
+
+    def until_step(self, step: int) -> None:
+        ends = time.monotonic() + 120
+        while f": step {step} " not in self.output.read_text():
+            assert time.monotonic() < ends, self.errors.read_text()
+            assert self.process.poll() is None, self.errors.read_text()
+            time.sleep(0.05)
+
+
+def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 40)
+    job.until_step(10)
+    status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
+    assert job.process.wait(120) == 0, job.errors.read_text()
+    printed = job.output.read_text()
+    assert all(line.startswith(("a: ", "b: ")) for line in printed.splitlines()), printed
+    assert digest_of(printed)
+    assert len(step_lines(printed.replace("a: ", "").replace("b: ", ""))) == 40
+    assert "the agent on a has left, with code 0" in job.errors.read_text()
+    assert set(status["nodes"]) == {"a", "b"}
+
+
+def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 100000)
+    job.until_step(10)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(90) == 130, job.errors.read_text()
+    said = job.errors.read_text()
+    assert said.count("has left, with code 130") == 2, said
+
+
+def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 1, "--nodes", "3")
+    assert job.process.wait(60) == 2
+    assert "--nodes 3: the hostfile has 2 hosts; nothing was started" in job.errors.read_text()
