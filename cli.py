@@ -61,11 +61,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--observe", action="store_true", help="judge and tell everything, and do nothing about it: for the first days"
     )
+    run.add_argument(
+        "--preflight", action="store_true", help="check each node before it joins; one that fails is not used"
+    )
     run.add_argument("--last-snapshot", action="store_true", help="take a snapshot before leaving on Ctrl-C or SIGTERM")
     run.add_argument("--no-warm", action="store_true", help="start every gang cold")
     run.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics (default 9464; 0: a free one)")
     run.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     run.add_argument("wrapped", nargs="*", metavar="-- torchrun …", help="the command to keep alive")
+    check = commands.add_parser("preflight", help="check this node alone: devices, memory, storage")
+    check.add_argument("--snapshots", metavar="DIR|URL", help="where snapshots would go (default: the run directory)")
+    check.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML")
+    check.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one configuration value"
+    )
+    check.add_argument("--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="(default: mt-runs)")
     status = commands.add_parser("status", help="what a running job is doing")
     status.add_argument("--json", action="store_true", help="as one JSON object")
     explain = commands.add_parser("explain", help="the story of an incident, or of all")
@@ -192,6 +202,8 @@ def _dispatch(words: list[str]) -> int:
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
         return _run(options, words[cut + 1 :], words[1:cut])
+    if options.command == "preflight":
+        return _preflight(options)
     if options.command == "snapshots":
         return {"export": _export, "import": _import}.get(options.action, _snapshots)(options)
     from .agent import inspect
@@ -276,12 +288,7 @@ def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> i
     from .resilience.config import load
     from .resilience.windows import Window
 
-    flags = {}
-    for pair in options.set:
-        dotted, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--set {pair}: write it as --set section.key=value")
-        flags[dotted] = value
+    flags = _set(options.set)
     shorthands = {
         "control.etcd": options.etcd,
         "control.job": options.job,
@@ -292,6 +299,7 @@ def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> i
         "snapshots.every_steps": options.snapshot_every,
         "snapshots.durable_every_steps": options.durable_every,
         "agent.observe": "true" if options.observe else None,
+        "preflight.enabled": "true" if options.preflight else None,
         "agent.last_snapshot": "true" if options.last_snapshot else None,
         "agent.warm": "false" if options.no_warm else None,
         "agent.metrics_port": options.metrics_port,
@@ -305,6 +313,36 @@ def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> i
     if options.ssh_option or options.export:
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
     return run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal)
+
+
+def _set(pairs: Sequence[str]) -> dict[str, str]:
+    flags = {}
+    for pair in pairs:
+        dotted, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set {pair}: write it as --set section.key=value")
+        flags[dotted] = value
+    return flags
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from .agent.checks import alone
+    from .agent.job import SECTIONS
+    from .checkpoint import stores
+    from .checkpoint.files import Files
+    from .resilience.config import load
+    from .resilience.errors import NodeUnfit
+
+    policies = load(SECTIONS, options.config, os.environ, _set(options.set))
+    kept, folder = policies["snapshots"], options.run_dir.absolute()
+    places = (stores.at(stores.address(options.snapshots or str(folder), kept.endpoint, kept.region)), Files(folder))
+    failed: list[str] = []
+    for check in alone(policies["preflight"], sys.executable, places, os.environ):
+        print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
+        failed += check.reasons
+    if failed:
+        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); mend it first")
+    return 0
 
 
 def _run_on_hosts(

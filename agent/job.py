@@ -14,6 +14,7 @@ from typing import Any
 
 from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
+from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
 from ..resilience import describe, observing
 from ..resilience.assignment import NodesPolicy
@@ -22,7 +23,7 @@ from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.decision import Policy
 from ..resilience.election import Election
-from ..resilience.errors import MachineError, SnapshotError, UsageError
+from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore, parse_endpoint
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
@@ -38,7 +39,7 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
-from . import scheduler
+from . import checks, preflight, scheduler
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
 from .etcd_binary import find_server
@@ -47,6 +48,7 @@ from .launch import Launch, sizes, understand
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
+from .preflight import PreflightPolicy
 from .registration import described, register
 from .revival import Revival
 from .run_directory import RunDirectory
@@ -87,6 +89,7 @@ SECTIONS: dict[str, type] = {
     "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "nodes": NodesPolicy,
+    "preflight": PreflightPolicy,
     "hang": HangPolicy,
     "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
@@ -146,7 +149,15 @@ def run_job(
         store = EtcdStore(endpoints, deadline_s=control.deadline_s)
         closing.callback(store.close)
         keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
+        metrics = Metrics(keys.job)
+        _serve(metrics, agent, terminal)
+        telling = Telling(terminal, journal, metrics)
         node_id = NodeId(control.node)
+        checking: PreflightPolicy = policies["preflight"]
+        here = checks.alone(checking, launch.python, (root, Files(run.root)), os.environ) if checking.enabled else ()
+        reasons = checks.told(here, telling)
+        if reasons and max(sizes) + spares == 1:
+            raise NodeUnfit(preflight.unfit(node_id, reasons) + "; nothing was started")
         me = NodeRecord(
             instance=secrets.token_hex(8),
             host=socket.gethostname(),
@@ -158,6 +169,13 @@ def run_job(
         )
         spec = described(launch, sizes, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
+        expected = max(spec.sizes) + spec.spares
+        if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
+            met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
+            reasons = (*reasons, *checks.told([met], telling))
+        if reasons:
+            me = replace(me, fit=preflight.unfit(node_id, reasons))
+            telling.say(me.fit, "bad")
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(
@@ -180,9 +198,6 @@ def run_job(
             policies["stragglers"],
         )
         closing.callback(node.close)
-        metrics = Metrics(keys.job)
-        _serve(metrics, agent, terminal)
-        telling = Telling(terminal, journal, metrics)
         alone = max(spec.sizes) + spec.spares == 1
         supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, alone)
         closing.callback(supervisor.heartbeat.end)
@@ -236,6 +251,11 @@ def _endpoints(
     server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
     closing.callback(server.stop)
     return server, [server.start()]
+
+
+def _beginning(store: Store, keys: Keys, over: int) -> bool:
+    """Whether the nodes start together: nobody trains yet, or any more."""
+    return over > 0 or store.get(keys.generation) is None
 
 
 def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:

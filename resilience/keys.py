@@ -55,6 +55,22 @@ class Keys:
     def answers(self) -> str:
         return self.root + "answers/"
 
+    @property
+    def meeting(self) -> str:
+        """Nodes that wait to measure each other."""
+        return self.root + "preflight/here/"
+
+    @property
+    def roster(self) -> str:
+        return self.root + "preflight/roster"
+
+    def met(self, node: NodeId) -> str:
+        return self.meeting + node
+
+    def links(self, session: str, number: int) -> str:
+        """Of one of the two pairings."""
+        return f"{self.root}preflight/links/{session}/{number}/"
+
     def node(self, node: NodeId) -> str:
         return self.nodes + node
 
