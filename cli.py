@@ -337,7 +337,7 @@ def _preflight(options: argparse.Namespace) -> int:
     kept, folder = policies["snapshots"], options.run_dir.absolute()
     places = (stores.at(stores.address(options.snapshots or str(folder), kept.endpoint, kept.region)), Files(folder))
     failed: list[str] = []
-    for check in alone(policies["preflight"], sys.executable, places, os.environ):
+    for check in alone(policies["preflight"], sys.executable, 0, places, os.environ):
         print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
         failed += check.reasons
     if failed:

@@ -25,21 +25,21 @@ class Check:
 
 
 def alone(
-    policy: PreflightPolicy, python: str, places: Sequence[Place], environment: Mapping[str, str]
+    policy: PreflightPolicy, python: str, ranks: int, places: Sequence[Place], environment: Mapping[str, str]
 ) -> Iterator[Check]:
-    """What this node can find out by itself, check by check. python: the interpreter that the ranks will have; places: the run directory
-    and where snapshots go."""
+    """What this node can find out by itself, check by check. python: the interpreter that the ranks will have; ranks: how many, 0: not
+    known; places: the run directory and where snapshots go."""
     free = probes.available_memory()
     yield Check(what="memory", reasons=preflight.memory(free, policy), figures=f"{free / 1e9:.1f} GB free")
-    for place in dict.fromkeys(map(str, places)):
-        read = probes.storage(next(each for each in places if str(each) == place), policy.disk_mib)
+    for name, place in {str(place): place for place in places}.items():
+        read = probes.storage(place, policy.disk_mib)
         speed = f", {read.mb_per_s:.0f} MB/s" if read.mb_per_s else ""
         room = f"{read.free_bytes / 1e9:.1f} GB free" if read.free_bytes >= 0 else "no end known"
-        yield Check(what=f"storage {place}", reasons=preflight.disk(read, policy), figures=room + speed)
+        yield Check(what=f"storage {name}", reasons=preflight.disk(read, policy), figures=room + speed)
     if policy.device_s:
-        for device in probes.devices(python, policy.device_s, environment):
-            words = f"{device.products} products, {device.wrong} wrong"
-            yield Check(what=device.device, reasons=preflight.devices([device], policy), figures=words)
+        found = probes.devices(python, policy.device_s, environment)
+        figures = ", ".join(f"{each.device} {each.products} products, {each.wrong} wrong" for each in found)
+        yield Check(what="devices", reasons=preflight.devices(found, ranks, policy), figures=figures)
 
 
 def told(made: Iterable[Check], telling: Telling) -> tuple[str, ...]:

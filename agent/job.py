@@ -154,7 +154,11 @@ def run_job(
         telling = Telling(terminal, journal, metrics)
         node_id = NodeId(control.node)
         checking: PreflightPolicy = policies["preflight"]
-        here = checks.alone(checking, launch.python, (root, Files(run.root)), os.environ) if checking.enabled else ()
+        here = (
+            checks.alone(checking, launch.python, launch.ranks, (root, Files(run.root)), os.environ)
+            if checking.enabled
+            else ()
+        )
         reasons = checks.told(here, telling)
         if reasons and max(sizes) + spares == 1:
             raise NodeUnfit(preflight.unfit(node_id, reasons) + "; nothing was started")

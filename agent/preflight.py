@@ -100,9 +100,11 @@ class Link:
     """Why there is nothing of that."""
 
 
-def devices(readings: Sequence[DeviceReading], policy: PreflightPolicy) -> tuple[str, ...]:
-    """What is wrong with the devices of a node."""
-    found = []
+def devices(readings: Sequence[DeviceReading], ranks: int, policy: PreflightPolicy) -> tuple[str, ...]:
+    """What is wrong with the devices of a node. ranks: that want one each; 0: not known."""
+    there = sum(each.device.partition(":")[0] != "cpu" and bool(each.products) for each in readings)
+    broken = any(each.error for each in readings)
+    found = [f"only {there} of {ranks} devices are there"] if 0 < there < ranks and not broken else []
     for each in readings:
         if each.error:
             found.append(f"{each.device} does not work ({each.error})")

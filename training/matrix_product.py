@@ -75,7 +75,7 @@ def look(device: str, seconds: float) -> dict[str, Any]:
         while done < len(cases) or time.monotonic() < ends:  # noqa: TID251
             wrong += not cases[done % len(cases)]()
             done += 1
-    except RuntimeError as error:  # what the device's runtime raises
+    except (RuntimeError, AssertionError) as error:  # what torch and the device's runtime raise
         return {"device": device, "error": str(error).splitlines()[0]}
     return {"device": device, "products": done, "wrong": wrong, "free_bytes": free, "total_bytes": total}
 

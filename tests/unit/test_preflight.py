@@ -38,7 +38,21 @@ POLICY = PreflightPolicy()
     ],
 )  # fmt: skip
 def test_devices(reading: DeviceReading, words: tuple[str, ...]) -> None:
-    assert preflight.devices([reading], POLICY) == words
+    assert preflight.devices([reading], 1, POLICY) == words
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks", "words"),
+    [
+        (["cuda:0", "cuda:1"], 2, ()),
+        (["cuda:0", "cuda:1"], 1, ()),
+        (["cuda:0", "cuda:1"], 0, ()),
+        (["cuda:0", "cuda:1"], 8, ("only 2 of 8 devices are there",)),
+        (["cpu"], 8, ()),
+    ],
+)
+def test_a_device_that_has_fallen_off_the_bus(names: list[str], ranks: int, words: tuple[str, ...]) -> None:
+    assert preflight.devices([DeviceReading(device=name, products=9) for name in names], ranks, POLICY) == words
 
 
 def test_memory() -> None:
