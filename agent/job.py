@@ -169,7 +169,6 @@ def run_job(
             ranks=launch.ranks,
             address=control.address or _address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}",
-            since_s=wall_s(),
         )
         spec = described(launch, sizes, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
@@ -177,8 +176,8 @@ def run_job(
         if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
             met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
             reasons = (*reasons, *checks.told([met], telling))
-        if reasons:
-            me = replace(me, fit=preflight.unfit(node_id, reasons))
+        me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
+        if me.fit:
             telling.say(me.fit, "bad")
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)

