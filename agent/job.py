@@ -43,6 +43,7 @@ from .ending import say_the_end
 from .etcd_binary import find_server
 from .heartbeat import Heartbeat
 from .launch import Launch, sizes, understand
+from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
@@ -134,7 +135,7 @@ def run_job(
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
         control: ControlPolicy = policies["control"]
-        sizes, spares = _nodes(launch, policies["nodes"], control, agent)
+        numbers, spares = _nodes(launch, policies["nodes"], control, agent)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -146,16 +147,20 @@ def run_job(
         closing.callback(store.close)
         keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
         node_id = NodeId(control.node or socket.gethostname())
+        neighbour = Neighbour() if max(numbers) + spares > 1 else None
+        if neighbour:
+            closing.callback(neighbour.close)
         me = NodeRecord(
             instance=secrets.token_hex(8),
             host=socket.gethostname(),
             pid=os.getpid(),
             ranks=launch.ranks,
+            port=neighbour.port if neighbour else 0,
             address=control.address or _address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}",
             since_s=wall_s(),
         )
-        spec = described(launch, sizes, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
@@ -182,8 +187,7 @@ def run_job(
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
-        alone = max(spec.sizes) + spec.spares == 1
-        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, alone)
+        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour)
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -290,7 +294,7 @@ def _supervisor(
     policies: Mapping[str, Any],
     telling: Telling,
     over: int,
-    alone: bool,
+    neighbour: Neighbour | None,
 ) -> Supervisor:
     policy: AgentPolicy = policies["agent"]
     heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
@@ -317,5 +321,6 @@ def _supervisor(
         telling=telling,
         performer=performer,
         over=over,
-        alone=alone,
+        alone=neighbour is None,
+        neighbour=neighbour,
     )
