@@ -30,6 +30,7 @@ from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
+from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.rescue import RescuePolicy
 from ..resilience.signals import NodeId, NodeRecord
@@ -87,6 +88,7 @@ SECTIONS: dict[str, type] = {
     "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "nodes": NodesPolicy,
+    "quarantine": QuarantinePolicy,
     "hang": HangPolicy,
     "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
@@ -165,7 +167,11 @@ def run_job(
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(
-            recovery=policies["recovery"], ladder=policies["ladder"], nodes=policies["nodes"], observe=agent.observe
+            recovery=policies["recovery"],
+            ladder=policies["ladder"],
+            nodes=policies["nodes"],
+            quarantine=policies["quarantine"],
+            observe=agent.observe,
         )
         judged_by = RankPolicy(
             spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
