@@ -31,6 +31,7 @@ from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
+from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.rescue import RescuePolicy
 from ..resilience.signals import NodeId, NodeRecord
@@ -45,6 +46,7 @@ from .ending import say_the_end
 from .etcd_binary import find_server
 from .heartbeat import Heartbeat
 from .launch import Launch, sizes, understand
+from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
@@ -90,6 +92,7 @@ SECTIONS: dict[str, type] = {
     "recovery": RecoveryPolicy,
     "nodes": NodesPolicy,
     "preflight": PreflightPolicy,
+    "quarantine": QuarantinePolicy,
     "hang": HangPolicy,
     "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
@@ -138,7 +141,7 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
-        sizes, spares = _nodes(wanted, control, agent)
+        numbers, spares = _nodes(wanted, control, agent)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -160,17 +163,21 @@ def run_job(
             else ()
         )
         reasons = checks.told(here, telling)
-        if reasons and max(sizes) + spares == 1:
+        if reasons and max(numbers) + spares == 1:
             raise NodeUnfit(preflight.unfit(node_id, reasons) + "; nothing was started")
+        neighbour = Neighbour() if max(numbers) + spares > 1 else None
+        if neighbour:
+            closing.callback(neighbour.close)
         me = NodeRecord(
             instance=secrets.token_hex(8),
             host=socket.gethostname(),
             pid=os.getpid(),
             ranks=launch.ranks,
+            port=neighbour.port if neighbour else 0,
             address=control.address or _address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}",
         )
-        spec = described(launch, sizes, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
         expected = max(spec.sizes) + spec.spares
         if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
@@ -182,7 +189,11 @@ def run_job(
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
         run.publish(keys.job, endpoints)
         deciding = Policy(
-            recovery=policies["recovery"], ladder=policies["ladder"], nodes=policies["nodes"], observe=agent.observe
+            recovery=policies["recovery"],
+            ladder=policies["ladder"],
+            nodes=policies["nodes"],
+            quarantine=policies["quarantine"],
+            observe=agent.observe,
         )
         judged_by = RankPolicy(
             spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
@@ -201,8 +212,7 @@ def run_job(
             policies["stragglers"],
         )
         closing.callback(node.close)
-        alone = max(spec.sizes) + spec.spares == 1
-        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, alone)
+        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour)
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -322,7 +332,7 @@ def _supervisor(
     policies: Mapping[str, Any],
     telling: Telling,
     over: int,
-    alone: bool,
+    neighbour: Neighbour | None,
 ) -> Supervisor:
     policy: AgentPolicy = policies["agent"]
     heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
@@ -349,5 +359,6 @@ def _supervisor(
         telling=telling,
         performer=performer,
         over=over,
-        alone=alone,
+        alone=neighbour is None,
+        neighbour=neighbour,
     )

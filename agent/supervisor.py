@@ -20,11 +20,12 @@ from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, NodeStatus, Request, Wish
+from ..resilience.signals import NodeId, NodeRecord, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
 from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced
 from .heartbeat import Heartbeat
+from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
@@ -59,6 +60,7 @@ class Supervisor:
         performer: Performer,
         over: int = 0,
         alone: bool = True,
+        neighbour: Neighbour | None = None,
     ) -> None:
         """over: the generation that the job had ended with before this agent came, 0 for none; alone: no other agent can take it up."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
@@ -67,6 +69,11 @@ class Supervisor:
         self.record: GenerationRecord | None = None
         self._over, self._alone = over, alone
         self._pulse = Pulse()
+        self._neighbour = neighbour
+        self._ring = 0
+        """Generation whose neighbour is watched."""
+        self._dead: str = ""
+        """Instance of a neighbour that is dead, until etcd knows."""
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
         self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
@@ -109,7 +116,7 @@ class Supervisor:
     def _wait(self, wake: int) -> list[int]:
         calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
         poller = select.poll()
-        for fd in (wake, *self.node.fds()):
+        for fd in (wake, *self.node.fds(), *(self._neighbour.fds() if self._neighbour else ())):
             poller.register(fd, select.POLLIN)
         longest_s = ORDERED_S if self._ordered() else min(CALM_S, self._pace_s)
         ready = [fd for fd, _ in poller.poll((longest_s if calm else QUICK_S) * 1000)]
@@ -131,8 +138,8 @@ class Supervisor:
         if len(self._signals) > 1:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
-        changed = False
         self._fence(monotonic_s())
+        changed = self._look_around(monotonic_s())
         self.node.pace_durable()
         for act in (lambda: self.node.observe(ready), self._hear_helpers):
             try:
@@ -153,6 +160,32 @@ class Supervisor:
             return self.record.exit_code
         instance = self.heartbeat.instance
         return 0 if instance in self.record.dismissed and instance not in self.record.members.values() else None
+
+    def _look_around(self, now_s: float) -> bool:
+        """Whether the next node's agent has been found dead."""
+        found = self._neighbour.look(now_s) if self._neighbour else None
+        if found:
+            self._dead = found[1]
+            self.telling.say(
+                f"the agent of {found[0]} is dead: its host refuses the connection that has stood so far", "warn"
+            )
+        return bool(found)
+
+    def _watch_over(self, record: GenerationRecord | None) -> None:
+        """Tell of the neighbour's death, and choose the one of this generation. Raises StoreUnavailable."""
+        if self._neighbour is None or record is None:
+            return
+        if self._dead:
+            self.store.put(self.keys.death(self._dead), b"", self.heartbeat.lease)
+            self._dead = ""
+        members = list(record.members)
+        if self.id in members and len(members) > 1 and record.number != self._ring:
+            following = members[(members.index(self.id) + 1) % len(members)]
+            entry = self.store.get(self.keys.node(following))
+            present = loads(NodeRecord, entry.value) if entry else None
+            if present and present.instance == record.members[following]:
+                self._neighbour.watch(following, present)
+            self._ring = record.number
 
     def _fence(self, now_s: float) -> None:
         gang = self.node.gang
@@ -187,6 +220,7 @@ class Supervisor:
             return
         self._next_round_s = now + (QUICK_S if self._busy() else ORDERED_S if self._ordered() else self._pace_s)
         self.heartbeat.beat(now)
+        self._watch_over(self.record)
         self._ask_to_stop()
         for _ in range(20):
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last

@@ -40,6 +40,7 @@ class Controller:
         decision = decide(read_world(self._keys, {k: e.value for k, e in entries.items()}), now, self._policy)
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
+        puts += [Put(self._keys.quarantine(node), dumps(entry)) for node, entry in decision.quarantine.items()]
         key = self._keys.generation
         if decision.record:
             puts.append(Put(key, dumps(decision.record)))

@@ -83,6 +83,14 @@ class Keys:
     def quarantine(self, node: NodeId) -> str:
         return self.quarantines + node
 
+    @property
+    def deaths(self) -> str:
+        return self.root + "deaths/"
+
+    def death(self, instance: str) -> str:
+        """Written by the neighbour of an agent that has died, and bound to its lease."""
+        return self.deaths + instance
+
     def incident(self, ident: str) -> str:
         return self.incidents + ident
 

@@ -345,6 +345,8 @@ class NodeRecord:
     """Training processes on this node."""
     address: str = "127.0.0.1"
     """Where the other nodes reach this one."""
+    port: int = 0
+    """Where its neighbour holds a connection to it (`agent/neighbour.py`)."""
     home: str = ""
     """What tells the holder of this name from another who claims it: the host's boot, and the run directory."""
     since_s: float = 0.0

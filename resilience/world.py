@@ -16,6 +16,7 @@ class World:
     spec: Spec | None
     record: GenerationRecord | None
     nodes: Mapping[NodeId, NodeRecord]
+    """Whose agents live: their leases do, and no neighbour has seen them dead."""
     status: Mapping[NodeId, NodeStatus]
     """Of the record's members, and only what was said in the record's generation (or, while gathering, in any)."""
     acks: Mapping[NodeId, Ack]
@@ -60,10 +61,11 @@ def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
             ack = loads(Ack, value)
             if record.members.get(NodeId(name)) == ack.instance:
                 acks[NodeId(name)] = ack
+    nodes = {name: loads(NodeRecord, value) for name, value in under(keys.nodes)}
     return World(
         spec=loads(Spec, entries[keys.spec]) if keys.spec in entries else None,
         record=record,
-        nodes={NodeId(name): loads(NodeRecord, value) for name, value in under(keys.nodes)},
+        nodes={NodeId(name): node for name, node in nodes.items() if keys.death(node.instance) not in entries},
         status={NodeId(name): loads(NodeStatus, value) for name, value in under(keys.statuses)},
         acks=acks,
         incidents=tuple(loads(Incident, value) for _, value in under(keys.incidents)),

@@ -24,6 +24,7 @@ from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.signals import NodeId
 from mt_resilient.resilience.wire import loads
 from mt_resilient.resilience.world import World, read_world
 
@@ -193,6 +194,12 @@ class Cluster:
         assert entry
         assert world
         return next(name for name, node in world.nodes.items() if node.instance == entry.value.decode())
+
+    def agent(self, name: str) -> int:
+        """Its process."""
+        world = self.world()
+        assert world
+        return world.nodes[NodeId(name)].pid
 
     def kill_rank(self, name: str) -> None:
         world = self.world()

@@ -1,5 +1,7 @@
 """Several hosts, and what may befall them: whatever does, the weights are those of a run that nothing befell."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import cache
@@ -78,3 +80,14 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
 
 def steps_printed(job: Cluster) -> int:
     return sum(line.startswith("step ") for line in job.printed().splitlines())
+
+
+def test_an_agent_that_dies_alone_is_missed_before_its_lease_is_over(cluster: Make) -> None:
+    options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=60")
+    job = cluster("2", *options, hosts=3, etcds=1, script=train(120, 0.1))
+    job.start()
+    job.until_step(25)
+    os.kill(job.agent("n2"), signal.SIGKILL)
+    job.until(lambda: job.members() == ["n1", "n3"], 10, "n3 takes the place of n2")
+    assert set(job.finish("n1", "n3")) == {0}
+    assert job.digest() == clean(2, 120)
