@@ -366,6 +366,7 @@ def _run_on_hosts(
         spares=nodes.spares,
         job=control.job,
         snapshots=options.snapshots or "",
+        ending_s=policies["preemption"].budget_s + 60.0,
         words=tuple(ours.parse_known_args(words)[1]),
     )
     launch = understand(command, os.environ)

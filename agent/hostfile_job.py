@@ -67,6 +67,8 @@ class Wanted:
     """Empty: by the run directory."""
     snapshots: str = ""
     """Empty: in the run directory."""
+    ending_s: float
+    """How long an agent may take to leave when its connection is gone."""
     words: tuple[str, ...] = ()
     """Options of `run` as they were given, which each agent gets too."""
 
@@ -112,7 +114,7 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
             return [sys.executable, "-P", "-m", "mt_resilient", "run", *wanted.words, *fixed, *places, "--", *command]
 
         least = min(sizes(nodes))
-        code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, terminal, watch).run()
+        code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch).run()
         journal.write("end", wall_s(), code=code)
         return code
 

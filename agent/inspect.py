@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from contextlib import closing
 from datetime import datetime
@@ -139,9 +140,9 @@ def _status_object(world: World | None, finished: bool) -> dict[str, Any]:
 
 
 def incidents(directory: RunDirectory) -> dict[str, Incident]:
-    """All incidents of the journal in their last state, by the life of the agent and number."""
+    """All incidents of the journals in their last state, by the life of the agent and number."""
     found: dict[str, Incident] = {}
-    for line in Journal(directory.journal).read():
+    for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
         if line["kind"] == "incident":
             told = loads(Incident, json.dumps(line["incident"]))
             found[f"{told.generation}/{told.signature}/{told.at_s}"] = told

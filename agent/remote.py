@@ -4,7 +4,7 @@
     one line of JSON: folder, environment, command   ──▶  starts it                    ──▶  on a leash: it dies with this
     SIGINT, SIGTERM …, a line each                   ──▶  hands it on (ssh does not)   ──▶  the signal
     an empty line every few seconds
-    the end, or silence for `SILENCE_S`              ──▶  SIGTERM: as a scheduler that takes the machine away
+    the end, or silence for `silence_s`              ──▶  SIGTERM: as a scheduler that takes the machine away
 
 Output goes through here, so that a connection that breaks costs no rank its life at the next `print`. The first line is the order's
 `hello`: what came before it was ssh or a shell.
@@ -24,10 +24,8 @@ from typing import Any
 from ..resilience import leash
 from ..resilience.clock import monotonic_s
 
-SILENCE_S = 60.0
-"""A launching machine that has vanished closes no connection; sshd looks after that only where it is told to."""
-ENDING_S = (90.0, 10.0)
-"""How long a SIGTERM may take before the next one, which ends at once, and that one before SIGKILL. More than `preemption.budget_s`."""
+KILL_S = 10.0
+"""How long the second SIGTERM may take, which ends at once, before SIGKILL."""
 SIGNALS = {
     number.name: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 }
@@ -55,7 +53,7 @@ def main() -> int:
         stderr=subprocess.PIPE,
         start_new_session=True,  # what sshd does to its session at the end is not meant for the agent
     )
-    _Between(agent, words).run()
+    _Between(agent, words, order["silence_s"], order["ending_s"]).run()
     code = agent.wait()
     return 128 - code if code < 0 else code
 
@@ -87,8 +85,11 @@ class _Lines:
 
 
 class _Between:
-    def __init__(self, agent: subprocess.Popen[bytes], words: _Lines) -> None:
-        self._agent, self._words = agent, words
+    def __init__(self, agent: subprocess.Popen[bytes], words: _Lines, silence_s: float, ending_s: float) -> None:
+        """silence_s: a launching machine that has vanished closes no connection, and sshd looks after that only where it is told to;
+        ending_s: how long the first SIGTERM may take, before the next one."""
+        self._agent, self._words, self._silence_s = agent, words, silence_s
+        self._patience_s = (ending_s, KILL_S)
         assert agent.stdout
         assert agent.stderr
         self._outputs = {agent.stdout.fileno(): 1, agent.stderr.fileno(): 2}
@@ -108,7 +109,7 @@ class _Between:
                 if not (self._copy(fd) if fd in self._outputs else self._hear()):
                     poller.unregister(fd)
             now = monotonic_s()
-            if self._listening and now - self._heard_s > SILENCE_S:
+            if self._listening and now - self._heard_s > self._silence_s:
                 self._listening = False
                 poller.unregister(self._words.fd)
             if not self._listening and now >= self._next_end_s:
@@ -140,8 +141,8 @@ class _Between:
 
     def _end(self, now_s: float) -> None:
         """The connection is gone. The agent's own time for an end comes first, then less and less of it."""
-        self._agent.send_signal(signal.SIGTERM if self._asked < len(ENDING_S) else signal.SIGKILL)
-        self._next_end_s = now_s + ENDING_S[min(self._asked, len(ENDING_S) - 1)]
+        self._agent.send_signal(signal.SIGTERM if self._asked < 2 else signal.SIGKILL)
+        self._next_end_s = now_s + self._patience_s[min(self._asked, 1)]
         self._asked += 1
 
 

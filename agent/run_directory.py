@@ -39,6 +39,11 @@ class RunDirectory:
         return self.root / "journal.jsonl"
 
     @property
+    def journals(self) -> list[Path]:
+        """Its own, and those of the nodes that were started from here, as far as they lie here: whoever led has told."""
+        return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
+
+    @property
     def endpoint(self) -> Path:
         """Job name and etcd endpoints of the running agent, for the other commands."""
         return self.root / "endpoint"

@@ -28,8 +28,8 @@ from .hosts import Host
 from .remote import SIGNALS
 from .terminal import Terminal
 
-ALIVE_S = 5.0
-"""Between two words to each far end, which take silence for the end (`remote.SILENCE_S`)."""
+ALIVE_S, SILENCE_S = 5.0, 60.0
+"""Between two words to each far end, and how long a silence it takes for the end."""
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=3", "LogLevel=ERROR")
 """Never ask; find out within 45 s that a host has vanished. What the user gives comes first, and the first one counts (ssh_config(5))."""
 _WORDS = 3
@@ -110,12 +110,14 @@ class SshLaunch:
         agent: Callable[[Host], Sequence[str]],
         environment: Mapping[str, str],
         least: int,
+        ending_s: float,
         terminal: Terminal,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
         """options: for `ssh -o`; agent: the command on a host, whose program is at the same place there; least: hosts without which the
-        job cannot begin; watch: called about once a second."""
+        job cannot begin; ending_s: how long an agent may take to leave when its connection is gone; watch: called about once a second."""
         self._hosts, self._options, self._agent, self._least = hosts, options, agent, least
+        self._ending_s = ending_s
         self._environment, self._terminal, self._watch = environment, terminal, watch
         self._signals: list[int] = []
         self._obeyed = 0
@@ -126,6 +128,9 @@ class SshLaunch:
         """Until all agents have left; the job's exit code. Raises MachineError where too few hosts can be used, or ssh is not there."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS.values()}
+        before[signal.SIGTSTP] = signal.signal(
+            signal.SIGTSTP, signal.SIG_IGN
+        )  # stopped by Ctrl-Z, this would fall silent
         previous = signal.set_wakeup_fd(woken)
         try:
             self._start()
@@ -148,6 +153,8 @@ class SshLaunch:
                 "folder": os.getcwd(),
                 "environment": dict(self._environment),
                 "command": list(self._agent(host)),
+                "silence_s": SILENCE_S,
+                "ending_s": self._ending_s,
             }
             self._reached.append(Reached(host, self._options, order))
 

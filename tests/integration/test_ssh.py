@@ -31,7 +31,7 @@ from mt_resilient.resilience.errors import ResilientError
 text, options, agents, least = json.loads(sys.argv[1])
 launch = SshLaunch(
     parse(text, "hosts"), options, lambda host: [sys.executable, *agents[host.node]],
-    {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "MT_RESILIENT_"))}, least, Terminal(),
+    {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "MT_RESILIENT_"))}, least, 30.0, Terminal(),
 )
 try:
     sys.exit(launch.run())
@@ -161,6 +161,33 @@ def test_a_far_end_that_is_told_nothing_starts_nothing() -> None:
     assert subprocess.run(far, input=b"", timeout=60).returncode == 3
 
 
+def test_silence_is_taken_for_the_end_and_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    wait = [sys.executable, str(STAND_IN), "one", "deaf"]
+    order = {
+        "hello": "hello",
+        "folder": str(tmp_path),
+        "environment": {},
+        "command": wait,
+        "silence_s": 1.0,
+        "ending_s": 1.0,
+    }
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    with subprocess.Popen(far, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True) as process:
+        assert process.stdin
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert (tmp_path / "one.heard").read_text() == "SIGTERM SIGTERM"
+
+
+def test_ctrl_z_does_not_make_it_silent(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one", 1, one="wait")
+    launch.until("one.pid")
+    launch.process.send_signal(signal.SIGTSTP)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end()[0] == 130
+
+
 def test_an_agent_whose_launcher_is_killed_ends_as_when_its_machine_is_taken_away(tmp_path: Path, sshd: Sshd) -> None:
     launch = Launch(tmp_path, sshd, "one\ntwo", 2, one="wait", two="talk")
     launch.until("one.pid", "two.pid")
@@ -215,15 +242,19 @@ class Real:
 
 
 def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path, sshd: Sshd) -> None:
-    job = Real(tmp_path, sshd, 40)
+    job = Real(tmp_path, sshd, 200)
     job.until_step(10)
     status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
+    etcd = next(each for each in psutil.Process(job.process.pid).children() if "etcd" in each.name())
+    etcd.kill()
     assert job.process.wait(120) == 0, job.errors.read_text()
     printed = job.output.read_text()
     assert all(line.startswith(("a: ", "b: ")) for line in printed.splitlines()), printed
     assert digest_of(printed)
-    assert len(step_lines(printed.replace("a: ", "").replace("b: ", ""))) == 40
-    assert "the agent on a has left, with code 0" in job.errors.read_text()
+    assert len(step_lines(printed.replace("a: ", "").replace("b: ", ""))) == 200
+    said = job.errors.read_text()
+    assert "the agent on a has left, with code 0" in said
+    assert "etcd was dead and has been started again" in said
     assert set(status["nodes"]) == {"a", "b"}
 
 
