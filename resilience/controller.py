@@ -1,6 +1,8 @@
-"""The controller: one tick reads the whole World, asks `decide`, and writes its answer under the leader's fencing token.
+"""The controller: one tick looks at the whole World, asks `decide`, and writes its answer under the leader's fencing token.
 
-It holds nothing that it cannot read again, so that another agent's controller can go on in the middle of a recovery.
+Every agent has one. All of them watch the helm: who leads, and the record that everybody obeys. The one that leads watches the rest too.
+It holds nothing that it cannot read again, so that another agent's controller can go on in the middle of a recovery. A picture may be old:
+so a decision is written only if record, incidents and answers are those that it was made upon.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from collections.abc import Callable
 from .decision import Decision, Policy, decide
 from .election import Election
 from .keys import Keys
-from .store import KeyAbsent, ModifiedAt, Put, Store
+from .mirror import Mirror
+from .orders import GenerationRecord
+from .parsed import Parsed
+from .store import KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .wire import dumps
 from .world import read_world
 
@@ -30,14 +35,31 @@ class Controller:
         self._election = election
         self._policy = policy
         self._told = told
+        self._helm = Mirror(store, keys.helm)
+        self._whole = Mirror(store, keys.root)
+        self._parsed = Parsed()
+
+    def record(self) -> GenerationRecord | None:
+        """The record to obey, as far as this agent has heard. Raises StoreUnavailable."""
+        entry = self._helm.entries().get(self._keys.generation)
+        return self._parsed(GenerationRecord, entry.key, entry.value) if entry else None
+
+    def fds(self) -> tuple[int, ...]:
+        """Become readable when something has changed that concerns this agent: its orders; where it leads, anything. They may be others
+        after each tick."""
+        return (*self._helm.fds(), *self._whole.fds())
 
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""
-        if self._election.campaign(lease) is None:
+        if not self._leads(lease):
+            self._whole.close()
             return False
-        entries = self._store.range(self._keys.root)
-        decision = decide(read_world(self._keys, {k: e.value for k, e in entries.items()}), now, self._policy)
+        entries = self._whole.entries()
+        seen = self._whole.revision
+        world = read_world(self._keys, {k: e.value for k, e in entries.items()}, self._parsed)
+        self._parsed.keep(entries)
+        decision = decide(world, now, self._policy)
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
         key = self._keys.generation
@@ -46,7 +68,21 @@ class Controller:
         if not puts:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)
-        accepted = self._store.transact([self._election.guard(), unchanged], puts)
+        told = [UnchangedSince(prefix, seen) for prefix in (self._keys.incidents, self._keys.answers)]
+        accepted = self._store.transact([self._election.guard(), unchanged, *told], puts)
         if accepted:
             self._told(decision)
+        else:
+            self._helm.doubt()
+            self._whole.doubt()
         return accepted
+
+    def close(self) -> None:
+        self._helm.close()
+        self._whole.close()
+
+    def _leads(self, lease: int) -> bool:
+        entry = self._helm.entries().get(self._keys.leader)
+        if entry is not None:
+            return self._election.won(entry, lease)
+        return self._election.campaign(lease) is not None

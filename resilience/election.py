@@ -30,10 +30,14 @@ class Election:
             except LeaseGone:
                 return None
             entry = self._store.get(self._key)
-        if entry is None or not self._is_ours(entry, lease):
-            return None
+        return entry.create_revision if entry is not None and self.won(entry, lease) else None
+
+    def won(self, entry: Entry, lease: int) -> bool:
+        """Whether `entry`, the leader key's, names us; `guard` is then that of this leadership."""
+        if entry.lease != lease or entry.value != self._identity.encode():
+            return False
         self._guard = CreatedAt(self._key, entry.create_revision)
-        return entry.create_revision
+        return True
 
     def guard(self) -> CreatedAt:
         """The compare that holds only while the leadership last won lasts. After a loss it goes on existing, and fails."""
@@ -49,6 +53,3 @@ class Election:
     def leader(self) -> str | None:
         entry = self._store.get(self._key)
         return None if entry is None else entry.value.decode()
-
-    def _is_ours(self, entry: Entry, lease: int) -> bool:
-        return entry.lease == lease and entry.value == self._identity.encode()

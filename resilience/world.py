@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
@@ -40,32 +42,36 @@ class World:
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
-        number = self.record.number if self.record else 0
-        return [s for n, s in self.status.items() if n in self.members and s.generation == number]
+        number, members = (self.record.number, self.record.members) if self.record else (0, {})
+        return [s for n, s in self.status.items() if n in members and s.generation == number]
 
 
-def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
-    """The World from all values under the job's prefix."""
+def anew(cls: Any, key: str, value: bytes) -> Any:
+    return loads(cls, value)
 
-    ordered = sorted(entries.items())
 
-    def under(prefix: str) -> list[tuple[str, bytes]]:
-        return [(key.removeprefix(prefix), value) for key, value in ordered if key.startswith(prefix)]
+def read_world(keys: Keys, entries: Mapping[str, bytes], parse: Callable[[Any, str, bytes], Any] = anew) -> World:
+    """The World from all values under the job's prefix. parse: (class, key, value) → record; `Parsed` for who looks again and again."""
 
-    record = loads(GenerationRecord, entries[keys.generation]) if keys.generation in entries else None
-    acks: dict[NodeId, Ack] = {}
-    if record:
-        for name, value in under(f"{keys.acks}{record.number}/"):
-            ack = loads(Ack, value)
-            if record.members.get(NodeId(name)) == ack.instance:
-                acks[NodeId(name)] = ack
+    ordered = sorted(entries)
+
+    def under(prefix: str, cls: Any) -> Iterable[tuple[str, Any]]:
+        first = bisect_left(ordered, prefix)
+        for key in ordered[first : bisect_left(ordered, prefix[:-1] + chr(ord(prefix[-1]) + 1), first)]:
+            yield key[len(prefix) :], parse(cls, key, entries[key])
+
+    def one(key: str, cls: Any) -> Any:
+        return parse(cls, key, entries[key]) if key in entries else None
+
+    record = one(keys.generation, GenerationRecord)
+    acks = under(f"{keys.acks}{record.number}/", Ack) if record else ()
     return World(
-        spec=loads(Spec, entries[keys.spec]) if keys.spec in entries else None,
+        spec=one(keys.spec, Spec),
         record=record,
-        nodes={NodeId(name): loads(NodeRecord, value) for name, value in under(keys.nodes)},
-        status={NodeId(name): loads(NodeStatus, value) for name, value in under(keys.statuses)},
-        acks=acks,
-        incidents=tuple(loads(Incident, value) for _, value in under(keys.incidents)),
-        requests=tuple(replace(loads(Request, value), id=name) for name, value in under(keys.requests)),
-        answers={name: loads(Answer, value) for name, value in under(keys.answers)},
+        nodes={NodeId(name): found for name, found in under(keys.nodes, NodeRecord)},
+        status={NodeId(name): found for name, found in under(keys.statuses, NodeStatus)},
+        acks={NodeId(name): ack for name, ack in acks if record.members.get(name) == ack.instance},
+        incidents=tuple(found for _, found in under(keys.incidents, Incident)),
+        requests=tuple(replace(found, id=name) for name, found in under(keys.requests, Request)),
+        answers=dict(under(keys.answers, Answer)),
     )

@@ -13,7 +13,8 @@ from typing import Any
 
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.store import Compare, Entry, LeaseGone, MemoryStore, Operation, Put
+from mt_resilient.resilience.memory_store import MemoryStore
+from mt_resilient.resilience.store import Compare, Entry, LeaseGone, Operation, Put
 
 NEVER = -1.0
 

@@ -24,7 +24,12 @@ BELOW = {
 
 ONLY_IN = {
     "tensorstore": {"checkpoint/slabs.py", "checkpoint/objects.py"},
-    "grpc": {"resilience/etcd.py", "resilience/etcd_keepalive.py", "resilience/etcd_messages.py"},
+    "grpc": {
+        "resilience/etcd.py",
+        "resilience/etcd_keepalive.py",
+        "resilience/etcd_member.py",
+        "resilience/etcd_watch.py",
+    },
     "prometheus_client": {"resilience/metrics.py"},
     "torch_musa": set(),
     "zarr": {"formats/zarr_store.py"},

@@ -1,5 +1,6 @@
 """One tick: read the whole World, decide, write under the fencing token. Over a real MemoryStore."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,10 @@ from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.signals import AckKind, Generation, Request, Spec
-from mt_resilient.resilience.store import Entry, MemoryStore
+from mt_resilient.resilience.store import Compare, Listing, Operation
 from mt_resilient.resilience.wire import dumps, loads
 
 from .worlds import NOW, A, ack, gone, node, record, status
@@ -98,17 +100,17 @@ def test_who_does_not_lead_writes_nothing() -> None:
 
 
 class Interrupted(MemoryStore):
-    """Calls `between` once, after the next range was read: what happens between a controller's read and its write."""
+    """Calls `between` once, before the next decision is written: what happens between a controller's read and its write."""
 
     def __init__(self) -> None:
         super().__init__(lambda: NOW)
         self.between = lambda: None
 
-    def range(self, prefix: str) -> dict[str, Entry]:
-        read = super().range(prefix)
-        between, self.between = self.between, lambda: None
-        between()
-        return read
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        if len(compares) > 1:  # no campaign
+            between, self.between = self.between, lambda: None
+            between()
+        return super().transact(compares, operations)
 
 
 def test_a_record_that_changed_meanwhile_is_not_overwritten() -> None:
@@ -196,7 +198,7 @@ def test_a_new_leader_goes_on_in_the_middle_of_each_phase(phase: Phase, news: di
 
 def test_the_store_s_silence_is_the_caller_s_to_hear() -> None:
     class Silent(MemoryStore):
-        def range(self, prefix: str) -> dict[str, Entry]:
+        def listing(self, prefix: str) -> Listing:
             raise StoreUnavailable("no answer")
 
     controller, lease = Scene(Silent(lambda: NOW)).controller("one")
