@@ -64,7 +64,7 @@ class Member:
         open_stream = self.channel.stream_stream(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
-        return open_stream(requests, metadata=(*self._identity(), *further))
+        return open_stream(requests, metadata=(*self.identity(), *further))
 
     def renewed(self, error: grpc.RpcError, timeout_s: float) -> bool:
         """Whether the member's refusal was for want of a token that it knows, and we have a new one now. Raises grpc.RpcError."""
@@ -103,9 +103,9 @@ class Member:
         return channel
 
     def _ask(self, name: str, request: Any, timeout_s: float) -> Any:
-        return self._calls[name](request, timeout=timeout_s, metadata=self._identity())
+        return self._calls[name](request, timeout=timeout_s, metadata=self.identity())
 
-    def _identity(self) -> Sequence[tuple[str, str]]:
+    def identity(self) -> Sequence[tuple[str, str]]:
         return (("token", self._token),) if self._token else ()
 
 
