@@ -14,10 +14,10 @@ from .election import Election
 from .keys import Keys
 from .mirror import Mirror
 from .orders import GenerationRecord
-from .parsed import Parsed
 from .store import KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
-from .wire import dumps
-from .world import read_world
+from .values import Values
+from .wire import dumps, loads
+from .world import world_of
 
 
 class Controller:
@@ -37,12 +37,12 @@ class Controller:
         self._told = told
         self._helm = Mirror(store, keys.helm)
         self._whole = Mirror(store, keys.root)
-        self._parsed = Parsed()
+        self._values = Values()
 
     def record(self) -> GenerationRecord | None:
         """The record to obey, as far as this agent has heard. Raises StoreUnavailable."""
         entry = self._helm.entries().get(self._keys.generation)
-        return self._parsed(GenerationRecord, entry.key, entry.value) if entry else None
+        return loads(GenerationRecord, entry.value) if entry else None
 
     def fds(self) -> tuple[int, ...]:
         """Become readable when something has changed that concerns this agent: its orders; where it leads, anything. They may be others
@@ -57,9 +57,8 @@ class Controller:
             return False
         entries = self._whole.entries()
         seen = self._whole.revision
-        world = read_world(self._keys, {k: e.value for k, e in entries.items()}, self._parsed)
-        self._parsed.keep(entries)
-        decision = decide(world, now, self._policy)
+        self._values.update(self._whole.changed())
+        decision = decide(world_of(self._keys, self._values), now, self._policy)
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
         key = self._keys.generation

@@ -29,18 +29,24 @@ class Mirror:
         self.revision = 0
         """Of the picture."""
         self._entries: dict[str, Entry] = {}
+        self._changed: dict[str, bytes | None] = {}
         self._watch: Watch | None = None
         self._old = True
 
     def entries(self) -> Mapping[str, Entry]:
-        """Everything under the prefix as of `revision`: ordered by key where it was listed, later keys behind. The same object at each
-        call, changed in place. Raises StoreUnavailable where it has to be listed and cannot; that the watch is broken it does not tell."""
+        """Everything under the prefix as of `revision`, in no order; the same object at each call, changed in place. Raises
+        StoreUnavailable where it has to be listed and cannot; that the watch is broken it does not tell."""
         if self._watch is None or self._old or self._watch.doubtful:
             self._list()
         known = self._follow()
         if not known or (self._watch and self._watch.owed > self.revision and not self._wait(self._watch)):
             self._list()
         return self._entries
+
+    def changed(self) -> dict[str, bytes | None]:
+        """Values that have changed in the picture since this was asked last, by key; at first, all. None: not there any more."""
+        changed, self._changed = self._changed, {}
+        return changed
 
     def fresh(self) -> Mapping[str, Entry]:
         """The same, no older than this call. Raises StoreUnavailable."""
@@ -68,6 +74,11 @@ class Mirror:
         except BaseException:
             self._old = True
             raise
+        self._changed |= {key: None for key in self._entries if key not in found.entries}
+        for key, entry in found.entries.items():
+            known = self._entries.get(key)
+            if known is None or known.mod_revision != entry.mod_revision:
+                self._changed[key] = entry.value
         self._entries, self.revision, self._old = found.entries, found.revision, False
         if self._watch is None:
             self._watch = self._store.watch(self.prefix, found.revision)
@@ -82,8 +93,10 @@ class Mirror:
                     continue
                 if change.entry is None:
                     self._entries.pop(change.key, None)
+                    self._changed[change.key] = None
                 else:
                     self._entries[change.key] = change.entry
+                    self._changed[change.key] = change.entry.value
                 self.revision = change.revision
         except HistoryGone:
             self.close()

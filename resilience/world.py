@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
 from .signals import Ack, AckKind, Answer, NodeId, NodeRecord, NodeStatus, Request, Spec
-from .wire import loads
+from .values import Values
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,32 +47,27 @@ class World:
         return [s for n, s in self.status.items() if n in members and s.generation == number]
 
 
-def anew(cls: Any, key: str, value: bytes) -> Any:
-    return loads(cls, value)
+def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
+    """The World from all values under the job's prefix."""
+    return world_of(keys, Values(values))
 
 
-def read_world(keys: Keys, entries: Mapping[str, bytes], parse: Callable[[Any, str, bytes], Any] = anew) -> World:
-    """The World from all values under the job's prefix. parse: (class, key, value) → record; `Parsed` for who looks again and again."""
-
-    ordered = sorted(entries)
-
-    def under(prefix: str, cls: Any) -> Iterable[tuple[str, Any]]:
-        first = bisect_left(ordered, prefix)
-        for key in ordered[first : bisect_left(ordered, prefix[:-1] + chr(ord(prefix[-1]) + 1), first)]:
-            yield key[len(prefix) :], parse(cls, key, entries[key])
-
-    def one(key: str, cls: Any) -> Any:
-        return parse(cls, key, entries[key]) if key in entries else None
-
-    record = one(keys.generation, GenerationRecord)
-    acks = under(f"{keys.acks}{record.number}/", Ack) if record else ()
+def world_of(keys: Keys, values: Values) -> World:
+    """The same, for who has parsed most of them before."""
+    record = values.one(keys.generation, GenerationRecord)
+    acks = values.under(f"{keys.acks}{record.number}/", Ack) if record else {}
+    members: Mapping[NodeId, str] = record.members if record else {}
     return World(
-        spec=one(keys.spec, Spec),
+        spec=values.one(keys.spec, Spec),
         record=record,
-        nodes={NodeId(name): found for name, found in under(keys.nodes, NodeRecord)},
-        status={NodeId(name): found for name, found in under(keys.statuses, NodeStatus)},
-        acks={NodeId(name): ack for name, ack in acks if record.members.get(name) == ack.instance},
-        incidents=tuple(found for _, found in under(keys.incidents, Incident)),
-        requests=tuple(replace(found, id=name) for name, found in under(keys.requests, Request)),
-        answers=dict(under(keys.answers, Answer)),
+        nodes=_by_node(values.under(keys.nodes, NodeRecord)),
+        status=_by_node(values.under(keys.statuses, NodeStatus)),
+        acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},
+        incidents=tuple(values.under(keys.incidents, Incident).values()),
+        requests=tuple(replace(found, id=name) for name, found in values.under(keys.requests, Request).items()),
+        answers=values.under(keys.answers, Answer),
     )
+
+
+def _by_node(found: dict[str, T]) -> dict[NodeId, T]:
+    return found  # type: ignore[return-value]

@@ -41,6 +41,7 @@ PURE = {
     "resilience/orders.py",
     "resilience/keys.py",
     "resilience/world.py",
+    "resilience/values.py",
     "resilience/detectors.py",
     "resilience/verdict.py",
     "resilience/stability.py",
