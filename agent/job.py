@@ -22,6 +22,7 @@ from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import PASSWORD, Access, Papers
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -58,10 +59,23 @@ class ControlPolicy:
     """Endpoints HOST:PORT, separated by commas; empty: this agent runs an etcd of its own, for one node."""
     deadline_s: float = 2.0
     """How long one call to etcd may take."""
+    etcd_ca: str = ""
+    """File with the certificates that sign those of https:// endpoints; empty: the system's."""
+    etcd_cert: str = ""
+    """File with this agent's own certificate, where etcd wants one of its clients,"""
+    etcd_key: str = ""
+    """and with its key."""
+    etcd_user: str = ""
+    """Where etcd has authentication switched on."""
+    etcd_password_file: str = ""
+    """File with that user's password, which nobody else may read; or else it is taken from MT_RESILIENT_ETCD_PASSWORD."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
             raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
+
+    def papers(self) -> Papers:
+        return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
 
 
 SECTIONS: dict[str, type] = {
@@ -124,14 +138,16 @@ def run_job(
                 commit.read_commit(chosen)
         journal = Journal(run.journal)
         control: ControlPolicy = policies["control"]
-        server, endpoints = _endpoints(control, run, terminal, closing)
-        store = EtcdStore(endpoints, deadline_s=control.deadline_s)
+        access = control.papers().access(os.environ)
+        os.environ.pop(PASSWORD, None)  # ranks are not to have it
+        server, endpoints = _endpoints(control, access, run, terminal, closing)
+        store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
         keys = Keys(run.root.name if server else f"{run.root.name}-{run.identity}")
         me = NodeRecord(instance=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(), ranks=launch.ranks)
         register(store, keys, launch, run, me, catalog.next_generation(root), wall_s())
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
-        run.publish(keys.job, endpoints)
+        run.publish(keys.job, endpoints, control.papers())
         deciding = Policy(recovery=policies["recovery"], ladder=policies["ladder"], observe=agent.observe)
         judged_by = RankPolicy(
             spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
@@ -189,13 +205,13 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
 
 
 def _endpoints(
-    control: ControlPolicy, run: RunDirectory, terminal: Terminal, closing: ExitStack
+    control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
     """Those that were given, if they answer; else those of a server of our own, started here."""
     if control.etcd:
         endpoints = control.etcd.split(",")
         for endpoint in endpoints:
-            probe(endpoint, control.deadline_s)
+            probe(endpoint, control.deadline_s, access)
         return None, endpoints
     binary = find_server()
     if binary.warning:

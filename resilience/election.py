@@ -34,10 +34,13 @@ class Election:
 
     def won(self, entry: Entry, lease: int) -> bool:
         """Whether `entry`, the leader key's, names us; `guard` is then that of this leadership."""
-        if entry.lease != lease or entry.value != self._identity.encode():
-            return False
-        self._guard = CreatedAt(self._key, entry.create_revision)
-        return True
+        ours = self._is_ours(entry, lease)
+        if ours:
+            self._guard = CreatedAt(self._key, entry.create_revision)
+        return ours
+
+    def _is_ours(self, entry: Entry, lease: int) -> bool:
+        return entry.lease == lease and entry.value == self._identity.encode()
 
     def guard(self) -> CreatedAt:
         """The compare that holds only while the leadership last won lasts. After a loss it goes on existing, and fails."""

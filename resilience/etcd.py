@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT: "check the request against this etcd's limits",
     grpc.StatusCode.UNAUTHENTICATED: "check control.etcd_user and its password",
-    grpc.StatusCode.PERMISSION_DENIED: "grant control.etcd_user a role that may read and write under /mt/",
+    grpc.StatusCode.PERMISSION_DENIED: "grant the user (control.etcd_user, else the name in the certificate) a role for /mt/",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "if its database is full, compact and defragment it or raise --quota-backend-bytes",
 }
 """What the cluster itself answers, whichever member is asked, and what to do. After any other error the next member may do better."""

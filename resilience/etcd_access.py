@@ -1,7 +1,7 @@
 """What it takes to be let in by an etcd: where it is, certificates, user and password; and why a connection to it fails.
 
-Data flow: `[control]` of the configuration → `Access` → `etcd_member.Member`. gRPC says of a failed handshake little that a person can
-act upon; so `fault` shakes hands once more, with Python's own TLS, and says what is wrong.
+Data flow: `[control]` of the configuration → `Papers` → `Access` → `etcd_member.Member`. gRPC says of a failed handshake little that a
+person can act upon; so `fault` shakes hands once more, with Python's own TLS, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -83,18 +83,35 @@ class Access:
         return ca, _read(self.key, "key"), _read(self.cert, "cert")
 
 
-def access(ca: str, cert: str, key: str, user: str, password_file: str, environ: Mapping[str, str]) -> Access:
-    """From the configuration. Raises UsageError for a file that cannot be read, or that others may read the password in."""
-    password = environ.get(PASSWORD, "") if user else ""
-    if user and password_file:
-        if Path(password_file).is_file() and os.stat(password_file).st_mode & 0o077:
-            raise UsageError(
-                f"control.etcd_password_file {password_file} may be read by others; nothing was started. chmod 600 it"
-            )
-        password = (_read(password_file, "password_file") or b"").decode().strip()
-    made = Access(ca=ca, cert=cert, key=key, user=user, password=password)
-    made.material()
-    return made
+@dataclass(frozen=True)
+class Papers:
+    """Where that is kept, as the configuration names it: no secret itself."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password_file: str = ""
+
+    def absolute(self) -> Papers:
+        """For who stands in another directory."""
+        ca, cert, key, password = (
+            name and str(Path(name).absolute()) for name in (self.ca, self.cert, self.key, self.password_file)
+        )
+        return Papers(ca, cert, key, self.user, password)
+
+    def access(self, environ: Mapping[str, str]) -> Access:
+        """Raises UsageError for a file that cannot be read, a password that is missing, or one that others may read."""
+        password = environ.get(PASSWORD, "") if self.user else ""
+        if self.user and self.password_file:
+            password = (_read(self.password_file, "password_file") or b"").decode().strip()
+            if os.stat(self.password_file).st_mode & 0o077:
+                raise UsageError(
+                    f"control.etcd_password_file {self.password_file} may be read by others; nothing was done. chmod 600 it"
+                )
+        found = Access(ca=self.ca, cert=self.cert, key=self.key, user=self.user, password=password)
+        found.material()
+        return found
 
 
 def _read(path: str, what: str) -> bytes | None:
@@ -108,7 +125,10 @@ def fault(endpoint: Endpoint, access: Access, within_s: float) -> str:
     """What keeps us from speaking with the server there, and what to do, in one sentence; empty where that cannot be told."""
     try:
         with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
-            return _of_tls(endpoint, access, raw) if endpoint.tls else _of_plain(endpoint, raw)
+            found = _of_tls(endpoint, access, raw) if endpoint.tls else _of_plain(endpoint, raw)
+        if endpoint.tls and not found and _answers_in_plain_text(endpoint, within_s):
+            return f"it speaks plain text, and was spoken to in TLS: write http://{endpoint.address}"
+        return found
     except OSError:  # nothing listens, or it says nothing: gRPC has told so already
         return ""
 
@@ -122,6 +142,12 @@ def _of_plain(endpoint: Endpoint, raw: socket.socket) -> str:
         if "ALERT" not in (error.reason or ""):  # an alert is TLS too
             return ""
     return f"it speaks TLS, and was spoken to in plain text: write https://{endpoint.address}"
+
+
+def _answers_in_plain_text(endpoint: Endpoint, within_s: float) -> bool:
+    with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
+        raw.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+        return raw.recv(12).endswith(b" 200")
 
 
 def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
@@ -138,7 +164,7 @@ def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
     except ssl.SSLCertVerificationError as error:
         return _of_certificate(endpoint, access, error)
     except ssl.SSLError as error:
-        return _of_handshake(endpoint, access, error)
+        return _of_handshake(access, error)
     return ""
 
 
@@ -152,14 +178,13 @@ def _of_certificate(endpoint: Endpoint, access: Access, error: ssl.SSLCertVerifi
     return f"its certificate is not signed by {by} ({said}): name the file with the right CA with control.etcd_ca"
 
 
-def _of_handshake(endpoint: Endpoint, access: Access, error: ssl.SSLError) -> str:
+def _of_handshake(access: Access, error: ssl.SSLError) -> str:
+    """Empty: it has not said a word of TLS."""
     reason = error.reason or str(error)
-    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
-        return f"it speaks plain text, and was spoken to in TLS: write http://{endpoint.address}"
     if "ALERT" in reason and not access.cert:
         return (
             "it wants a certificate from its clients, and none is given: name one with control.etcd_cert and etcd_key"
         )
     if "ALERT" in reason:
         return f"it refuses our certificate {access.cert} ({reason.lower()}): take one that its CA has signed and that is in date"
-    return f"the TLS handshake fails ({reason.lower()})"
+    return ""

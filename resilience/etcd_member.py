@@ -37,6 +37,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
+_INTRODUCED_WITHIN_S = 2.0
 _TOKEN_IS_OLD = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 
@@ -52,6 +53,7 @@ class Member:
 
     def call(self, name: str, request: Any, timeout_s: float) -> Any:
         """Raises grpc.RpcError, ValueError when the channel is closed."""
+        self._introduce(timeout_s)
         try:
             return self._ask(name, request, timeout_s)
         except grpc.RpcError as error:
@@ -60,7 +62,8 @@ class Member:
             return self._ask(name, request, timeout_s)
 
     def stream(self, rpc: Method, requests: Any, *further: tuple[str, str]) -> Any:
-        """A stream of answers to `requests`, an iterator. further: metadata."""
+        """A stream of answers to `requests`, an iterator. further: metadata. Raises grpc.RpcError."""
+        self._introduce(_INTRODUCED_WITHIN_S)
         open_stream = self.channel.stream_stream(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
@@ -80,6 +83,11 @@ class Member:
             self._token = ""
             asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.password)
             self._token = self._ask("Authenticate", asked, timeout_s).token
+
+    def _introduce(self, timeout_s: float) -> None:
+        # Not only when it is asked for: without a token, etcd takes the name in our certificate for the user.
+        if self.access.user and not self._token:
+            self.renew(timeout_s)
 
     def reconnect(self) -> bool:
         """Take up certificates that have been renewed on disk; False where they are the same."""

@@ -31,7 +31,7 @@ def eventually(true: Callable[[], bool], within_s: float) -> None:
 
 
 @dataclass(frozen=True)
-class Papers:
+class Authority:
     """A certificate authority in a folder, which signs what it is asked to."""
 
     folder: Path
@@ -40,7 +40,7 @@ class Papers:
     def ca(self) -> Path:
         return self.folder / "ca.pem"
 
-    def found(self) -> Papers:
+    def found(self) -> Authority:
         self.folder.mkdir(exist_ok=True)
         _openssl(
             "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
@@ -81,14 +81,14 @@ def _openssl(*words: str) -> None:
 
 
 class Cluster:
-    """Members on this machine. flags: further ones of each. papers: TLS for clients, with `server` as the members' certificate."""
+    """Members on this machine. flags: further ones of each. authority: TLS for clients, with `server` as the members' certificate."""
 
     def __init__(
-        self, folder: Path, members: int, *flags: str, papers: Papers | None = None, server: str = "server"
+        self, folder: Path, members: int, *flags: str, authority: Authority | None = None, server: str = "server"
     ) -> None:
-        self.folder, self._flags, self._tls = folder, flags, papers is not None
-        if papers:
-            names = [str(papers.folder / f"{server}.{end}") for end in ("pem", "key")]
+        self.folder, self._flags, self._tls = folder, flags, authority is not None
+        if authority:
+            names = [str(authority.folder / f"{server}.{end}") for end in ("pem", "key")]
             self._flags = (*flags, f"--cert-file={names[0]}", f"--key-file={names[1]}")
         self.ports = [(free_port("127.0.0.1"), free_port("127.0.0.1")) for _ in range(members)]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * members
@@ -148,14 +148,14 @@ class Cluster:
         ask(self.endpoints[old], "Maintenance", "MoveLeader", targetID=target.header.member_id)
         return new
 
-    def require_users(self, **passwords: str) -> None:
+    def require_users(self, access: Access | None = None, **passwords: str) -> None:
         """Switch authentication on. passwords: by user, root among them; each may do everything."""
         for name, password in passwords.items():
-            ask(self.endpoints[0], "Auth", "UserAdd", name=name, password=password)
-        ask(self.endpoints[0], "Auth", "RoleAdd", name="root")
+            ask(self.endpoints[0], "Auth", "UserAdd", access, name=name, password=password)
+        ask(self.endpoints[0], "Auth", "RoleAdd", access, name="root")
         for name in passwords:
-            ask(self.endpoints[0], "Auth", "UserGrantRole", user=name, role="root")
-        ask(self.endpoints[0], "Auth", "AuthEnable")
+            ask(self.endpoints[0], "Auth", "UserGrantRole", access, user=name, role="root")
+        ask(self.endpoints[0], "Auth", "AuthEnable", access)
 
 
 def answers(store: EtcdStore) -> bool:
@@ -166,10 +166,10 @@ def answers(store: EtcdStore) -> bool:
     return True
 
 
-def ask(endpoint: str, service: str, name: str, access: Access | None = None, **fields: Any) -> Any:
+def ask(endpoint: str, service: str, rpc_name: str, access: Access | None = None, /, **fields: Any) -> Any:
     """A call that the program itself has no use for."""
     member = Member(parse_endpoint(endpoint), access or Access())
-    rpc = method(service, name)
+    rpc = method(service, rpc_name)
     try:
         member.renew(5.0)
         call = member.channel.unary_unary(
