@@ -14,6 +14,7 @@ from .election import Election
 from .keys import Keys
 from .mirror import Mirror
 from .orders import GenerationRecord
+from .scale import campaign_after_s
 from .store import KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .values import Values
 from .wire import dumps, loads
@@ -38,6 +39,8 @@ class Controller:
         self._helm = Mirror(store, keys.helm)
         self._whole = Mirror(store, keys.root)
         self._values = Values()
+        self._vacant_s: float | None = None
+        """Wall-clock time since when nobody has led, as far as this agent has heard."""
 
     def record(self) -> GenerationRecord | None:
         """The record to obey, as far as this agent has heard. Raises StoreUnavailable."""
@@ -52,7 +55,7 @@ class Controller:
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""
-        if not self._leads(lease):
+        if not self._leads(lease, now):
             self._whole.close()
             return False
         entries = self._whole.entries()
@@ -80,8 +83,13 @@ class Controller:
         self._helm.close()
         self._whole.close()
 
-    def _leads(self, lease: int) -> bool:
+    def _leads(self, lease: int, now: float) -> bool:
         entry = self._helm.entries().get(self._keys.leader)
         if entry is not None:
+            self._vacant_s = None
             return self._election.won(entry, lease)
-        return self._election.campaign(lease) is not None
+        if self._vacant_s is None or now < self._vacant_s:
+            self._vacant_s = now
+        record = self.record()
+        turn_s = campaign_after_s(self._election.place(list(record.members.values()) if record else []))
+        return now - self._vacant_s >= turn_s and self._election.campaign(lease) is not None

@@ -10,6 +10,8 @@ is won on the next tick, and an earlier life of this agent with the same name do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import InternalError
 from .store import CreatedAt, Delete, Entry, KeyAbsent, LeaseGone, Put, Store
 
@@ -41,6 +43,10 @@ class Election:
 
     def _is_ours(self, entry: Entry, lease: int) -> bool:
         return entry.lease == lease and entry.value == self._identity.encode()
+
+    def place(self, members: Sequence[str]) -> int:
+        """How many go before us where `members`, identities, stand for election in their order; whoever is none stands last."""
+        return members.index(self._identity) if self._identity in members else len(members)
 
     def guard(self) -> CreatedAt:
         """The compare that holds only while the leadership last won lasts. After a loss it goes on existing, and fails."""

@@ -42,6 +42,7 @@ PURE = {
     "resilience/keys.py",
     "resilience/world.py",
     "resilience/values.py",
+    "resilience/scale.py",
     "resilience/detectors.py",
     "resilience/verdict.py",
     "resilience/stability.py",

@@ -212,3 +212,21 @@ def test_a_record_that_cannot_be_read_is_our_error_and_not_a_new_beginning() -> 
     scene.store.put(KEYS.generation, b"{}")
     with pytest.raises(InternalError, match="GenerationRecord"):
         controller.tick(lease, NOW)
+
+
+def test_of_many_members_only_the_first_ask_for_a_vacant_leadership_at_once() -> None:
+    scene = Scene()
+    scene.say(record=record(members=tuple(f"n{number:02d}" for number in range(30))))
+    (first, lease), (last, other) = scene.controller("agent-n05"), scene.controller("agent-n25")
+    assert not last.tick(other, NOW)
+    assert scene.store.get(KEYS.leader) is None
+    assert not last.tick(other, NOW + 0.9)
+    first.tick(lease, NOW + 0.9)
+    assert (found := scene.store.get(KEYS.leader)) is not None
+    assert found.value == b"agent-n05"
+    assert not last.tick(other, NOW + 2)
+    scene.store.revoke(lease)
+    last.tick(other, NOW + 5)
+    assert scene.store.get(KEYS.leader) is None
+    last.tick(other, NOW + 6)
+    assert scene.store.get(KEYS.leader) is not None
