@@ -12,9 +12,9 @@ there to the third, with all RUNNING acks and statuses. A tick's time is that of
 
 Predicted, from what single operations have cost (keepalive 120 µs of etcd, put 190 to 340 µs, 100 agents a connection 318 MB for 10,000;
 300 µs of a core for a put in Python, 100 µs for a watcher's event), for 1,000, 5,000 and 10,000 nodes: 860, 2,170 and 3,000 operations a
-second; 0.16, 0.45 and 0.7 cores of etcd; 80, 200 and 350 MB; gather 0.35, 1.6 and 3.2 s (10,000 acks are 2.5 s of etcd, 2.5 s of simulated
-agents and 1.5 s of the leader, on two cores: the target of 2 s is missed here), launch twice that; a tick 3, 12 and 25 ms at rest, and up to
-150 ms while thousands of acks come.
+second; 0.16, 0.45 and 0.7 cores of etcd; 80, 200 and 350 MB; gather 0.35, 1.6 and 3.2 s (10,000 acks are 2.5 s of etcd, 2.5 s of
+simulated agents and 1.5 s of the leader, on two cores: the target of 2 s is missed here), launch twice that; a tick 3, 12 and 25 ms at
+rest, and up to 150 ms while thousands of acks come.
 """
 
 from __future__ import annotations

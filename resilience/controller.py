@@ -8,6 +8,8 @@ so a decision is written only if record, incidents and answers are those that it
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 
 from .decision import Decision, Policy, decide
 from .election import Election
@@ -15,7 +17,7 @@ from .keys import Keys
 from .mirror import Mirror
 from .orders import GenerationRecord
 from .scale import campaign_after_s
-from .store import KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
+from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .values import Values
 from .wire import dumps, loads
 from .world import world_of
@@ -61,7 +63,7 @@ class Controller:
         entries = self._whole.entries()
         seen = self._whole.revision
         self._values.update(self._whole.changed())
-        decision = decide(world_of(self._keys, self._values), now, self._policy)
+        decision = _a_part(decide(world_of(self._keys, self._values), now, self._policy))
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
         key = self._keys.generation
@@ -93,3 +95,13 @@ class Controller:
         record = self.record()
         turn_s = campaign_after_s(self._election.place(list(record.members.values()) if record else []))
         return now - self._vacant_s >= turn_s and self._election.campaign(lease) is not None
+
+
+def _a_part(decision: Decision) -> Decision:
+    """As much of it as one transaction holds: first what is told, and only when nothing else is left, the record with its own incident.
+    What is left out the next tick decides again."""
+    if len(decision.incidents) + len(decision.answers) < MOST_OPERATIONS:
+        return decision
+    told = decision.incidents[: MOST_OPERATIONS // 2]
+    answers = dict(islice(decision.answers.items(), MOST_OPERATIONS // 2))
+    return replace(decision, record=None, incidents=told, answers=answers, reason="", said="")

@@ -20,7 +20,7 @@ from .etcd_keepalive import KeepaliveStream
 from .etcd_member import SERVICE_OF, Member
 from .etcd_messages import compare_fields, entry_of, interval_fields, method, operation_fields
 from .etcd_watch import EtcdWatch
-from .store import Compare, Entry, LeaseGone, Listing, Operation, check_distinct_keys
+from .store import Compare, Entry, LeaseGone, Listing, Operation, check_operations
 
 Answer = TypeVar("Answer")
 
@@ -85,7 +85,7 @@ class EtcdStore:
         return self._write([prefix], "DeleteRange", interval_fields(prefix)).deleted
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        check_distinct_keys(operations)
+        check_operations(operations)
         fields = {
             "compare": [compare_fields(compare) for compare in compares],
             "success": [operation_fields(operation) for operation in operations],
@@ -117,7 +117,9 @@ class EtcdStore:
         return self._members[self._turn % len(self._members)]
 
     def _leave(self, member: Member) -> None:
-        """`member` has failed: whoever is still there goes on at the next."""
+        """`member` has failed: whoever is still there goes on at the next, if there is one."""
+        if len(self._members) == 1:
+            return
         if self._present() is member:
             self._turn += 1
         for watch in list(self._watches):
@@ -165,6 +167,7 @@ class EtcdStore:
         )
 
     def _renew(self, member: Member, lease: int, timeout_s: float) -> float:
+        member.introduce(timeout_s)
         if self._stream is None or self._stream.ended or self._stream.member is not member:
             if self._stream is not None:
                 self._stream.cancel()

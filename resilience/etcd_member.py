@@ -37,7 +37,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
-_INTRODUCED_WITHIN_S = 2.0
 _TOKEN_IS_OLD = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 
@@ -53,7 +52,7 @@ class Member:
 
     def call(self, name: str, request: Any, timeout_s: float) -> Any:
         """Raises grpc.RpcError, ValueError when the channel is closed."""
-        self._introduce(timeout_s)
+        self.introduce(timeout_s)
         try:
             return self._ask(name, request, timeout_s)
         except grpc.RpcError as error:
@@ -62,8 +61,7 @@ class Member:
             return self._ask(name, request, timeout_s)
 
     def stream(self, rpc: Method, requests: Any, *further: tuple[str, str]) -> Any:
-        """A stream of answers to `requests`, an iterator. further: metadata. Raises grpc.RpcError."""
-        self._introduce(_INTRODUCED_WITHIN_S)
+        """A stream of answers to `requests`, an iterator, after `introduce`. further: metadata."""
         open_stream = self.channel.stream_stream(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
@@ -84,7 +82,8 @@ class Member:
             asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.password)
             self._token = self._ask("Authenticate", asked, timeout_s).token
 
-    def _introduce(self, timeout_s: float) -> None:
+    def introduce(self, timeout_s: float) -> None:
+        """Show user and password for the first time. Raises grpc.RpcError."""
         # Not only when it is asked for: without a token, etcd takes the name in our certificate for the user.
         if self.access.user and not self._token:
             self.renew(timeout_s)

@@ -87,7 +87,7 @@ class EtcdWatch:
     def _follow(self) -> None:
         pause_s = _PAUSES_S[0]
         while not self._closed.is_set() and not self._lost:
-            member = self._present()
+            self._at = member = self._present()
             try:
                 if self._read(member):
                     pause_s = _PAUSES_S[0]
@@ -95,7 +95,8 @@ class EtcdWatch:
                 self._excuse(member, error)
             if self._closed.is_set() or self._lost:
                 break
-            self._leave(member)
+            if self._at is member:  # else it was left already, by whoever has ended the stream
+                self._leave(member)
             self._closed.wait(pause_s * random.uniform(1.0, 1.5))
             pause_s = min(2 * pause_s, _PAUSES_S[1])
         with self._lock:
@@ -108,6 +109,7 @@ class EtcdWatch:
 
     def _read(self, member: Member) -> bool:
         """Until the stream ends; whether any change has come."""
+        member.introduce(_RENEWAL_S)
         stream = self._open(member)
         heard = False
         for answer in stream or ():

@@ -25,7 +25,7 @@ from .store import (
     Operation,
     Put,
     UnchangedSince,
-    check_distinct_keys,
+    check_operations,
 )
 
 _KEPT = 1000
@@ -146,7 +146,7 @@ class MemoryStore:
             return self._apply([Delete(key) for key in self._entries if key.startswith(prefix)])
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        check_distinct_keys(operations)
+        check_operations(operations)
         with self._settled():
             if not all(self._holds(compare) for compare in compares):
                 return False

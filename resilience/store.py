@@ -156,7 +156,7 @@ class Store(Protocol):
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Make all `operations` in one revision if all `compares` hold, else none and return False. Raises LeaseGone.
 
-        A key may be named by one operation only.
+        A key may be named by one operation only, and there are `MOST_OPERATIONS` at the most.
         """
         ...
 
@@ -175,7 +175,13 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def check_distinct_keys(operations: Sequence[Operation]) -> None:
+MOST_OPERATIONS = 100
+"""In one transaction; etcd takes 128 unless it is told otherwise."""
+
+
+def check_operations(operations: Sequence[Operation]) -> None:
     """Raises InternalError where etcd would refuse the transaction."""
+    if len(operations) > MOST_OPERATIONS:
+        raise InternalError(f"a transaction has {len(operations)} operations; {MOST_OPERATIONS} are the most")
     if len({operation.key for operation in operations}) < len(operations):
         raise InternalError(f"a transaction names a key twice: {operations}")

@@ -12,6 +12,7 @@ import pytest
 from mt_resilient.resilience.errors import InternalError
 from mt_resilient.resilience.mirror import Mirror
 from mt_resilient.resilience.store import (
+    MOST_OPERATIONS,
     Change,
     CreatedAt,
     Delete,
@@ -128,6 +129,12 @@ class StoreContract:
     def test_a_transaction_that_names_a_key_twice_is_our_error(self, store: Store) -> None:
         with pytest.raises(InternalError, match="twice"):
             store.transact([], [Put("/a", b""), Delete("/a")])
+
+    def test_a_transaction_of_too_many_operations_is_our_error(self, store: Store) -> None:
+        many = [Put(f"/{number}", b"") for number in range(MOST_OPERATIONS + 1)]
+        assert store.transact([], many[1:])
+        with pytest.raises(InternalError, match="100 are the most"):
+            store.transact([], many)
 
     def test_concurrent_swaps_lose_no_update(self, store: Store) -> None:
         store.put("/count", b"0")

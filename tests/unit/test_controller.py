@@ -14,7 +14,7 @@ from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord, Incident
-from mt_resilient.resilience.signals import AckKind, Generation, Request, Spec
+from mt_resilient.resilience.signals import AckKind, Complaint, Generation, Request, Spec
 from mt_resilient.resilience.store import Compare, Listing, Operation
 from mt_resilient.resilience.wire import dumps, loads
 
@@ -230,3 +230,15 @@ def test_of_many_members_only_the_first_ask_for_a_vacant_leadership_at_once() ->
     assert scene.store.get(KEYS.leader) is None
     last.tick(other, NOW + 6)
     assert scene.store.get(KEYS.leader) is not None
+
+
+def test_more_than_one_transaction_holds_is_written_in_parts_and_the_record_last() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    sick = tuple(Complaint(device=f"gpu {n}", words="ecc", at_s=NOW, step=1) for n in range(120))
+    scene.say(record=record(), ack=ack(AckKind.RUNNING), status=status(max_step=10, complaints=sick, exits=(gone(),)))
+    for told, number in ((50, 1), (121, 2)):
+        assert controller.tick(lease, NOW)
+        assert (len(scene.incidents()), scene.record().number) == (told, number)
+    assert len({i.signature for i in scene.incidents()}) == 121
+    assert not controller.tick(lease, NOW)
