@@ -43,8 +43,8 @@ _FAULT_WITHIN_S = 0.5
 class EtcdStore:
     """`Store` on the etcd cluster at `endpoints`, `HOST:PORT` or a URL each. Raises UsageError for anything else.
 
-    A call takes at most `deadline_s`, in halves when there is a second member to ask; where a connection fails otherwise than by being
-    refused, finding out why takes half a second more. Renewals go one after the other on one stream.
+    A call takes at most `deadline_s`, in halves when there is a second member to ask. A token that is not known any more, and a connection
+    that fails otherwise than by being refused, whose reason is looked for, take as much again. Renewals go one by one on one stream.
     """
 
     def __init__(self, endpoints: Sequence[str], *, deadline_s: float = 2.0, access: Access | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from .errors import UsageError
 from .etcd_access import Access, Endpoint
 from .etcd_messages import Method, method
 
@@ -89,10 +90,14 @@ class Member:
             self.renew(timeout_s)
 
     def reconnect(self) -> bool:
-        """Take up certificates that have been renewed on disk; False where they are the same."""
-        if self._material is None or self.access.material() == self._material:
+        """Take up certificates that have been renewed on disk; False where they are the same, or just being written."""
+        try:
+            material = self.access.material()
+        except UsageError:
             return False
-        self._material = self.access.material()
+        if self._material is None or material == self._material:
+            return False
+        self._material = material
         self.channel.close()
         self.channel = self._connected()
         return True

@@ -47,6 +47,7 @@ class EtcdWatch:
         self._lock = threading.Lock()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._at: Member | None = None
+        self._pause_s = _PAUSES_S[0]
         self._stream: Any = None
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._follow, name="etcd-watch", daemon=True).start()
@@ -85,20 +86,18 @@ class EtcdWatch:
     # -- on the watch's own thread ----------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        pause_s = _PAUSES_S[0]
         while not self._closed.is_set() and not self._lost:
             self._at = member = self._present()
             try:
-                if self._read(member):
-                    pause_s = _PAUSES_S[0]
+                self._read(member)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._excuse(member, error)
             if self._closed.is_set() or self._lost:
                 break
             if self._at is member:  # else it was left already, by whoever has ended the stream
                 self._leave(member)
-            self._closed.wait(pause_s * random.uniform(1.0, 1.5))
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
+            self._closed.wait(self._pause_s * random.uniform(1.0, 1.5))
+            self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
         with self._lock:
             self._end_stream()
 
@@ -107,11 +106,10 @@ class EtcdWatch:
             if isinstance(error, grpc.RpcError):
                 member.renewed(error, _RENEWAL_S)
 
-    def _read(self, member: Member) -> bool:
-        """Until the stream ends; whether any change has come."""
+    def _read(self, member: Member) -> None:
+        """Until the stream ends. Raises grpc.RpcError, ValueError."""
         member.introduce(_RENEWAL_S)
         stream = self._open(member)
-        heard = False
         for answer in stream or ():
             if answer.compact_revision:
                 self._forgotten("etcd has compacted the changes that were to come")
@@ -124,12 +122,11 @@ class EtcdWatch:
                 break
             changes = [change for change in map(change_of, answer.events) if change.revision > self._seen]
             if changes:
-                heard = True
+                self._pause_s = _PAUSES_S[0]
                 self._seen = changes[-1].revision
                 self._came.put(changes)
                 with self._lock:
                     self._wake()
-        return heard
 
     def _open(self, member: Member) -> Any:
         with self._lock:
