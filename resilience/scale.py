@@ -4,11 +4,11 @@ One etcd does 3,000 to 5,000 operations a second before watchers lag by seconds 
 and 190 to 340 µs a put), and a lag looks like mass death. So the sum of keepalives and statuses stays below 3,500 a second:
 
     nodes      keepalive   status     operations a second, at most
-      300        1 s         1 s         600
-    1,000        1.6 s       4 s         860
-    7,500        3 s        10 s       3,250
-   11,000        5 s        10 s       3,300
-   26,000       10 s        30 s       3,470   beyond: relays, or several etcds
+      300        1 s         1 s         632
+    1,000        1.6 s       4 s         921
+    7,500        3 s        10 s       3,421
+   11,000        5 s        10 s       3,474
+   24,000       10 s        30 s       3,368   beyond: relays, or several etcds
 
 A lease lives for three keepalives. What is news is told at once, whatever the table says.
 """
@@ -28,7 +28,7 @@ class Pace:
 
     def operations_per_s(self, nodes: int) -> float:
         """Of agents in which nothing happens."""
-        return nodes / self.keepalive_s + nodes / self.status_s
+        return (nodes / self.keepalive_s + nodes / self.status_s) / jittered(1.0, 0.5)
 
 
 _TABLE = (
