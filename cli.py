@@ -362,6 +362,7 @@ def _run_on_hosts(
         ssh_options=tuple(options.ssh_option),
         export=tuple(options.export),
         endpoints=control.etcd,
+        papers=control.papers(),
         nodes=nodes.number,
         spares=nodes.spares,
         job=control.job,

@@ -22,6 +22,7 @@ from ..resilience import leash
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, StoreUnavailable
 from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import Access
 from .etcd_binary import ServerBinary, clean_environment
 from .ports import free_port, is_free
 
@@ -32,9 +33,9 @@ _PORT_TAKEN = "address already in use"
 _FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
 
 
-def probe(endpoint: str, deadline_s: float) -> None:
+def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> None:
     """Ask the etcd at `endpoint` one question. Raises StoreUnavailable if it does not answer, UsageError if it is malformed."""
-    with closing(EtcdStore([endpoint], deadline_s=deadline_s)) as store:
+    with closing(EtcdStore([endpoint], deadline_s=deadline_s, access=access)) as store:
         store.get("/mt/")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError, ResilientError, UsageError
+from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
 from . import scheduler, ssh_launch
 from .embedded_etcd import EmbeddedEtcd
@@ -60,6 +61,8 @@ class Wanted:
     """Names of further variables."""
     endpoints: str = ""
     """Of an etcd; empty: one of our own."""
+    papers: Papers
+    """What lets this terminal's commands into it."""
     nodes: str = ""
     """As `--nodes` has it; empty: by torchrun's `--nnodes`, or all hosts but the spares."""
     spares: int = 0
@@ -97,7 +100,7 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
         journal.write(
             "start", wall_s(), command=list(command), snapshots=wanted.snapshots or str(run.root), pid=os.getpid()
         )
-        run.publish(job, endpoints.split(","))
+        run.publish(job, endpoints.split(","), wanted.papers)
         terminal.say(
             f"job {job}: an agent on each of {describe.count(len(hosts), 'host')}, etcd at {endpoints}; everything about it in {run.root}",
             wall_s(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..resilience.boundary import COURSE
 from ..resilience.clock import wall_s
 from ..resilience.errors import FormatError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.orders import Incident
@@ -60,14 +62,13 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 def look(directory: RunDirectory) -> World | None:
     """The job as its store has it now; None when no agent is running."""
-    if not directory.endpoint.is_file():
-        return None
-    place = json.loads(directory.endpoint.read_text())
-    if not Path(f"/proc/{place['pid']}").exists():
+    place = directory.agent()
+    if place is None:
         return None
     keys = Keys(place["job"])
+    access = Papers(**place["papers"]).access(os.environ)
     try:
-        with closing(EtcdStore(place["endpoints"], deadline_s=2.0)) as store:
+        with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
             return read_world(keys, {k: e.value for k, e in store.range(keys.root).items()})
     except StoreUnavailable:
         return None

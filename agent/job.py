@@ -24,7 +24,8 @@ from ..resilience.controller import Controller
 from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
-from ..resilience.etcd import EtcdStore, parse_endpoint
+from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import PASSWORD, Access, Papers, parse_endpoint
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -73,6 +74,16 @@ class ControlPolicy:
     """Where the other nodes reach this one; empty: its address on the way to etcd."""
     deadline_s: float = 2.0
     """How long one call to etcd may take."""
+    etcd_ca: str = ""
+    """File with the certificates that sign those of https:// endpoints; empty: the system's."""
+    etcd_cert: str = ""
+    """File with this agent's own certificate, where etcd wants one of its clients,"""
+    etcd_key: str = ""
+    """and with its key."""
+    etcd_user: str = ""
+    """Where etcd has authentication switched on."""
+    etcd_password_file: str = ""
+    """File with that user's password, which nobody else may read; or else it is taken from MT_RESILIENT_ETCD_PASSWORD."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
@@ -82,6 +93,9 @@ class ControlPolicy:
                 raise UsageError(
                     f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
                 )
+
+    def papers(self) -> Papers:
+        return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
 
 
 SECTIONS: dict[str, type] = {
@@ -148,8 +162,10 @@ def run_job(
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
         journal = Journal(run.journal)
-        server, endpoints = _endpoints(control, run, terminal, closing)
-        store = EtcdStore(endpoints, deadline_s=control.deadline_s)
+        access = control.papers().access(os.environ)
+        os.environ.pop(PASSWORD, None)  # ranks are not to have it
+        server, endpoints = _endpoints(control, access, run, terminal, closing)
+        store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
         keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
         metrics = Metrics(keys.job)
@@ -187,7 +203,7 @@ def run_job(
         if me.fit:
             telling.say(me.fit, "bad")
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
-        run.publish(keys.job, endpoints)
+        run.publish(keys.job, endpoints, control.papers())
         deciding = Policy(
             recovery=policies["recovery"],
             ladder=policies["ladder"],
@@ -250,13 +266,13 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
 
 
 def _endpoints(
-    control: ControlPolicy, run: RunDirectory, terminal: Terminal, closing: ExitStack
+    control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
     """Those that were given, if they answer; else those of a server of our own, started here."""
     if control.etcd:
         endpoints = control.etcd.split(",")
         for endpoint in endpoints:
-            probe(endpoint, control.deadline_s)
+            probe(endpoint, control.deadline_s, access)
         return None, endpoints
     binary = find_server()
     if binary.warning:
@@ -299,9 +315,9 @@ def _nodes(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> t
 
 def _address(endpoint: str) -> str:
     """This node's address on the way to etcd: that of the cluster's network."""
-    host, _, port = parse_endpoint(endpoint).rpartition(":")
+    etcd = parse_endpoint(endpoint)
     try:
-        family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
             probe.connect(place)
             return str(probe.getsockname()[0])

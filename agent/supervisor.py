@@ -36,8 +36,9 @@ QUICK_S, ORDERED_S, CALM_S = 0.02, 0.1, 1.0
 just train. Ended processes wake it at once."""
 PUBLISH_S = 2.0
 """Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
-
-
+RESTS = 4.0
+"""So many times as long as a look at the whole job takes, what others write is left to gather: with thousands of nodes there is always
+something."""
 ECHO_S = 1.0
 """A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
 STORE_GRACE_S = 5.0
@@ -76,6 +77,8 @@ class Supervisor:
         """Instance of a neighbour that is dead, until etcd knows."""
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
+        self._rest_until_s = 0.0
+        """What others write does not wake the loop before."""
         self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
         self._signals: list[int] = []
         self._heard_s = 0.0
@@ -116,12 +119,16 @@ class Supervisor:
     def _wait(self, wake: int) -> list[int]:
         calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
         poller = select.poll()
-        for fd in (wake, *self.node.fds(), *(self._neighbour.fds() if self._neighbour else ())):
+        resting_s = max(0.0, self._rest_until_s - monotonic_s())
+        changes = () if resting_s else self.controller.fds()
+        for fd in (wake, *changes, *self.node.fds(), *(self._neighbour.fds() if self._neighbour else ())):
             poller.register(fd, select.POLLIN)
         longest_s = ORDERED_S if self._ordered() else min(CALM_S, self._pace_s)
-        ready = [fd for fd, _ in poller.poll((longest_s if calm else QUICK_S) * 1000)]
+        patience_s = longest_s if calm else QUICK_S
+        ready = [fd for fd, _ in poller.poll(1000 * (min(patience_s, resting_s) if resting_s else patience_s))]
         if wake in ready:
             os.read(wake, 4096)
+        if not {wake, *changes}.isdisjoint(ready):
             self._next_round_s = 0.0
         return ready
 
@@ -218,6 +225,7 @@ class Supervisor:
         news = self._news(status)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
+        self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else ORDERED_S if self._ordered() else self._pace_s)
         self.heartbeat.beat(now)
         self._watch_over(self.record)
@@ -227,9 +235,10 @@ class Supervisor:
                 self._publish()
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
             self.record = self._read_record()
-            more = self.record is not None and self.performer.obey(self.record, self._publish)
+            more = self.record is not None and self.performer.obey(self.record, lambda: self._publish(at_once=True))
             if not wrote and not more:
                 break
+        self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
         self._store_is_back()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._published)
@@ -238,8 +247,7 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _read_record(self) -> GenerationRecord | None:
-        entry = self.store.get(self.keys.generation)
-        record = loads(GenerationRecord, entry.value) if entry else None
+        record = self.controller.record()
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
@@ -266,14 +274,11 @@ class Supervisor:
         quiet |= {"agreed_steps": (), "certified_steps": ()}
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
-    def _publish(self) -> None:
+    def _publish(self, *, at_once: bool = False) -> None:
         status = self.node.status(self._generation())
-        if (
-            self._published is None
-            or self._news(status)
-            or status.at_s - self._published.at_s >= self._pace_s
-            or self._busy()
-        ):
+        pace_s = QUICK_S if self._busy() else self._pace_s
+        told = self._published
+        if at_once or told is None or self._news(status) or status.at_s - told.at_s >= pace_s:
             if self._reject_unusable():
                 status = self.node.status(self._generation())
             self.store.put(self.keys.status(self.id), dumps(status))

@@ -20,12 +20,17 @@ class Keys:
         return self.root + "spec"
 
     @property
+    def helm(self) -> str:
+        """What every agent watches; all else only the leader does."""
+        return self.root + "helm/"
+
+    @property
     def leader(self) -> str:
-        return self.root + "leader"
+        return self.helm + "leader"
 
     @property
     def generation(self) -> str:
-        return self.root + "generation"
+        return self.helm + "generation"
 
     @property
     def nodes(self) -> str:

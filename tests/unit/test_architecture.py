@@ -24,7 +24,12 @@ BELOW = {
 
 ONLY_IN = {
     "tensorstore": {"checkpoint/slabs.py", "checkpoint/objects.py"},
-    "grpc": {"resilience/etcd.py", "resilience/etcd_keepalive.py", "resilience/etcd_messages.py"},
+    "grpc": {
+        "resilience/etcd.py",
+        "resilience/etcd_keepalive.py",
+        "resilience/etcd_member.py",
+        "resilience/etcd_watch.py",
+    },
     "prometheus_client": {"resilience/metrics.py"},
     "torch_musa": set(),
     "zarr": {"formats/zarr_store.py"},
@@ -36,6 +41,8 @@ PURE = {
     "resilience/orders.py",
     "resilience/keys.py",
     "resilience/world.py",
+    "resilience/values.py",
+    "resilience/scale.py",
     "resilience/detectors.py",
     "resilience/verdict.py",
     "resilience/stability.py",
