@@ -156,7 +156,20 @@ class Job:
     def kill_agent(self, name: str = "a") -> None:
         """SIGKILL: its ranks and its memory die with it, its lease lives on."""
         self.say(f"the agent{'' if self.alone else f' of {name}'} is killed, its ranks and its memory with it")
+        watcher, instance = self._watcher(NodeId(name)), self.nodes[NodeId(name)].instance
+        if watcher:
+            watcher.dead = instance
         self._gone(NodeId(name), closed=not self.faults.peers_hang)
+
+    def _watcher(self, name: NodeId) -> Node | None:
+        """Whose agent holds a connection to that one, which its host will now refuse."""
+        node = self.nodes[name]
+        members = [*node.record.members] if node.record and node.record.members.get(name) == node.instance else []
+        before = members[members.index(name) - 1] if len(members) > 1 else name
+        there = self.nodes.get(before)
+        return (
+            there if before != name and there and there.code is None and not self.cut.peers & {name, before} else None
+        )
 
     def kill_node(self, name: str) -> None:
         """Its power fails: nobody is left to close connections."""

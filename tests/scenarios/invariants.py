@@ -179,7 +179,8 @@ def _members(job: Job, record: GenerationRecord) -> list[Node]:
 def _one_story(before: Incident | None, after: Incident) -> str:
     if before is None:
         return ""
-    if (before.signature, before.at_s) != (after.signature, after.at_s):
+    felt = after.cause == Cause.AGENT_LOST  # peers that raised, or hung, were the first sign of it
+    if before.at_s != after.at_s or not (felt or before.signature == after.signature):
         return f"incident {after.id} ({after.summary}) was written over another one ({before.summary})"
     return f"incident {after.id} was closed, and is open again" if after.open and not before.open else ""
 

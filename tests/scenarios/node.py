@@ -16,6 +16,7 @@ import numpy as np
 
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
+from mt_resilient.agent.fencing import Pulse, Standing, fenced
 from mt_resilient.agent.gang import Gang
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
@@ -93,6 +94,9 @@ class Node:
         """Node rank and number of nodes, of the ranks that were started last."""
         self.record: GenerationRecord | None = None
         self.acked: tuple[int, AckKind | None] = (0, None)
+        self.pulse = Pulse()
+        self.dead = ""
+        """The agent of the next node, which has died while its host lives: until etcd knows."""
         self.leave_ordered_s = 0.0
         self.drain_asked_s = 0.0
         self.held_until_s = 0.0
@@ -183,6 +187,7 @@ class Node:
         self.drain(now_s)
         if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
+        self._fence(now_s)
         if self.gang:
             self._abandon(report.rewinds(self.pages, self.gang.generation, self.job.skew_s, len(self.told)))
             self.compare(now_s, self.gang.generation)
@@ -196,6 +201,9 @@ class Node:
                 self.held_until_s = 0.0
                 return self._obey(now_s)
             self.heartbeat.beat(now_s)
+            if self.dead:
+                self.store.put(KEYS.death(self.dead), b"", self.heartbeat.lease)
+                self.dead = ""
             if self.asked:
                 self.store.put(KEYS.request(f"stop-{self.name}"), dumps(self.asked))
             if self.record is not None:
@@ -214,6 +222,26 @@ class Node:
         except StoreUnavailable:
             pass  # ranks go on training; the next round tries again
         return None
+
+    def _fence(self, now_s: float) -> None:
+        """Without a lease the others may go on without this node: its ranks end, unless they finish steps."""
+        if self.job.alone or self.gang is None or self.gang.fenced:
+            return
+        self.pulse.look(self.gang.generation, min(page.step for page in self.pages), now_s)
+        standing = Standing(
+            lease_until_s=self.heartbeat.until_s,
+            ttl_s=LEASE_S,
+            stepped_s=self.pulse.stepped_s,
+            stride_s=self.pulse.stride_s,
+        )
+        if fenced(now_s, standing):
+            self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
+            self.gang.fenced = True
+            for process in (*self.gang.ranks.values(), self.gang.launcher):
+                if not process.ended_s:
+                    process.ended_s, process.code = now_s + self.job.skew_s, -9
+            if self.ranks:
+                self.ranks.closed = True
 
     def _abandon(self, further: list[InPlaceRewind]) -> None:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
@@ -283,8 +311,9 @@ class Node:
                 self._publish(now_s)
                 self._ack(AckKind.READY, now_s)
             case Action.LAUNCH:
+                seat = (record.node_rank(self.name), len(record.members))
                 for step, kept in list(self.arena.items()):
-                    if step > record.resume_step or not kept.sealed:
+                    if step > record.resume_step or not kept.sealed or kept.seat != seat:
                         del self.arena[step]
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
@@ -292,7 +321,7 @@ class Node:
                 self.replicas.went_back(record.resume_step)
                 self.told, self.snapshot_asked = (), ""
                 self.lookout.begin(tells=record.resume_step >= 0)
-                self.seat = (record.node_rank(self.name), len(record.members))
+                self.seat = seat
                 self.ranks = self.job.joined(self, record)
                 self.say(f"{self.says} starts its ranks")
             case Action.SAY_RUNNING:

@@ -50,8 +50,9 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord) ->
 
 def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
     """Who is there, and who is shut out."""
-    nodes, shut = (job.store.inner.range(prefix) for prefix in (KEYS.nodes, KEYS.quarantines))
+    nodes, shut, deaths = (job.store.inner.range(prefix) for prefix in (KEYS.nodes, KEYS.quarantines, KEYS.deaths))
     here = {NodeId(key.removeprefix(KEYS.nodes)): loads(NodeRecord, entry.value) for key, entry in nodes.items()}
+    here = {node: record for node, record in here.items() if KEYS.death(record.instance) not in deaths}
     out = {NodeId(key.removeprefix(KEYS.quarantines)): loads(Quarantine, entry.value) for key, entry in shut.items()}
     return here, {
         node

@@ -48,7 +48,7 @@ class Processes:
         """Its processes are gone. closed: the kernel that ran them could still say so."""
         if self.nodes.pop(node.name, None):
             self.pages = [page for each in self.nodes.values() for page in each.pages]
-            self.closed |= closed
+            self.closed |= closed and node.name not in self.job.cut.peers
 
     @property
     def gang(self) -> Gang:
@@ -101,6 +101,7 @@ class Processes:
 
     def _raise_closed(self, at_s: float) -> None:
         left = [(node, page, process) for _, node, page, process in self.each() if not process.ended_s]
+        left = [each for each in left if each[0].name not in self.job.cut.peers]
         for _, page, process in left:
             page.say_farewell(error=CLOSED, traceback="")
             process.ended_s, process.code = at_s + self.job.skew_s + 0.01, 1

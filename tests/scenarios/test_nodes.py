@@ -90,3 +90,40 @@ def test_a_node_is_drained_and_a_spare_takes_its_place(golden: Golden) -> None:
     ends_well(job, "moved")
     assert (members(job), job.computed) == (["a", "c"], 16)
     golden(job.transcript())
+
+
+def test_an_agent_dies_and_its_neighbour_says_so(golden: Golden) -> None:
+    """The agent of a node is killed while its host lives: the others' ranks raise, the neighbour tells etcd, nobody waits for the lease."""
+    job = Job(nodes="3", spares=1, total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_agent("c")
+    struck_s = job.now_s
+    job.until(lambda job: members(job) == ["a", "b", "d"])
+    assert job.now_s - struck_s < 4
+    job.to_the_end()
+    golden(job.transcript())
+
+
+def test_a_node_loses_etcd_and_the_others(golden: Golden) -> None:
+    """A node is cut off from everything: its agent ends its ranks before it can hear that a spare has its place; then it stands by."""
+    job = Job(nodes="2", spares=1, total=30)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("b", etcd=True, peers=True)
+    job.until_phase(Phase.RUN, 2)
+    for _ in range(8):
+        job.tick()
+    job.mend_network()
+    ends_well(job, "agent_lost")
+    assert members(job) == ["a", "c"]
+    golden(job.transcript())
+
+
+def test_a_node_loses_etcd_alone(golden: Golden) -> None:
+    """A node does not reach etcd any more, and its ranks train on; without its lease its place is given away all the same."""
+    job = Job(nodes="2", spares=1, total=30)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("b", etcd=True)
+    job.until_phase(Phase.RUN, 2)
+    job.mend_network()
+    ends_well(job, "agent_lost")
+    golden(job.transcript())
