@@ -22,6 +22,7 @@ from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import NodeId, NodeRecord, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
+from ..resilience.verdict import HEARD_S
 from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced
 from .heartbeat import Heartbeat
@@ -114,7 +115,9 @@ class Supervisor:
             os.close(woken)
 
     def _wait(self, wake: int) -> list[int]:
-        calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
+        calm = (
+            not self._busy() and self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
+        )
         poller = select.poll()
         for fd in (wake, *self.node.fds(), *(self._neighbour.fds() if self._neighbour else ())):
             poller.register(fd, select.POLLIN)
@@ -243,6 +246,11 @@ class Supervisor:
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
+        told = self._published.exits if self._published else ()
+        if any(
+            wall_s() - ended.at_s < HEARD_S for ended in told
+        ):  # who leads waits so long for the others' word, and no longer
+            return True
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
 
     def _ordered(self) -> bool:

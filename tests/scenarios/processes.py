@@ -84,7 +84,7 @@ class Processes:
         if any(not g.launcher.ended_s and any(p.ended_s for p in g.ranks.values()) for g in self.gangs):
             self._launchers_end(now_s)
         elif self.closed:
-            self._raise_closed(now_s + 0.5)
+            self._raise_closed(now_s - 0.5)
         if self.closed or not self.alive:
             return True
         self._attach(now_s)
