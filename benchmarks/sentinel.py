@@ -130,11 +130,11 @@ def _rank(exchange: Exchange, rank: int, steps: int, pause_s: float) -> memoryvi
         if step == 10:
             cpu_s = time.process_time()
         started = time.perf_counter_ns()
-        exchange.say([float(step)] * ROW)
+        exchange.say((float(step),) * ROW)
         said = time.perf_counter_ns()
         time.sleep(pause_s)
         taking = time.perf_counter_ns()
-        assert list(exchange.reduced()) == [float(step)] * ROW
+        assert exchange.reduced() == (float(step),) * ROW
         took_us.append((time.perf_counter_ns() - taking + said - started) / 1000)
     own_us = (time.process_time() - cpu_s) / (steps - 10) * 1e6
     return memoryview(torch.tensor([statistics.median(took_us[10:]), own_us], dtype=torch.float64).numpy())
