@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns, thread_ns
 
-_TELL_NS = 500_000_000
+_TELL_NS = 250_000_000
 """The kernel's clocks are looked at so often, and not at each step: 20 us each where a step has emptied the caches (measured)."""
 
 

@@ -98,7 +98,7 @@ def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expecte
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
-    arguments = ["--steps", str(STEPS), *LAYOUTS[layout]]
+    arguments = ["--steps", "40", *LAYOUTS[layout]]
     digest, lines = undisturbed(GPT, *arguments)
     faults = ["--step-delay", "0.02", "--poison-gradient", "8:1", "--poison-marker", str(tmp_path)]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(GPT), *arguments, *faults], "--durable-every", "20")
