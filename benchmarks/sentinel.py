@@ -14,7 +14,8 @@ two cores, 16 processes share them: what is told is an upper bound. Alone: round
 Predicted: 0.1 ms a boundary on one node; by the first ranks less than by an all-reduce, since only one rank of a node has threads that want
 a core.
 
-Measured: see docs/scaling.md. The target of 0.1 ms is missed at steps of 100 ms, which leave the caches cold.
+Measured: see docs/scaling.md. The target of 0.1 ms was missed at steps of 100 ms, which leave the caches cold; `cold_boundary.py` has what
+was done about it.
 """
 
 from __future__ import annotations

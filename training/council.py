@@ -27,6 +27,9 @@ from .rescue import Rescue
 from .rewind import Tape
 from .sentinel import Sentinel
 
+_SETTLED = Held.WHOLE, Held.WHOLE
+"""What is said of snapshots whose fate all ranks know: nobody asks."""
+
 
 class Incurable(BudgetSpent):
     """The same fault came again whatever was done about it."""
@@ -68,7 +71,7 @@ class Council:
         """This rank's row of the state after `step` steps. sound: it holds no NaN or Inf, as far as is known. figures: None where no step
         was done since the last row; finite, where it is sound."""
         self._stepped = figures is not None
-        held, asked = self._tape.held, self._at.page.asked
+        held, asked = self._tape.held if self._tape.unsettled else _SETTLED, self._at.page.asked
         key = (sound, held, asked, self._pace.stride, fixed_data, self._asked, self._obeyed)
         if key != self._key:
             self._key, self._rest = key, self._said(sound, held, asked, fixed_data)

@@ -31,7 +31,6 @@ from .randomness import Randomness
 from .restoring import RANDOMNESS, Restorer, Unrestorable
 from .state import Modules, Source
 
-_NOTHING = Held.WHOLE, Held.WHOLE
 _RETRY_S = 0.05
 """Between looks for a slot, where a snapshot may wait for one."""
 
@@ -78,9 +77,7 @@ class Tape:
 
     @property
     def held(self) -> tuple[Held, Held]:
-        """How far this rank is with the newest attempt, and with the one before; nobody asks once they are settled."""
-        if not self.unsettled:
-            return _NOTHING
+        """How far this rank is with the newest attempt, and with the one before."""
         newest, earlier = [*(attempt.held for attempt in reversed(self._attempts)), Held.WHOLE, Held.WHOLE][:2]
         return newest, earlier
 
