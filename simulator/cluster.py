@@ -20,6 +20,7 @@ from ..resilience.signals import (
     NodeId,
     NodeRecord,
     NodeStatus,
+    Rank,
     RankExit,
     RankStall,
     Spec,
@@ -51,7 +52,9 @@ class Gang:
     reached: float = -1.0
     """Steps done when it broke."""
     rewind: int = 0
-    """The last order to go back that it was told."""
+    """The last order to go back that it was told,"""
+    declined: int = 0
+    """and the last one that it could not obey: the state is not there any more."""
     exits: dict[NodeId, RankExit] = field(default_factory=dict)
     stalls: dict[NodeId, tuple[RankStall, ...]] = field(default_factory=dict)
     rewinds: list[InPlaceRewind] = field(default_factory=list)
@@ -63,85 +66,87 @@ class Gang:
 
 
 class Cluster:
-    """Seats are the nodes that the job knows by name; a machine that takes another one's place takes its name (somebody starts the agent
-    there under it)."""
+    """A machine is a node, and the same for ever: it is a member, waits as a spare, or is away for repair. Its agent is a new one whenever
+    it comes back."""
 
-    def __init__(self, nodes: int, per_node: int, spares: int, training: Training) -> None:
+    def __init__(self, nodes: int, per_node: int, spares: int, sizes: tuple[int, ...], training: Training) -> None:
         self.per_node = per_node
-        self.seats = [NodeId(f"n{number:05d}") for number in range(nodes)]
-        self.machine = dict(zip(self.seats, range(nodes), strict=True))
-        self.seat = dict(enumerate(self.seats))
-        self.spares = list(range(nodes, nodes + spares))
-        self.rank = {seat: per_node * number for number, seat in enumerate(self.seats)}
+        self.names = [NodeId(f"n{machine:05d}") for machine in range(nodes + spares)]
+        self.machine = {name: machine for machine, name in enumerate(self.names)}
         self.training = training
-        self.spec = Spec(command=("simulated",), nodes=nodes)
+        self.spec = Spec(command=("simulated",), sizes=sizes, spares=spares, ranks=per_node)
         self.record: GenerationRecord | None = None
         self.nodes: dict[NodeId, NodeRecord] = {}
+        """Agents that are alive."""
         self.acks: dict[NodeId, Ack] = {}
         self.incidents: dict[str, Incident] = {}
         self.gang: Gang | None = None
+        self.place: dict[NodeId, int] = {}
+        """Node rank of each member."""
         self.newcomers: dict[NodeId, tuple[int, ...]] = {}
-        """Agents that have started since the ranks last trained, and what each could fetch from its buddy."""
+        """Members that were none when the ranks last trained, and what each can have from its buddy."""
         self.bad_from = -1
         """First step whose state is known to be wrong."""
         self._instances = 0
 
     # -- agents -----------------------------------------------------------------------------------------------------------
 
-    def register(self, seat: NodeId) -> None:
+    def register(self, name: NodeId, now_s: float) -> None:
         """An agent starts there."""
         self._instances += 1
-        self.nodes[seat] = NodeRecord(
-            instance=f"agent-{self._instances}", host=f"m{self.machine[seat]}", pid=1, ranks=self.per_node
+        self.nodes[name] = NodeRecord(
+            instance=f"agent-{self._instances}", host=name, pid=1, ranks=self.per_node, since_s=now_s
         )
 
-    def leave(self, seat: NodeId) -> None:
-        """Its agent's lease is gone, and so are the copies that it held."""
-        self.nodes.pop(seat, None)
-        self.acks.pop(seat, None)
+    def leave(self, name: NodeId) -> None:
+        """Its lease is gone, and so is what its memory held."""
+        self.nodes.pop(name, None)
+        self.acks.pop(name, None)
 
-    def empty(self, seat: NodeId) -> int:
-        """The machine does not belong to the job any more."""
-        machine = self.machine.pop(seat)
-        del self.seat[machine]
-        return machine
-
-    def fill(self, seat: NodeId, machine: int) -> None:
-        self.machine[seat], self.seat[machine] = machine, seat
-
-    def buddy(self, seat: NodeId) -> NodeId:
-        """Who holds its copies: the node half of the cluster away."""
-        at = self.rank[seat] // self.per_node
-        return self.seats[(at + max(1, len(self.seats) // 2)) % len(self.seats)]
-
-    def fetched(self, seat: NodeId, now_s: float) -> tuple[int, ...]:
-        """What a newcomer there can have from its buddy's memory."""
-        keeper, copied = self.buddy(seat), self.training.copied(now_s)
-        there = copied >= 0 and keeper != seat and keeper in self.nodes and keeper not in self.newcomers
-        return (copied,) if there else ()
+    def rank(self, name: NodeId) -> Rank:
+        """The first one there."""
+        return Rank(self.per_node * self.place[name])
 
     def present(self) -> list[NodeId]:
         """Members whose agent is the one that the record names."""
         members = self.record.members if self.record else {}
-        return [seat for seat, instance in members.items() if seat in self.nodes and self.nodes[seat].instance == instance]
+        return [name for name, it in members.items() if name in self.nodes and self.nodes[name].instance == it]
 
-    def acknowledge(self, seats: Iterable[NodeId], kind: AckKind, now_s: float) -> None:
+    def acknowledge(self, names: Iterable[NodeId], kind: AckKind, now_s: float) -> None:
         assert self.record
         generation = self.record.number
-        for seat in seats:
-            self.acks[seat] = Ack(
-                kind=kind, generation=generation, instance=self.nodes[seat].instance, at_s=now_s, port=1
-            )
+        for name in names:
+            instance = self.nodes[name].instance
+            self.acks[name] = Ack(kind=kind, generation=generation, instance=instance, at_s=now_s, port=1)
+
+    def _seated(self, before: GenerationRecord | None, now_s: float) -> None:
+        """Another generation: who is new in it, and what the buddies have for them. A buddy is the node half of the cluster away."""
+        assert self.record
+        members = list(self.record.members)
+        self.place = {name: at for at, name in enumerate(members)}
+        if before is None:
+            return
+        if len(members) != len(before.members):
+            self.training.forget()  # the state lies otherwise in fewer ranks, or more: it comes from disk
+        fresh = {name for name, it in self.record.members.items() if before.members.get(name) != it}
+        fresh |= self.newcomers.keys() & self.place.keys()
+        copied = self.training.copied(now_s)
+        for name in sorted(fresh):
+            keeper = members[(self.place[name] + max(1, len(members) // 2)) % len(members)]
+            there = copied >= 0 and keeper not in fresh and keeper in self.nodes
+            self.newcomers[name] = (copied,) if there else ()
+        self.newcomers = {name: kept for name, kept in self.newcomers.items() if name in self.place}
 
     # -- what a controller reads and writes -----------------------------------------------------------------------------
 
-    def write(self, decision: Decision) -> None:
+    def write(self, decision: Decision, now_s: float) -> None:
         for incident in decision.incidents:
             self.incidents[incident.id] = incident
         if decision.record:
-            if self.record is None or decision.record.number != self.record.number:
+            before, self.record = self.record, decision.record
+            if before is None or before.number != self.record.number:
                 self.acks = {}
-            self.record = decision.record
+                self._seated(before, now_s)
 
     def world(self, now_s: float) -> World:
         return World(
@@ -160,23 +165,22 @@ class Cluster:
         usual = self._usual(now_s)
         found = dict.fromkeys(self.record.members, usual)
         gang = self.gang
-        for seat, memory in self.newcomers.items():
-            if seat in found and (gang is None or gang.resume < 0):
-                found[seat] = replace(usual, memory_steps=tuple(map(Step, memory)), agreed_steps=())
         if gang is None:
+            for name, memory in self.newcomers.items():
+                found[name] = replace(usual, memory_steps=tuple(map(Step, memory)))
             return found
         told: dict[NodeId, dict[str, object]] = {}
-        for seat, gone in gang.exits.items():
-            told.setdefault(seat, {})["exits"] = (gone,)
-        for seat, stalls in gang.stalls.items():
-            told.setdefault(seat, {})["stalls"] = stalls
-        for seat, mismatch in gang.mismatches.items():
-            told.setdefault(seat, {})["mismatches"] = (mismatch,)
-        for seat, slow in gang.stragglers.items():
-            told.setdefault(seat, {})["stragglers"] = (slow,)
-        for seat, changes in told.items():
-            if seat in found:
-                found[seat] = replace(found[seat], **changes)  # type: ignore[arg-type]
+        for name, gone in gang.exits.items():
+            told.setdefault(name, {})["exits"] = (gone,)
+        for name, stalls in gang.stalls.items():
+            told.setdefault(name, {})["stalls"] = stalls
+        for name, mismatch in gang.mismatches.items():
+            told.setdefault(name, {})["mismatches"] = (mismatch,)
+        for name, slow in gang.stragglers.items():
+            told.setdefault(name, {})["stragglers"] = (slow,)
+        for name, changes in told.items():
+            if name in found:
+                found[name] = replace(found[name], **changes)  # type: ignore[arg-type]
         return found
 
     def _usual(self, now_s: float) -> NodeStatus:
@@ -219,6 +223,7 @@ class Cluster:
             alive=self.per_node,
             launch="warm",
             rewinds=tuple(gang.rewinds),
+            declined=gang.declined,
             **kept,  # type: ignore[arg-type]
             **marks,  # type: ignore[arg-type]
         )

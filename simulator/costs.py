@@ -1,5 +1,5 @@
-"""What each part of a recovery and of a snapshot costs: the section `costs` of the configuration. Where a default was measured it says where,
-and where it was not it says *assumption*. Pure.
+"""What each part of a recovery and of a snapshot costs: the section `costs` of the configuration. Where a default was measured it says
+where, and where it was not it says *assumption*. Pure.
 
 H200: this program on two H200s of one host, NCCL, ranks forked, 8.46 GB of state a rank, SIGKILL of one (README.md, *What is not*; the
 parts from a trial with the same state: old gang gone 0.7 to 0.9 s, context 1.2 to 1.5, first all-reduce 2.1 to 2.2, state back 2.9 to
@@ -70,8 +70,6 @@ class Costs:
     """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (README.md)."""
     check_s: float = 60.0
     """From the gang's end until a node's own check has found that it is broken (assumption)."""
-    schedule_s: float = 30.0
-    """Until a spare has taken the place of a node that is gone: somebody starts the agent there (assumption; an agent that waits is quicker)."""
     operator_s: float = 3600.0
     """Until somebody starts a job again that has given up (assumption)."""
 
@@ -88,7 +86,7 @@ class Costs:
 
     def restart_s(self, nodes: int, ranks: int) -> float:
         """Of a restart from memory, all phases from the fault to the start of the first step, jitter left out."""
-        control_s = 3 * self.news_s + 2 * (self.told_s(nodes) + self.answered_s(nodes))
+        control_s = 4 * self.news_s + 2 * self.told_s(nodes) + self.answered_s(nodes)
         phases_s = self.stop_s + self.start_s + self.build_all_s(ranks) + self.restore_s + self.first_step_s
         return control_s + phases_s
 

@@ -1,9 +1,9 @@
 """What strikes a cluster, and when: a model of faults and a seed → the faults of a run, in order. Pure: all chance comes from the seed.
 
-    Source    one kind of fault: how it shows, how often, how often the node has to be replaced for it
-    Pattern   how faults lie in time and over the nodes, and how long a repair takes
-    Model     sources under one pattern
-    Fault     one that was drawn
+Source    one kind of fault: how it shows, how often, how often the node has to be replaced for it
+Pattern   how faults lie in time and over the nodes, and how long a repair takes
+Model     sources under one pattern
+Fault     one that was drawn
 """
 
 from __future__ import annotations
@@ -221,5 +221,3 @@ def _fault(at_s: float, source: Source, machine: int, pattern: Pattern, chance: 
         lasts_s=chance.expovariate(1 / source.lasts_s) if source.lasts_s else 0.0,
         repair_s=chance.lognormvariate(math.log(pattern.repair_median_s), sigma),
     )
-
-

@@ -32,8 +32,8 @@ _LLAMA3 = (
     ("silent corruption", 6, Shows.CORRUPTS, 0.0),
     ("thermal", 6, Shows.DIES, 1.0),
 )
-"""Name, count, how it shows, and whether the node has to be replaced. The counts are those of Llama 3 (arXiv:2407.21783, table 5; and of 466
-interruptions the 47 that were planned); the rest is an assumption: hardware of a GPU ends the rank with an error, the network makes it
+"""Name, count, how it shows, and whether the node has to be replaced. The counts are those of Llama 3 (arXiv:2407.21783, table 5; and of
+466 interruptions the 47 that were planned); the rest is an assumption: hardware of a GPU ends the rank with an error, the network makes it
 hang, and what was planned comes here without a word, as if the node were lost, which is the dearer way."""
 
 
@@ -153,5 +153,3 @@ def _made(kind: type, values: Mapping[str, Any], where: str) -> Any:
         if key != "shows":
             given[key] = typed(types.get(key, float), value, f"{where}: {key}")
     return kind(**given)
-
-

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..resilience.orders import PHASES, Incident
+from ..resilience.recovery import REPLACE_NODE
 from .books import STEPS, Books
 from .setting import Setting
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 _KEEPALIVE_S, _STATUS_S = 10 / 3, 10.0
-"""Of each agent, in a cluster of thousands: a lease of 10 s is renewed at a third of it, and a status is written every ten seconds. (An agent
-of a small job writes and reads every two; each node then asks etcd 1.3 times a second.)"""
+"""Of each agent, in a cluster of thousands: a lease of 10 s is renewed at a third of it, and a status is written every ten seconds. (An
+agent of a small job writes and reads every two; each node then asks etcd 1.3 times a second.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,6 @@ class Outcome:
     generations: int = 0
     decisions: int = 0
     """How often the controller's judgement was asked."""
-    replaced: int = 0
-    """How often a spare took a node's place."""
     out: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
     """How many machines were away for repair, from each time on."""
     etcd_writes: int = 0
@@ -170,7 +169,7 @@ class Outcome:
             "decisions": self.decisions,
             "spares": {
                 "there": setting.spares,
-                "used": self.replaced,
+                "used": sum(n for (_, rung), n in self.recoveries.items() if rung == REPLACE_NODE),
                 "away_mean": self.away_mean,
                 "away_p99": self.away_at_most(0.99),
                 "away_max": self.away_most,
@@ -186,4 +185,3 @@ def mean(values: list[float] | list[int]) -> float:
 def percentile(ascending: list[int], share: float) -> int:
     """The least value that so many are not above; 0 of none."""
     return ascending[min(len(ascending) - 1, math.ceil(share * len(ascending)) - 1)] if ascending else 0
-

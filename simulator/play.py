@@ -23,7 +23,7 @@ from ..resilience.signals import AckKind, Generation, InPlaceRewind, NodeId, Ste
 from . import strikes
 from .books import TRAINING, Books
 from .cluster import Cluster, Gang
-from .faults import Fault
+from .faults import Fault, Model, draw
 from .outcome import Ending, Outcome
 from .progress import Rhythm, rhythm
 from .setting import Setting
@@ -31,8 +31,16 @@ from .training import Training
 
 START_S = 1000.0
 """Wall-clock time at which the simulated job begins: not 0, which means *not yet* in statuses and records."""
+_BEFORE_S = 1e-3
+"""At a boundary ranks obey before they take a snapshot, which may overwrite the one that they are to go back to."""
 _ROUNDS = 20
 """So often may a decision lead to the next at once."""
+
+
+def played(setting: Setting, model: Model, told: Callable[[float], None] = lambda share: None) -> Outcome:
+    """A whole run with the faults that its seed draws. told: hears now and then what share of the time is over. Raises UsageError."""
+    machines = setting.nodes + setting.spares
+    return Play(setting, draw(model, machines, setting.lasts_s, setting.rate, setting.seed)).run(told)
 
 
 class Play:
@@ -43,7 +51,9 @@ class Play:
         self.now_s = START_S
         self.books = Books(setting.costs.step_s, START_S)
         self.training = Training(self._rhythm(0), self.books, START_S)
-        self.cluster = Cluster(setting.nodes, setting.per_node, setting.spares, self.training)
+        self.cluster = Cluster(
+            setting.nodes, setting.per_node, setting.spares, setting.sizes or (setting.nodes,), self.training
+        )
         self.chance = Random(f"phases, seed {setting.seed}")
         self.outcome = Outcome(setting=setting)
         self.spike: strikes.Spike | None = None
@@ -53,8 +63,6 @@ class Play:
         """Machines that a check will find broken,"""
         self.repairs_s: dict[int, float] = {}
         """and what the repair of each machine that is broken will take."""
-        self.unseated: list[NodeId] = []
-        """Nodes whose machine is gone, and that no spare has been found for."""
         self._end_s = START_S + setting.lasts_s
         self._faults = faults
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -66,12 +74,13 @@ class Play:
     def later(self, in_s: float, what: Callable[..., None], *words: object) -> None:
         """`what` happens in so many seconds."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, partial(what, *words)))
+        happens: Callable[[], None] = partial(what, *words)
+        heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, happens))
 
     def run(self, told: Callable[[float], None] = lambda share: None) -> Outcome:
         """Play to the end. told: hears now and then what share of the time is over."""
-        for seat in self.cluster.seats:
-            self.cluster.register(seat)
+        for name in self.cluster.names:
+            self.cluster.register(name, START_S)
         for fault in self._faults:
             self.later(fault.at_s, strikes.strike, self, fault)
         self.tick()
@@ -79,13 +88,18 @@ class Play:
             self.now_s, count, happens = heapq.heappop(self._heap)
             happens()
             if count % 64 == 0:
-                told((self.now_s - START_S) / self.setting.lasts_s)
+                told(self.since_s / self.setting.lasts_s)
         self.now_s = self._end_s
         self.training.account(self._end_s)
         self.books.enter(self._end_s, TRAINING)
         self.outcome.look(self.setting.lasts_s, self.books)
         self.outcome.finish(self.books, self.cluster, len(self._faults))
         return self.outcome
+
+    @property
+    def since_s(self) -> float:
+        """Of the job's life."""
+        return self.now_s - START_S
 
     # -- the controller ---------------------------------------------------------------------------------------------------
 
@@ -102,7 +116,7 @@ class Play:
             self.outcome.decided()
             if not decision.record and not decision.incidents:
                 return
-            cluster.write(decision)
+            cluster.write(decision, self.now_s)
             self.outcome.wrote(1 + len(decision.incidents))
             if decision.record:
                 self._opened(before, decision.record)
@@ -111,9 +125,10 @@ class Play:
     def _opened(self, before: GenerationRecord | None, record: GenerationRecord) -> None:
         """The record has changed: all nodes hear of it."""
         if before is None or before.number != record.number:
-            self.books.enter(self.now_s, "stop" if self.cluster.gang else "nodes" if before else "start")
+            if self.training.track is None:  # ranks that nothing is wrong with train on until they are stopped
+                self.books.enter(self.now_s, "stop" if self.cluster.gang else "nodes" if before else "start")
             self._failures += before is not None
-            self.outcome.look(self.now_s - START_S, self.books)
+            self.outcome.look(self.since_s, self.books)
         elif record.phase is Phase.LAUNCH:
             self.books.enter(self.now_s, "start")
         if record.phase is Phase.ENDING:
@@ -124,61 +139,52 @@ class Play:
 
     def _gave_up(self, record: GenerationRecord) -> None:
         """The job has ended itself; somebody starts it again, with budgets as new, from disk."""
-        self.outcome.endings.append(Ending(at_s=self.now_s - START_S, code=record.exit_code, reason=record.reason))
+        self.outcome.endings.append(Ending(at_s=self.since_s, code=record.exit_code, reason=record.reason))
         self.outcome.archive(self.cluster)
         if self.cluster.gang:
             strikes.broken(self)
         self.books.enter(self.now_s, "operator")
-        self.cluster.gang = None
-        self.later(self.costs.operator_s, self._again, record.number)
+        self.later(self.costs.operator_s, self._again, record)
 
-    def _again(self, number: Generation) -> None:
+    def _again(self, last: GenerationRecord) -> None:
+        """The same command, on all nodes."""
         cluster = self.cluster
         self.training.forget()
-        cluster.incidents, cluster.bad_from, cluster.newcomers = {}, -1, {}
-        members = {seat: cluster.nodes[seat].instance for seat in cluster.seats if seat in cluster.nodes}
-        for seat in self.unseated:
-            members[seat] = "nobody yet"
-        record = GenerationRecord(
-            number=Generation(number + 1),
-            phase=Phase.GATHER,
-            members={seat: members[seat] for seat in cluster.seats},
-            reason="started again",
-            opened_s=self.now_s,
-        )
-        before, cluster.record, cluster.acks = cluster.record, record, {}
-        self._opened(before, record)
+        cluster.gang, cluster.incidents, cluster.bad_from, cluster.newcomers = None, {}, -1, {}
+        cluster.record = replace(last, phase=Phase.ENDED)
+        cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
+        self.tick()
 
     # -- the agents -------------------------------------------------------------------------------------------------------
 
     def _heard(self, number: Generation) -> None:
-        """All agents have read the record of that generation, and each does what it owes to it; they are asked in groups of those that are in
-        the same state."""
+        """All agents have read the record of that generation, and each does what it owes to it; they are asked in groups of those
+        that are in the same state."""
         cluster = self.cluster
         record = cluster.record
         if record is None or record.number != number:
             return
         groups: dict[tuple[AckKind | None, bool], list[NodeId]] = {}
-        for seat in cluster.present():
-            acked = cluster.acks[seat].kind if seat in cluster.acks else None
-            groups.setdefault((acked, seat in cluster.newcomers), []).append(seat)
-        for (acked, _), seats in groups.items():
-            match duty(record, self._local(seats[0], acked)):
+        for name in cluster.present():
+            acked = cluster.acks[name].kind if name in cluster.acks else None
+            groups.setdefault((acked, name in cluster.newcomers), []).append(name)
+        for (acked, _), names in groups.items():
+            match duty(record, self._local(names[0], acked)):
                 case Action.CLEAR:
-                    self._clear(number, seats)
+                    self._clear(number, names)
                 case Action.LAUNCH:
                     self._launch(record)
                 case Action.SAY_RUNNING:
-                    cluster.acknowledge(seats, AckKind.RUNNING, self.now_s)
-                    self._answered(len(seats))
+                    cluster.acknowledge(names, AckKind.RUNNING, self.now_s)
+                    self._answered(len(names))
                 case Action.ORDER_REWIND:
                     self._turn_back(record)
 
-    def _local(self, seat: NodeId, acked: AckKind | None) -> LocalState:
+    def _local(self, name: NodeId, acked: AckKind | None) -> LocalState:
         gang, record = self.cluster.gang, self.cluster.record
         assert record
         return LocalState(
-            instance=self.cluster.nodes[seat].instance,
+            instance=self.cluster.nodes[name].instance,
             gang=gang.generation if gang else 0,
             gang_over=False,
             attached=gang is not None and gang.attached_s <= self.now_s < gang.broken_s,
@@ -191,25 +197,28 @@ class Play:
             grace_over=False,
         )
 
-    def _answered(self, seats: int) -> None:
+    def _answered(self, names: int) -> None:
         """So many agents have said a word each, and then the controller looks."""
-        self.outcome.wave(seats)
-        self.news(self.costs.answered_s(seats))
+        self.outcome.wave(names)
+        self.news(self.costs.answered_s(names))
 
-    def _clear(self, number: Generation, seats: list[NodeId]) -> None:
+    def _clear(self, number: Generation, names: list[NodeId]) -> None:
         """Agents end what is left of their ranks; one that is new has none, and fetches what it is to go on from."""
         gang, takes_s = self.cluster.gang, 0.0
-        newcomer = seats[0] in self.cluster.newcomers
-        if newcomer and any(self.cluster.newcomers[seat] for seat in seats):
+        newcomer = names[0] in self.cluster.newcomers
+        if newcomer and any(self.cluster.newcomers[name] for name in names):
             takes_s = self.costs.fetch_s
         if gang and not newcomer:
+            if self.training.track:
+                strikes.broken(self)
+                self.books.enter(self.now_s, "stop")
             if gang.gone_s > self._end_s:
-                stop_s = self.costs.slowest_s(self.costs.stop_s, len(seats), self.chance)
+                stop_s = self.costs.slowest_s(self.costs.stop_s, len(names), self.chance)
                 gang.gone_s = self.now_s + stop_s
             takes_s = gang.gone_s - self.now_s
-        self.later(takes_s, self._cleared, number, tuple(seats))
+        self.later(takes_s, self._cleared, number, tuple(names))
 
-    def _cleared(self, number: Generation, seats: Sequence[NodeId]) -> None:
+    def _cleared(self, number: Generation, names: Sequence[NodeId]) -> None:
         cluster = self.cluster
         if cluster.gang and cluster.gang.gone_s <= self.now_s:
             cluster.gang = None
@@ -217,10 +226,10 @@ class Play:
         if record is None or record.number != number or record.phase is not Phase.GATHER:
             return
         present = set(cluster.present())
-        ready = [seat for seat in seats if seat in present and cluster.machine[seat] not in self.sick]
-        for seat in seats:
-            if seat in present and cluster.machine[seat] in self.sick:
-                self.later(self.costs.check_s, strikes.found_sick, self, cluster.machine[seat])
+        ready = [name for name in names if name in present and cluster.machine[name] not in self.sick]
+        for name in names:
+            if name in present and cluster.machine[name] in self.sick:
+                self.later(self.costs.check_s, strikes.found_sick, self, name)
         cluster.acknowledge(ready, AckKind.READY, self.now_s)
         self.books.enter(self.now_s, "nodes" if len(cluster.acks) < len(record.members) else "start")
         self._answered(len(ready))
@@ -292,7 +301,8 @@ class Play:
     def _turn_back(self, record: GenerationRecord) -> None:
         """All ranks go back as ordered, at their next boundary."""
         gang, track = self.cluster.gang, self.training.track
-        assert gang and record.rewind
+        assert gang
+        assert record.rewind
         gang.rewind = record.rewind.number
         if track is None:  # they go back just now, and are told again when the controller looks
             return
@@ -302,6 +312,10 @@ class Play:
     def _turn(self, number: Generation, order: int, to: int) -> None:
         gang, cluster = self.cluster.gang, self.cluster
         if gang is None or gang.generation != number or self.training.track is None or gang.broken_s <= self.now_s:
+            return
+        if to not in self.training.held(self.now_s - _BEFORE_S):
+            gang.declined = order
+            self.news()
             return
         told = InPlaceRewind(
             ordinal=len(gang.rewinds) + 1,
@@ -323,7 +337,8 @@ class Play:
         """In place, from memory or from disk."""
         gang = self.cluster.gang
         assert gang
-        takes_s = self.costs.rewind_s if told.to in self.training.memory(self.now_s) else self.costs.read_s
+        in_memory = told.to in self.training.memory(self.now_s - _BEFORE_S)
+        takes_s = self.costs.rewind_s if in_memory else self.costs.read_s
         gang.reached = self.training.halt(self.now_s)
         self.books.enter(self.now_s, "restore")
         gang.rewinds.append(told)
@@ -347,11 +362,14 @@ class Play:
         self.training.pace(self.now_s, self._slowest())
 
     def _slowest(self) -> float:
-        return max((factor for machine, factor in self.slow.items() if machine in self.cluster.seat), default=1.0)
+        return max(
+            (factor for machine, factor in self.slow.items() if self.cluster.names[machine] in self.cluster.place),
+            default=1.0,
+        )
 
     def _rhythm(self, failures: int, slow: float = 1.0) -> Rhythm:
         setting = self.setting
         every, durable_every = setting.snapshots.every_steps, setting.snapshots.durable_every_steps
-        uptime_s = self.now_s - START_S
+        uptime_s = self.since_s
         found = rhythm(setting.costs, setting.ranks, failures, uptime_s, every, durable_every)
         return replace(found, slow=slow, buddies=setting.buddies)

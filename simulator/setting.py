@@ -22,6 +22,8 @@ class Setting:
     """Devices, and ranks, of each."""
     spares: int = 0
     """Further nodes that wait."""
+    sizes: tuple[int, ...] = ()
+    """Numbers of nodes that the job may go on with, when none is left to take a place; empty: only with all."""
     days: float = 54.0
     rate: float = 1.0
     """So many times as many faults as the model says."""

@@ -21,6 +21,7 @@ from ..resilience.signals import (
     Straggler,
 )
 from ..resilience.spikes import Finding, Kind
+from ..resilience.straggler import Lost
 from .faults import Fault, Shows
 
 if TYPE_CHECKING:
@@ -38,38 +39,36 @@ class Spike:
 
 def strike(play: Play, fault: Fault) -> None:
     """It happens now."""
-    seat = play.cluster.seat.get(fault.machine)
     if fault.source.shows is Shows.SPIKES:
         _spikes(play, fault)
         return
-    if seat is None:
-        _strike_spare(play, fault)
+    cluster, machine = play.cluster, fault.machine
+    name = cluster.names[machine]
+    if name not in cluster.nodes or machine in play.repairs_s:
+        play.outcome.idle += 1  # it is away, or known to be broken
+        return
+    lost = fault.source.shows is Shows.LOST
+    if name not in cluster.place:
+        play.outcome.idle += 1
+        if lost or fault.lasting:
+            play.repairs_s[machine] = fault.repair_s
+            play.later(play.costs.lease_s, _gone, play, name)
         return
     play.outcome.struck[fault.source.name] += 1
+    if lost or fault.lasting:
+        play.repairs_s[machine] = fault.repair_s
     match fault.source.shows:
         case Shows.LOST:
-            play.repairs_s[fault.machine] = fault.repair_s
             broken(play)
-            play.later(play.costs.lease_s, _gone, play, fault.machine)
+            play.later(play.costs.lease_s, _gone, play, name)
         case Shows.SLOWS:
-            _slows(play, fault, seat)
+            _slows(play, fault, name)
         case Shows.CORRUPTS:
-            _corrupts(play, seat)
+            _corrupts(play, name)
         case shows:
             if fault.lasting:
-                play.repairs_s[fault.machine] = fault.repair_s
-                play.sick.add(fault.machine)
-            (_hangs if shows is Shows.HANGS else _dies)(play, seat, fault.source.name)
-
-
-def _strike_spare(play: Play, fault: Fault) -> None:
-    """A node that waits, or one that is being repaired."""
-    play.outcome.idle += 1
-    gone = fault.lasting or fault.source.shows is Shows.LOST
-    if gone and fault.machine in play.cluster.spares:
-        play.cluster.spares.remove(fault.machine)
-        play.repairs_s[fault.machine] = fault.repair_s
-        _to_repair(play, fault.machine)
+                play.sick.add(machine)
+            (_hangs if shows is Shows.HANGS else _dies)(play, name, fault.source.name)
 
 
 def broken(play: Play) -> None:
@@ -88,17 +87,17 @@ def broken(play: Play) -> None:
 # -- ranks ------------------------------------------------------------------------------------------------------------------
 
 
-def _dies(play: Play, seat: NodeId, why: str) -> None:
+def _dies(play: Play, name: NodeId, why: str) -> None:
     """Its agent sees the end of a rank at once."""
     gang, record = play.cluster.gang, play.cluster.record
     if gang is None or record is None or gang.generation != record.number:
         return  # there are no ranks of this generation
     broken(play)
-    gang.exits[seat] = RankExit(
-        rank=Rank(play.cluster.rank[seat]),
+    gang.exits[name] = RankExit(
+        rank=play.cluster.rank(name),
         at_s=play.now_s,
         code=1,
-        error=f"RuntimeError: {why} on {seat}",
+        error=f"RuntimeError: {why} on {name}",
         started=gang.stepped_s <= play.now_s,
     )
     play.news()
@@ -107,18 +106,18 @@ def _dies(play: Play, seat: NodeId, why: str) -> None:
 def start_of_the_sick(play: Play) -> None:
     """Ranks that start on a machine which nobody knows to be broken end there."""
     for machine in sorted(play.sick):
-        if (seat := play.cluster.seat.get(machine)) is not None:
-            _dies(play, seat, "device error")
+        if (name := play.cluster.names[machine]) in play.cluster.place:
+            _dies(play, name, "device error")
 
 
-def _hangs(play: Play, seat: NodeId, why: str) -> None:
+def _hangs(play: Play, name: NodeId, why: str) -> None:
     """Nobody is told: all ranks have to be silent for long first (`hang.py`), and then are looked at twice."""
     gang, track = play.cluster.gang, play.training.track
     if gang is None or gang.broken_s <= play.now_s:
         return
     phase = RankPhase.TRAINING if track else RankPhase.RESTORING
     rank = Progress(
-        rank=Rank(play.cluster.rank[seat]),
+        rank=play.cluster.rank(name),
         phase=phase,
         silent_s=0.0,
         done=track.finished(play.now_s) - track.begun if track else 0,
@@ -127,7 +126,7 @@ def _hangs(play: Play, seat: NodeId, why: str) -> None:
     )
     broken(play)
     allowed_s = budget_s(rank, play.setting.hang)
-    play.later(allowed_s + play.setting.hang.confirm_s, _silent, play, gang.generation, seat, allowed_s)
+    play.later(allowed_s + play.setting.hang.confirm_s, _silent, play, gang.generation, name, allowed_s)
 
 
 def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: float) -> None:
@@ -135,10 +134,10 @@ def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: floa
     cluster, gang = play.cluster, play.cluster.gang
     if gang is None or gang.generation != generation or missing not in cluster.nodes:
         return
-    for seat in cluster.seats:
-        where = (Place.ELSEWHERE, "in the device's driver") if seat == missing else (Place.COLLECTIVE, "in all_reduce")
-        first = cluster.rank[seat]
-        gang.stalls[seat] = tuple(
+    for name in cluster.place:
+        where = (Place.ELSEWHERE, "in the device's driver") if name == missing else (Place.COLLECTIVE, "in all_reduce")
+        first = cluster.rank(name)
+        gang.stalls[name] = tuple(
             RankStall(
                 rank=Rank(rank),
                 at_s=gang.broken_s,
@@ -159,60 +158,36 @@ def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: floa
 # -- nodes ------------------------------------------------------------------------------------------------------------------
 
 
-def _gone(play: Play, machine: int) -> None:
+def _gone(play: Play, name: NodeId) -> None:
     """The lease of its agent is over."""
-    cluster = play.cluster
-    if (seat := cluster.seat.get(machine)) is None:
+    cluster, machine = play.cluster, play.cluster.machine[name]
+    if name not in cluster.nodes:
         return
-    cluster.leave(seat)
-    cluster.empty(seat)
-    cluster.newcomers[seat] = ()
+    cluster.leave(name)
     play.sick.discard(machine)
     if play.slow.pop(machine, None):
         play.repace()
-    play.unseated.append(seat)
-    _to_repair(play, machine)
-    _assign(play)
+    play.outcome.away(play.since_s, +1)
+    play.later(play.repairs_s.pop(machine), _repaired, play, name)
     play.news()
 
 
-def found_sick(play: Play, machine: int) -> None:
+def found_sick(play: Play, name: NodeId) -> None:
     """A node's own check says that it is not fit; its agent leaves in order."""
-    if machine in play.sick:
-        _gone(play, machine)
+    if play.cluster.machine[name] in play.sick:
+        _gone(play, name)
 
 
-def _to_repair(play: Play, machine: int) -> None:
-    play.outcome.away(play.now_s, +1)
-    play.later(play.repairs_s.pop(machine), _repaired, play, machine)
-
-
-def _repaired(play: Play, machine: int) -> None:
-    play.outcome.away(play.now_s, -1)
-    play.cluster.spares.append(machine)
-    _assign(play)
-
-
-def _assign(play: Play) -> None:
-    """Spares take the places of nodes that are gone."""
-    while play.unseated and play.cluster.spares:
-        seat, machine = play.unseated.pop(0), play.cluster.spares.pop(0)
-        play.outcome.replaced += 1
-        play.later(play.costs.schedule_s, _seated, play, seat, machine)
-
-
-def _seated(play: Play, seat: NodeId, machine: int) -> None:
-    cluster = play.cluster
-    cluster.fill(seat, machine)
-    cluster.newcomers[seat] = cluster.fetched(seat, play.now_s)
-    cluster.register(seat)
+def _repaired(play: Play, name: NodeId) -> None:
+    play.outcome.away(play.since_s, -1)
+    play.cluster.register(name, play.now_s)
     play.news()
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------------
 
 
-def _slows(play: Play, fault: Fault, seat: NodeId) -> None:
+def _slows(play: Play, fault: Fault, name: NodeId) -> None:
     play.slow[fault.machine] = fault.source.factor
     play.repace()
     play.later(play.costs.straggler_s, _told_slow, play, fault.machine)
@@ -221,18 +196,24 @@ def _slows(play: Play, fault: Fault, seat: NodeId) -> None:
 
 def _told_slow(play: Play, machine: int) -> None:
     cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
-    seat = cluster.seat.get(machine)
-    if gang is None or track is None or seat is None or machine not in play.slow or seat in gang.stragglers:
+    name = cluster.names[machine]
+    if (
+        gang is None
+        or track is None
+        or name not in cluster.place
+        or machine not in play.slow
+        or name in gang.stragglers
+    ):
         return
     own_s = play.costs.step_s * play.slow[machine]
-    gang.stragglers[seat] = Straggler(
-        rank=Rank(cluster.rank[seat]),
+    gang.stragglers[name] = Straggler(
+        rank=cluster.rank(name),
         at_s=play.now_s,
         step=Step(track.finished(play.now_s)),
         own_s=own_s,
         peers_s=play.costs.step_s,
         usual=1.0,
-        lost="compute",
+        lost=Lost.COMPUTING,
     )
     play.news()
 
@@ -241,28 +222,28 @@ def _fast_again(play: Play, machine: int) -> None:
     if play.slow.pop(machine, None) is None:
         return
     play.repace()
-    gang, seat = play.cluster.gang, play.cluster.seat.get(machine)
-    if gang and seat is not None and gang.stragglers.pop(seat, None):
+    gang = play.cluster.gang
+    if gang and gang.stragglers.pop(play.cluster.names[machine], None):
         play.news()
 
 
-def _corrupts(play: Play, seat: NodeId) -> None:
+def _corrupts(play: Play, name: NodeId) -> None:
     """The next snapshot shows it, once it has been compared. (Where the ranks are started again before that, it is forgotten here.)"""
     gang, track = play.cluster.gang, play.training.track
     if gang is None or track is None:
         return
     onset = track.finished(play.now_s) + 1
     seen_s = track.when(play.training.next_sealed(onset)) - play.now_s + play.costs.compare_s
-    play.later(seen_s, _compared, play, gang.generation, seat, onset)
+    play.later(seen_s, _compared, play, gang.generation, name, onset)
 
 
-def _compared(play: Play, generation: Generation, seat: NodeId, onset: int) -> None:
+def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> None:
     cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
     if gang is None or gang.generation != generation or track is None or track.begun >= onset:
         return
     cluster.bad_from = onset
-    rank = Rank(cluster.rank[seat])
-    gang.mismatches[seat] = Mismatch(
+    rank = cluster.rank(name)
+    gang.mismatches[name] = Mismatch(
         generation=generation,
         onset=Step(onset),
         agreed=Step(onset - 1),
@@ -289,7 +270,8 @@ def _spikes(play: Play, fault: Fault) -> None:
 def resumed(play: Play) -> None:
     """The ranks train (again): what is not over comes again."""
     gang, track, spike = play.cluster.gang, play.training.track, play.spike
-    assert gang and track
+    assert gang
+    assert track
     for machine in sorted(play.slow):
         play.later(play.costs.straggler_s, _told_slow, play, machine)
     if spike is None:
@@ -311,18 +293,14 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
         resumed(play)
         return
     policy = play.setting.policy.ladder
-    finding = Finding(
-        kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0
-    )
+    finding = Finding(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
     answer = ladder.answer(finding, spike.turns, policy, skippable=True)
     held = [step for step in play.training.held(play.now_s) if step < spike.onset]
     to = Step(max([step for step in held if step <= answer.at_most] or held, default=0))
     remedy = ladder.done(answer, spike.turns, to)
     windows = [turn.window for turn in spike.turns if turn.window]
     window = answer.window(Step(spike.onset), to, windows)
-    spike.turns.append(
-        ladder.Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window)
-    )
+    spike.turns.append(ladder.Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window))
     if remedy in ladder.SKIPS or not spike.again:
         play.spike = None
     told = InPlaceRewind(
