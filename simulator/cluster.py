@@ -20,6 +20,7 @@ from ..resilience.signals import (
     NodeId,
     NodeRecord,
     NodeStatus,
+    Quarantine,
     Rank,
     RankExit,
     RankStall,
@@ -80,6 +81,7 @@ class Cluster:
         """Agents that are alive."""
         self.acks: dict[NodeId, Ack] = {}
         self.incidents: dict[str, Incident] = {}
+        self.quarantine: dict[NodeId, Quarantine] = {}
         self.gang: Gang | None = None
         self.place: dict[NodeId, int] = {}
         """Node rank of each member."""
@@ -142,6 +144,7 @@ class Cluster:
     def write(self, decision: Decision, now_s: float) -> None:
         for incident in decision.incidents:
             self.incidents[incident.id] = incident
+        self.quarantine |= decision.quarantine
         if decision.record:
             before, self.record = self.record, decision.record
             if before is None or before.number != self.record.number:
@@ -157,6 +160,7 @@ class Cluster:
             acks=self.acks,
             incidents=tuple(self.incidents.values()),
             requests=(),
+            quarantine=self.quarantine,
         )
 
     def _statuses(self, now_s: float) -> dict[NodeId, NodeStatus]:

@@ -40,7 +40,12 @@ def setting(
     nodes = gpus // per_node
     if least > nodes:
         raise UsageError(f"--least {least} is more than the {nodes} nodes that there are; nothing was simulated")
-    decides = Policy(recovery=policies["recovery"], ladder=policies["ladder"], nodes=policies["nodes"])
+    decides = Policy(
+        recovery=policies["recovery"],
+        ladder=policies["ladder"],
+        nodes=policies["nodes"],
+        quarantine=policies["quarantine"],
+    )
     return Setting(
         nodes=nodes,
         per_node=per_node,

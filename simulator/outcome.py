@@ -53,6 +53,8 @@ class Outcome:
     """How often the controller's judgement was asked."""
     out: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
     """How many machines were away for repair, from each time on."""
+    shut_out: int = 0
+    """How often a node was put into quarantine."""
     etcd_writes: int = 0
     """Acknowledgements, news, records and incidents; without keepalives and the status that each agent repeats."""
     etcd_wave: int = 0
@@ -174,6 +176,7 @@ class Outcome:
                 "away_p99": self.away_at_most(0.99),
                 "away_max": self.away_most,
             },
+            "quarantines": self.shut_out,
             "etcd_per_s": {"mean": self.etcd_per_s, "steady": self.etcd_steady_per_s, "wave": self.etcd_wave},
         }
 

@@ -114,10 +114,13 @@ class Play:
             before = cluster.record
             decision = decide(cluster.world(self.now_s), self.now_s, self.setting.policy)
             self.outcome.decided()
-            if not decision.record and not decision.incidents:
+            if not decision.record and not decision.incidents and not decision.quarantine:
                 return
             cluster.write(decision, self.now_s)
-            self.outcome.wrote(1 + len(decision.incidents))
+            self.outcome.wrote(1 + len(decision.incidents) + len(decision.quarantine))
+            for shut_out in decision.quarantine.values():
+                self.outcome.shut_out += 1
+                self.later(shut_out.until_s - self.now_s, self.tick)
             if decision.record:
                 self._opened(before, decision.record)
         raise InternalError("the simulated controller decides without end; this is a defect of ours, please report it")

@@ -35,6 +35,8 @@ def told(outcome: Outcome, faults: str) -> list[RenderableType]:
         f"etcd: {etcd:.0f} operations a second in the mean ({outcome.etcd_steady_per_s:.0f} of them keepalives and repeated "
         f"statuses); up to {outcome.etcd_wave} writes at once when a generation changes",
     ]
+    if outcome.shut_out:
+        lines.append(f"nodes in quarantine: {outcome.shut_out} times")
     for ending in outcome.endings:
         lines.append(f"day {ending.at_s / 86400:.1f}: the job gave up (exit code {ending.code}): {ending.reason}")
     return [first, *lines, _accounts(outcome), _recoveries(outcome), _phases(outcome)]
