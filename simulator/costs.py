@@ -36,24 +36,22 @@ class Costs:
     """And back, into a node that takes another one's place (assumption, as above)."""
     write_s: float = 30.0
     """Until a snapshot is on disk (assumption: shared storage for the whole job; 3.7 s for 7690 MiB on one disk, H200)."""
-    news_s: float = 2.0
-    """From what an agent has seen to the controller's decision, and again from that to the last agent that has read it: each agent reads
-    every two seconds (agent/supervisor.py, PUBLISH_S; a rank's end is seen by its own agent after 0.3 ms)."""
+    news_s: float = 0.1
+    """From what an agent has seen to the controller's decision, and again from that to the last agent that has read it: a watch wakes the
+    agent's loop, and a tick is to take no more than this at 10,000 nodes (benchmarks/control_plane.py; two agents: 10 ms)."""
     asks_per_s: float = 5000.0
     """All nodes answer an order: so many writes etcd takes in a second (10,000 acknowledgements in 2.0 s, 3.5.16, two shared cores)."""
     tells_per_s: float = 20_000.0
     """And so many nodes hear of it (10,000 in 0.5 s)."""
-    lease_s: float = 9.6
-    """From a node's end until its lease is gone: TTL 10 s, keepalive every 3 s: 7.1 to 9.6 s."""
     stop_s: float = 0.9
     """Until nothing of the old gang is left, device memory included (H200)."""
     start_s: float = 0.6
     """Until the new ranks are there, with a context on the device (H200)."""
     build_s: float = 0.9
     """Imports, process groups and model, the script's own (H200, two ranks),"""
-    build_per_rank_s: float = 0.003
-    """and so much for each rank of the job: 49 s for 16,384 (assumption; MegaScale, arXiv:2402.15627, section 3.5, has below 30 s for
-    more than 10,000 GPUs, after work on it)."""
+    build_per_rank_s: float = 0.0024
+    """and so much for each rank of the job: 40 s for 16,384 (assumption; MegaScale, arXiv:2402.15627, section 3.5, has less than 30 s for
+    more than 10,000 GPUs, after work on it: 30 s for its 12,288)."""
     restore_s: float = 0.8
     """State from memory into the live tensors, in new processes (H200; registering it anew is most of it)."""
     read_s: float = 60.0
@@ -68,8 +66,9 @@ class Costs:
     """From a sealed snapshot until its replicas have been compared: the newest one once a second (README.md)."""
     straggler_s: float = 90.0
     """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (README.md)."""
-    check_s: float = 60.0
-    """From the gang's end until a node's own check has found that it is broken (assumption)."""
+    check_s: float = 10.0
+    """From the gang's end until a node's own check has found that it is broken (assumption: it imports torch, 3 s, opens each device, and
+    multiplies matrices for 3 s)."""
     operator_s: float = 3600.0
     """Until somebody starts a job again that has given up (assumption)."""
 

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..resilience.orders import PHASES, Incident
 from ..resilience.recovery import REPLACE_NODE
+from ..resilience.scale import pace
 from .books import STEPS, Books
 from .setting import Setting
 
 if TYPE_CHECKING:
     from .cluster import Cluster
-
-_KEEPALIVE_S, _STATUS_S = 10 / 3, 10.0
-"""Of each agent, in a cluster of thousands: a lease of 10 s is renewed at a third of it, and a status is written every ten seconds. (An
-agent of a small job writes and reads every two; each node then asks etcd 1.3 times a second.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +142,9 @@ class Outcome:
 
     @property
     def etcd_steady_per_s(self) -> float:
-        return self.setting.nodes * (1 / _KEEPALIVE_S + 1 / _STATUS_S)
+        """When nothing happens, spares included, by the program's own pace."""
+        agents = self.setting.nodes + self.setting.spares
+        return pace(agents).operations_per_s(agents)
 
     def as_json(self) -> dict[str, Any]:
         setting, lost = self.setting, sorted(self.lost_steps)

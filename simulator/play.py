@@ -19,6 +19,7 @@ from ..resilience.decision import decide
 from ..resilience.errors import InternalError
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
+from ..resilience.scale import pace
 from ..resilience.signals import AckKind, Generation, InPlaceRewind, NodeId, Step
 from . import strikes
 from .books import TRAINING, Books
@@ -63,6 +64,8 @@ class Play:
         """Machines that a check will find broken,"""
         self.repairs_s: dict[int, float] = {}
         """and what the repair of each machine that is broken will take."""
+        self.lease_s = float(pace(setting.nodes + setting.spares).lease_ttl_s)
+        """From a node's end until its agent is missed, at most."""
         self._end_s = START_S + setting.lasts_s
         self._faults = faults
         self._heap: list[tuple[float, int, Callable[[], None]]] = []

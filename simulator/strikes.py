@@ -52,7 +52,7 @@ def strike(play: Play, fault: Fault) -> None:
         play.outcome.idle += 1
         if lost or fault.lasting:
             play.repairs_s[machine] = fault.repair_s
-            play.later(play.costs.lease_s, _gone, play, name)
+            play.later(play.lease_s, _gone, play, name)
         return
     play.outcome.struck[fault.source.name] += 1
     if lost or fault.lasting:
@@ -60,7 +60,7 @@ def strike(play: Play, fault: Fault) -> None:
     match fault.source.shows:
         case Shows.LOST:
             broken(play)
-            play.later(play.costs.lease_s, _gone, play, name)
+            play.later(play.lease_s, _gone, play, name)
         case Shows.SLOWS:
             _slows(play, fault, name)
         case Shows.CORRUPTS:
