@@ -235,7 +235,8 @@ def step_reached(world: World) -> Step:
 
 def _said(world: World) -> list[NodeStatus]:
     """Of the members. What memory holds of other ranks than a node is to have is of no use to it."""
-    said = [(world.status[n], (rank, len(world.members))) for rank, n in enumerate(world.members) if n in world.status]
+    members = world.members
+    said = [(world.status[n], (rank, len(members))) for rank, n in enumerate(members) if n in world.status]
     return [s if s.seat in ((), seat) else replace(s, memory_steps=()) for s, seat in said]
 
 
