@@ -22,6 +22,7 @@ from ..resilience.signals import (
 )
 from ..resilience.spikes import Finding, Kind
 from ..resilience.straggler import Lost
+from ..resilience.verdict import HEARD_S
 from .faults import Fault, Shows
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def broken(play: Play) -> None:
             play.cluster.newcomers = {}
         gang.reached = play.training.halt(play.now_s)
     gang.broken_s = play.now_s
+    play.news(HEARD_S)  # an exception waits so long for what others have to say
     play.books.enter(play.now_s, "detect")
 
 
