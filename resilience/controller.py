@@ -5,6 +5,7 @@ It holds nothing that it cannot read again, so that another agent's controller c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from .decision import Decision, Policy, decide
@@ -13,6 +14,10 @@ from .keys import Keys
 from .store import KeyAbsent, ModifiedAt, Put, Store
 from .wire import dumps
 from .world import read_world
+
+RETURN_S = 3.0
+"""When this agent has lost its lease, others have too: etcd was away, or everybody slept. So long they may take to be back in it: they try
+again in each of their rounds."""
 
 
 class Controller:
@@ -30,14 +35,20 @@ class Controller:
         self._election = election
         self._policy = policy
         self._told = told
+        self._lease, self._anew_s = 0, -math.inf
 
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""
+        if lease != self._lease:
+            self._anew_s, self._lease = now if self._lease else -math.inf, lease
         if self._election.campaign(lease) is None:
             return False
         entries = self._store.range(self._keys.root)
-        decision = decide(read_world(self._keys, {k: e.value for k, e in entries.items()}), now, self._policy)
+        world = read_world(self._keys, {k: e.value for k, e in entries.items()})
+        if len(world.members) > 1 and 0 <= now - self._anew_s < RETURN_S:
+            return False
+        decision = decide(world, now, self._policy)
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
         key = self._keys.generation
