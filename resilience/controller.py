@@ -7,6 +7,7 @@ so a decision is written only if record, incidents and answers are those that it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -21,6 +22,10 @@ from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, Unchanged
 from .values import Values
 from .wire import dumps, loads
 from .world import world_of
+
+RETURN_S = 3.0
+"""When this agent has lost its lease, others have too: etcd was away, or everybody slept. So long they may take to be back in it: they try
+again in each of their rounds."""
 
 
 class Controller:
@@ -41,6 +46,7 @@ class Controller:
         self._helm = Mirror(store, keys.helm)
         self._whole = Mirror(store, keys.root)
         self._values = Values()
+        self._lease, self._anew_s = 0, -math.inf
         self._vacant_s: float | None = None
         """Wall-clock time since when nobody has led, as far as this agent has heard."""
 
@@ -57,13 +63,18 @@ class Controller:
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""
+        if lease != self._lease:
+            self._anew_s, self._lease = now if self._lease else -math.inf, lease
         if not self._leads(lease, now):
             self._whole.close()
             return False
         entries = self._whole.entries()
         seen = self._whole.revision
         self._values.update(self._whole.changed())
-        decision = _a_part(decide(world_of(self._keys, self._values), now, self._policy))
+        world = world_of(self._keys, self._values)
+        if len(world.members) > 1 and 0 <= now - self._anew_s < RETURN_S:
+            return False
+        decision = _a_part(decide(world, now, self._policy))
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
         puts += [Put(self._keys.quarantine(node), dumps(entry)) for node, entry in decision.quarantine.items()]

@@ -54,7 +54,7 @@ def _dispensable(request: Request, world: World) -> bool:
     if record is None or world.spec is None:
         return False
     if node not in world.nodes:
-        return max(world.spec.sizes) > 1
+        return max(world.spec.sizes) + world.spec.spares > 1
     if world.nodes[node].instance in record.dismissed:
         return True
     without = replace(record, dismissed=(*record.dismissed, world.nodes[node].instance))

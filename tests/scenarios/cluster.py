@@ -291,10 +291,12 @@ class Job:
         there = [node for _, node in sorted(self.nodes.items()) if node.code is None]
         for ranks in sorted({node.ranks for node in there if node.ranks}, key=lambda ranks: ranks.generation):
             ranks.advance(self.now_s)
-            self.last_state = ranks.state
+            if ranks.generation >= max(self.worlds):
+                self.last_state = ranks.state
         for node in there:
             node.code = node.round(self.now_s)
-        if self.nodes and not self.late and all(node.code is not None for node in self.nodes.values()):
+        if self.nodes and all(node.code is not None for node in self.nodes.values()):
+            self.late.clear()  # for them there is nothing to join any more
             self.exit_code = max(node.code or 0 for node in self.nodes.values())
         for controller, lease in self.standby:
             with suppress(StoreUnavailable):

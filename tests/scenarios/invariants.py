@@ -78,6 +78,8 @@ class Watch:
     owners: tuple[Node, ...] = ()
     """The nodes that had them."""
     moved: tuple[int, ...] = ()
+    newcomers: set[str] = field(default_factory=set)
+    """Agents that have a place in this generation, and had none in the one before."""
     newest: int = 0
     """Generation whose ranks did a step last."""
     idle: bool = True
@@ -96,6 +98,9 @@ class Watch:
                     self._hold(6, _newest_there_is(job, self, record))
                     self._hold(7, _within_budget(job, self, record))
                     self._note(record, write)
+                    if record.phase is Phase.GATHER:
+                        known = {*self.record.members.values()} if self.record else {*record.members.values()}
+                        self.newcomers = {*record.members.values()} - known
                 self.record = record
             else:
                 incident = loads(Incident, put.value)
@@ -201,7 +206,9 @@ def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
         }
         for node, seat in ((node, (rank, len(nodes))) for rank, node in enumerate(nodes))
     ]
-    disk = {step: job.written[step] for step in job.disk if failed.count(step) < 2}
+    # What has come to the disk since all members have looked counts for nothing yet.
+    seen = job.disk.keys() if job.alone else job.disk.keys() & frozenset.intersection(*(node.seen for node in nodes))
+    disk = {step: job.written[step] for step in seen if failed.count(step) < 2}
     bound = _bound(watch)
     common = set.intersection(*({*disk, *each} for each in memory))
     known = disk | {step: kept for each in memory for step, kept in each.items()}

@@ -96,6 +96,8 @@ class Node:
         self.record: GenerationRecord | None = None
         self.acked: tuple[int, AckKind | None] = (0, None)
         self.pulse = Pulse()
+        self.seen: frozenset[int] = frozenset()
+        """Steps on disk when it told of them last."""
         self.dead = ""
         """The agent of the next node, which has died while its host lives: until etcd knows."""
         self.leave_ordered_s = 0.0
@@ -261,6 +263,7 @@ class Node:
                 del self.disk[int(words["step"])]
                 self.rejected.add(int(words["step"]))
                 self.say(f"the snapshot of step {words['step']} is set aside")
+        self.seen = frozenset(self.disk)
         gang = self.gang
         number = gang.generation if gang else self.record.number if self.record else 0
         status = report.status(

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
-from mt_resilient.resilience.signals import Wish
+from mt_resilient.resilience.signals import NodeId, Wish
 
-from .cluster import Job
+from .cluster import START_S, Job
 
 Golden = Callable[[str], None]
 
@@ -126,4 +128,183 @@ def test_a_node_loses_etcd_alone(golden: Golden) -> None:
     job.until_phase(Phase.RUN, 2)
     job.mend_network()
     ends_well(job, "agent_lost")
+    golden(job.transcript())
+
+
+def spare_dies(job: Job, place: Callable[[Job], bool]) -> None:
+    """A node dies, and the spare that has its place dies too, as soon as it has come so far; a second spare takes it then."""
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("b")
+    job.until(place)
+    job.kill_node("c")
+    job.to_the_end()
+    assert job.exit_code == 0, job.transcript()
+    assert job.last_state == tuple(range(1, 17))
+    assert members(job) == ["a", "d"]
+    assert not [i for i in job.incidents.values() if i.open]
+
+
+def test_a_spare_dies_before_it_is_ready(golden: Golden) -> None:
+    """The spare that was given the place of a dead node dies before it has said that it is ready: the next one gets the place."""
+    job = Job(nodes="2", spares=2, total=16)
+
+    def given(job: Job) -> bool:
+        if job.now_s - START_S > 20:
+            job.faults.stalled.add(NodeId("c"))
+        return "c" in members(job)
+
+    spare_dies(job, given)
+    golden(job.transcript())
+
+
+def test_a_spare_dies_while_it_launches(golden: Golden) -> None:
+    """The spare dies after it has said that it is ready, and before its ranks have come up: the others' ranks wait for them in vain."""
+    job = Job(nodes="2", spares=2, total=16)
+    spare_dies(job, lambda job: bool("c" in members(job) and (r := job.world().record) and r.phase is Phase.LAUNCH))
+    golden(job.transcript())
+
+
+def test_a_spare_dies_while_its_ranks_come_up(golden: Golden) -> None:
+    """The spare dies when its ranks are attached, and have not restored anything yet."""
+    job = Job(nodes="2", spares=2, total=16)
+    spare_dies(job, lambda job: bool("c" in members(job) and (r := job.world().record) and r.phase is Phase.RUN))
+    golden(job.transcript())
+
+
+def test_a_spare_dies_while_replaying(golden: Golden) -> None:
+    """The spare dies when its ranks compute again what the first death has cost: two incidents, and both are over at the end."""
+    job = Job(nodes="2", spares=2, total=16)
+    spare_dies(job, lambda job: bool((ranks := job.worlds.get(2)) and ranks.step == 6))
+    golden(job.transcript())
+
+
+def test_two_nodes_die_at_once(golden: Golden) -> None:
+    """Two of three nodes lose their power together: two spares take their places, in one generation."""
+    job = Job(nodes="3", spares=2, total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("a")
+    job.kill_node("c")
+    ends_well(job, "agent_lost")
+    assert members(job) == ["d", "b", "e"]
+    golden(job.transcript())
+
+
+def test_all_nodes_die(golden: Golden) -> None:
+    """All nodes lose their power, the spare too, and come back: the job goes on from disk."""
+    job = Job(nodes="2", spares=1, total=16)
+    job.until(lambda job: 4 in job.disk)
+    for name in "abc":
+        job.kill_node(name)
+    job.tick()
+    job.start_agents()
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == tuple(range(1, 17))
+    golden(job.transcript())
+
+
+def test_a_node_dies_and_nobody_can_take_its_place(golden: Golden) -> None:
+    """Both nodes are needed, and one dies: the other waits until it is back, its memory empty, and they go on from disk."""
+    job = Job(nodes="2", total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("b")
+    for _ in range(20):
+        job.tick()
+    assert len(job.incidents) == 1
+    job.start_agent("b")
+    ends_well(job, "agent_lost", "agent_restarted")
+    golden(job.transcript())
+
+
+def test_the_last_node_that_will_do_is_drained(golden: Golden) -> None:
+    """A node is drained that the job cannot do without: it ends with a last snapshot, and the same command goes on from it."""
+    job = Job(nodes="2")
+    job.until_step(6)
+    job.order(Wish.DRAIN, node="b")
+    job.to_the_end()
+    assert job.exit_code == 0
+    reached = len(job.last_state)
+    assert reached in job.disk
+    job.start_agents()
+    ends_well(job)
+    assert job.computed == 12
+    golden(job.transcript())
+
+
+def test_one_node_is_drained_onto_its_spare(golden: Golden) -> None:
+    """One node trains and another stands by: the first is drained, and the order is not taken for one to end the job when it has left."""
+    job = Job(nodes="1", spares=1, total=16)
+    job.until_step(6)
+    job.until_answered(job.order(Wish.DRAIN, node="a"))
+    ends_well(job, "moved")
+    assert (members(job), job.computed) == (["b"], 16)
+    golden(job.transcript())
+
+
+def test_a_node_dies_while_etcd_is_away(golden: Golden) -> None:
+    """A node dies while etcd does not answer: the others' ranks wait, and when it is back the spare takes the place."""
+    job = Job(nodes="2", spares=1, total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.stop_store()
+    job.kill_node("b")
+    for _ in range(6):
+        job.tick()
+    job.start_store()
+    ends_well(job, "agent_lost")
+    assert members(job) == ["a", "c"]
+    golden(job.transcript())
+
+
+def test_etcd_is_away_for_longer_than_a_lease(golden: Golden) -> None:
+    """etcd does not answer anybody for longer than leases live, and is back: the ranks have trained on, and who has them is there."""
+    job = Job(nodes="2", spares=1, total=40)
+    job.until_step(6)
+    job.stop_store()
+    for _ in range(14):
+        job.tick()
+    job.start_store()
+    ends_well(job)
+    assert job.computed == 40
+    golden(job.transcript())
+
+
+def test_an_agent_is_held_up_for_longer_than_its_lease(golden: Golden) -> None:
+    """An agent does not run for a while, and its ranks do: its place is given away, and it stands by when it is back."""
+    job = Job(nodes="2", spares=1, total=30)
+    job.until(lambda job: 4 in job.disk)
+    job.faults.stalled.add(NodeId("b"))
+    job.until_phase(Phase.RUN, 2)
+    job.faults.stalled.clear()
+    ends_well(job, "agent_lost")
+    assert members(job) == ["a", "c"]
+    golden(job.transcript())
+
+
+def test_the_ranks_of_a_node_are_cut_off(golden: Golden) -> None:
+    """The ranks of two nodes do not reach each other, though their agents reach etcd: they hang, nobody is blamed, and all start again."""
+    job = Job(nodes="2", total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("b", peers=True)
+    job.until(lambda job: bool(job.incidents))
+    job.mend_network()
+    ends_well(job, "rank_hung")
+    golden(job.transcript())
+
+
+@pytest.mark.parametrize("phase", [Phase.GATHER, Phase.LAUNCH, Phase.ENDING])
+def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
+    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped."""
+    job = Job(nodes="2", spares=1, total=16)
+    job.until(lambda job: 4 in job.disk)
+    if phase is not Phase.ENDING:
+        job.kill_rank(3)
+    job.until_phase(phase, 1 if phase is Phase.ENDING else 2)
+    job.kill_node("a")
+    job.to_the_end()
+    if job.exit_code:  # its part of the last snapshot is lost with it
+        assert phase is Phase.ENDING
+        job.start_agents()
+        job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == tuple(range(1, 17))
     golden(job.transcript())

@@ -30,6 +30,23 @@ _PLACES: tuple[str, ...] = (
     *(f"ranks {phase.name.lower()}" for phase in RankPhase),
     "rewind",
 )
+_PLACES_OF_NODES = tuple(f"newcomer {phase}" for phase in (Phase.GATHER, Phase.LAUNCH, Phase.RUN))
+_NODES = (
+    ("2", 0),
+    ("2", 1),
+    ("2", 1),
+    ("2", 2),
+    ("1", 1),
+    ("1:2", 0),
+    ("1:2", 1),
+    ("3", 1),
+    ("2:3", 1),
+    ("1,2,4", 0),
+    ("4", 2),
+)
+"""Numbers of nodes and spares that are drawn."""
+SEVERAL = 0.3
+"""How many episodes have several nodes."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +71,17 @@ class Episode:
     patient: bool
     """Whether budgets are such that no number of faults spends them."""
     moments: tuple[Moment, ...]
+    nodes: str = "1"
+    spares: int = 0
+
+    @property
+    def alone(self) -> bool:
+        return (self.nodes, self.spares) == ("1", 0)
 
     def __str__(self) -> str:
         budgets = "no budget ends" if self.patient else "budgets as ever"
-        world = f"{self.total} steps, {self.ranks} ranks, each {self.durable_every}th step to disk, {budgets}"
+        nodes = "" if self.alone else f" on each of {self.nodes} nodes, {self.spares} spares"
+        world = f"{self.total} steps, {self.ranks} ranks{nodes}, each {self.durable_every}th step to disk, {budgets}"
         return "\n  ".join([f"seed {self.seed}: {world}", *map(str, self.moments)])
 
     def without(self, place: int) -> Episode:
@@ -70,12 +94,16 @@ def draw(seed: int) -> Episode:
     patient = dice.random() < 0.7
     long = dice.random() < 0.1
     kinds = faults.ALWAYS + (faults.AWAKE if dice.random() < 0.5 else faults.ASLEEP)
+    several = random.Random(f"nodes {seed}")  # of their own: an episode of one node is what it always was
+    nodes, spares = several.choice(_NODES) if several.random() < SEVERAL else ("1", 0)
+    places = _PLACES if (nodes, spares) == ("1", 0) else (*_PLACES, *_PLACES_OF_NODES * 2)
+    kinds += () if (nodes, spares) == ("1", 0) else faults.OF_NODES * 2
     kinds += () if patient else faults.PERSISTENT
     kinds += faults.LONG if long else ()
     few = dice.sample(kinds, k=min(len(kinds), dice.choice((3, 6, len(kinds)))))
     moments = []
     for _ in range(dice.randrange(1, 9)):
-        place = dice.choice(_PLACES) if dice.random() < 0.3 else ""
+        place = dice.choice(places) if dice.random() < 0.3 else ""
         wait_s = dice.choice((0, 0, 1, 2, 3, 5, 8, 12)) + (20 if long and not moments else 0)
         moments.append(Moment(wait_s, place, dice.choice(few).__name__, dice.randrange(1 << 16)))
     return Episode(
@@ -85,6 +113,8 @@ def draw(seed: int) -> Episode:
         ranks=dice.choice((2, 2, 3)),
         patient=patient,
         moments=tuple(moments),
+        nodes=nodes,
+        spares=spares,
     )
 
 
@@ -114,6 +144,8 @@ class Player:
             total=episode.total,
             durable_every=episode.durable_every,
             ranks=episode.ranks,
+            nodes=episode.nodes,
+            spares=episode.spares,
             policy=PATIENT if episode.patient else RecoveryPolicy(),
             judged_by=RankPolicy(spikes=spikes, ladder=LADDER),
         )
@@ -152,6 +184,8 @@ class Player:
         node, record = self.job.node, self.job.watch.record
         if kind == "phase":
             return record is not None and record.phase == name
+        if kind == "newcomer":
+            return record is not None and record.phase == name and bool(self.job.watch.newcomers)
         if node is None or node.ranks is None:
             return False
         return node.ranks.rewinds > 0 if kind == "rewind" else node.ranks.life.name.lower() == name
@@ -171,11 +205,17 @@ class Player:
         assert code is not None
         self.codes.append(code)
         assert code in self._fair(), f"the job has ended with exit code {code}"
-        if code and len(self.codes) < _STARTS and code != SnapshotError.exit_code:
+        if (code or not self._complete) and len(self.codes) < _STARTS and code != SnapshotError.exit_code:
             if code != 130:
                 self._mend()
             self.job.nodes.clear()
             self.job.start_agents()
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the training has come to its end; where a node was drained that the job could not do without, it has not."""
+        record = self.job.watch.record
+        return record is not None and record.complete
 
     def _fair(self) -> set[int]:
         """Exit codes that the faults of this episode may end in."""
@@ -189,6 +229,10 @@ class Player:
             codes |= {BudgetSpent.exit_code, ScriptError.exit_code, SilentCorruption.exit_code}
         if drawn & {"disk_full", "drain_dies"} and "stop_asked" in drawn:
             codes.add(MachineError.exit_code)
+        if drawn & {fault.__name__ for fault in faults.OF_NODES} or (
+            not self.episode.alone and "agent_killed" in drawn
+        ):
+            codes.add(MachineError.exit_code)  # whose part of the last snapshot is lost when it dies while the job ends
         if drawn & {"disk_rots", "storage_unreadable", "bit_flips"}:
             codes |= {SnapshotError.exit_code, MachineError.exit_code}
         return codes
@@ -213,11 +257,18 @@ class Player:
         for _ in range(PATIENCE_S):
             if job.exit_code is not None:
                 break
-            job.start_agents()
+            self._back()
             self._tick()
         assert job.exit_code is not None, f"the job is not over {PATIENCE_S} s after everything was mended"
-        if job.exit_code == 0:
+        if job.exit_code == 0 and self._complete:
             self._ended_well()
+
+    def _back(self) -> None:
+        """Who is dead comes back, as long as the job goes on; who has left in order stays away."""
+        for name in self.job.names:
+            node = self.job.nodes.get(name)
+            if (node is None or node.code) and name not in self.job.late:
+                self.job.start_agent(name)
 
     def _ended_well(self) -> None:
         job = self.job

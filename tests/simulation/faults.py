@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.signals import Ack, AckKind, RankPhase
+from mt_resilient.resilience.signals import Ack, AckKind, NodeId, RankPhase, Wish
 from mt_resilient.resilience.wire import dumps
 
 from ..scenarios.cluster import Job
@@ -27,7 +27,8 @@ def _alive(job: Job) -> bool:
 
 def rank_killed(job: Job, number: int) -> None:
     if _alive(job):
-        job.kill_rank(number % job.ranks_each)
+        ranks = [rank for rank, *_ in job.ranks.each()]
+        job.kill_rank(ranks[number % len(ranks)])
 
 
 def ranks_killed(job: Job, number: int) -> None:
@@ -101,9 +102,12 @@ def state_hurt(job: Job, number: int) -> None:
 
 def bit_flips(job: Job, number: int) -> None:
     """Once the replicas are known for such."""
-    if _alive(job) and job.ranks.life is RankPhase.TRAINING and job.node and job.node.replicas.copies():
-        job.say(f"a bit of rank {number % job.ranks_each}'s copy flips after step {job.ranks.step}")
-        job.ranks.odd = frozenset([number % job.ranks_each])
+    if not _alive(job) or job.ranks.life is not RankPhase.TRAINING:
+        return
+    rank, node = [(rank, node) for rank, node, *_ in job.ranks.each()][number % len(job.ranks.pages)]
+    if node.replicas.copies():
+        job.say(f"a bit of rank {rank}'s copy flips after step {job.ranks.step}")
+        job.ranks.odd = frozenset([rank])
 
 
 def copy_missed(job: Job, number: int) -> None:
@@ -124,13 +128,22 @@ def disk_rots(job: Job, number: int) -> None:
 def agent_killed(job: Job, number: int) -> tuple[int, End] | None:
     if job.node is None:
         return None
-    job.kill_agent()
-    return number % 14, _start_agent
+    name = _one(job, number)
+    job.kill_agent(name)
+    return number % 14, lambda job: _start_agent(job, name)
 
 
-def _start_agent(job: Job) -> None:
-    if job.node is None:
-        job.start_agent()
+def _start_agent(job: Job, name: str) -> None:
+    if name not in job.nodes and name not in job.late:
+        job.start_agent(name)
+
+
+def _one(job: Job, number: int) -> NodeId:
+    """A node whose agent is there: the one; of several, mostly a member."""
+    there = [name for name, node in sorted(job.nodes.items()) if node.code is None] or [*job.nodes]
+    members = [name for name in there if job.watch.record and name in job.watch.record.members]
+    among = there if number % 5 == 0 or not members else members
+    return among[number % len(among)]
 
 
 def agent_stalls(job: Job, number: int) -> tuple[int, End]:
@@ -236,6 +249,86 @@ def stop_asked(job: Job, number: int) -> None:
         job.ask_to_stop(snapshot=bool(number % 2))
 
 
+# -- of nodes ---------------------------------------------------------------------------------------------------------------------
+
+
+def node_dies(job: Job, number: int) -> tuple[int, End] | None:
+    """And comes back after a while, its memory empty."""
+    return _die(job, [_one(job, number)], number) if job.nodes else None
+
+
+def two_nodes_die(job: Job, number: int) -> tuple[int, End] | None:
+    there = sorted(job.nodes)
+    return _die(job, [there[(number + n) % len(there)] for n in range(min(2, len(there)))], number) if there else None
+
+
+def all_nodes_die(job: Job, number: int) -> tuple[int, End] | None:
+    return _die(job, sorted(job.nodes), number) if job.nodes else None
+
+
+def leading_node_dies(job: Job, number: int) -> tuple[int, End] | None:
+    entry = job.store.inner.get(KEYS.leader)
+    led = [name for name, node in job.nodes.items() if entry and node.instance == entry.value.decode()]
+    return _die(job, led, number) if led else None
+
+
+def newcomer_dies(job: Job, number: int) -> tuple[int, End] | None:
+    """One that has just been given a place, wherever it is on its way."""
+    new = [name for name, node in sorted(job.nodes.items()) if node.instance in job.watch.newcomers]
+    return _die(job, [new[number % len(new)]], number) if new else None
+
+
+def _die(job: Job, names: list[NodeId], number: int) -> tuple[int, End]:
+    for name in names:
+        job.kill_node(name)
+    return 2 + number % 29, lambda job: [_start_agent(job, name) for name in names] and None
+
+
+def node_cut_off(job: Job, number: int) -> tuple[int, End] | None:
+    """From etcd, from the other nodes' ranks, or from both."""
+    if job.nodes and not (job.cut.etcd or job.cut.peers):
+        job.cut_off(_one(job, number), etcd=number % 3 != 1, peers=number % 3 != 0)
+        return 1 + number % 23, lambda job: job.mend_network()
+    return None
+
+
+def agent_held_up(job: Job, number: int) -> tuple[int, End] | None:
+    """For longer than its lease lives, perhaps."""
+    if not job.nodes:
+        return None
+    name = _one(job, number)
+    job.say(f"the agent of {name} is held up")
+    job.faults.stalled.add(name)
+    return 1 + number % 17, lambda job: job.faults.stalled.discard(name)
+
+
+def node_drained(job: Job, number: int) -> None:
+    """Where others could go on."""
+    if not job.store.down and len(job.nodes) > min(job.sizes):
+        job.order(Wish.DRAIN, node=_one(job, number))
+
+
+def peers_hang(job: Job, number: int) -> tuple[int, End]:
+    """The next ranks that die leave peers that notice nothing."""
+    job.faults.peers_hang = True
+    return 5 + number % 20, lambda job: setattr(job.faults, "peers_hang", False)
+
+
+OF_NODES: tuple[Fault, ...] = (
+    node_dies,
+    node_dies,
+    two_nodes_die,
+    all_nodes_die,
+    leading_node_dies,
+    newcomer_dies,
+    newcomer_dies,
+    node_cut_off,
+    node_cut_off,
+    agent_held_up,
+    node_drained,
+    peers_hang,
+)
+"""Those that want several."""
 ALWAYS: tuple[Fault, ...] = (
     rank_killed,
     rank_killed,
@@ -275,4 +368,6 @@ PERSISTENT: tuple[Fault, ...] = (rank_killed_again_and_again, nan_without_end)
 """Those that only somebody who mends them ends."""
 LONG: tuple[Fault, ...] = (state_hurt,)
 """Those that want a longer training."""
-BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*ALWAYS, *AWAKE, *ASLEEP, *PERSISTENT, *LONG)}
+BY_NAME: dict[str, Fault] = {
+    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG)
+}
