@@ -66,7 +66,7 @@ def look(directory: RunDirectory) -> World | None:
     if place is None:
         return None
     keys = Keys(place["job"])
-    access = Papers(**place["papers"]).access(os.environ)
+    access = Papers(**place.get("papers", {})).access(os.environ)
     try:
         with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
             return read_world(keys, {k: e.value for k, e in store.range(keys.root).items()})

@@ -43,7 +43,7 @@ def order(directory: RunDirectory, request: Request) -> int:
         )
     asked = replace(request, id=f"{int(wall_s() * 1e6):017d}-{secrets.token_hex(3)}", at_s=wall_s(), by=_who())
     keys = Keys(place["job"])
-    access = Papers(**place["papers"]).access(os.environ)
+    access = Papers(**place.get("papers", {})).access(os.environ)
     with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
         store.put(keys.request(asked.id), dumps(asked))
         try:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import random
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +83,11 @@ class Line:
         rpc = method(service, name)
         if name not in self.calls:
             self.calls[name] = self.channel.unary_unary(rpc.path, response_deserializer=rpc.response.FromString)
-        async with self.gate:
-            return await self.calls[name](rpc.request(**fields).SerializeToString(), timeout=60.0)
+        while True:
+            async with self.gate:
+                with suppress(grpc.aio.AioRpcError):  # too busy: as an agent does, which tries again in its next round
+                    return await self.calls[name](rpc.request(**fields).SerializeToString(), timeout=20.0)
+            await asyncio.sleep(random.random())
 
     async def put(self, key: str, record: Any, lease: int = 0) -> None:
         await self.ask("KV", "Put", key=key.encode(), value=dumps(record), lease=lease)
@@ -97,14 +102,13 @@ class Crowd:
             agent.line.agents.append(agent)
         self.record: tuple[int, GenerationRecord | None] = (0, None)
         self.generation = 0
+        self.entering = asyncio.Semaphore(4 * AT_ONCE)
         self.running: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
         await asyncio.gather(*map(self._register, self.agents))
         for line in self.lines:
-            rpc = method("Lease", "LeaseKeepAlive")
-            line.renewals = line.channel.stream_stream(rpc.path)()
-            self._start(self._drain(line.renewals))
+            self._start(self._renew(line))
             self._start(self._watch(line))
         print("ready", flush=True)
         self._start(self._repeat())
@@ -113,16 +117,24 @@ class Crowd:
     def _start(self, doing: Any) -> None:
         task = asyncio.ensure_future(doing)
         self.running.add(task)
-        task.add_done_callback(self.running.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            print(f"a simulated agent has failed: {task.exception()!r}", file=sys.stderr, flush=True)
+            os._exit(1)  # the figures would be of fewer agents
 
     async def _register(self, agent: Agent) -> None:
         # Long at first: ten thousand registrations take longer than a lease.
+        await self.entering.acquire()
         agent.lease = (await agent.line.ask("Lease", "LeaseGrant", TTL=self.pace.lease_ttl_s + 60)).ID
         agent.renewal = method("Lease", "LeaseKeepAlive").request(ID=agent.lease).SerializeToString()
         name = name_of(agent.number)
         known = NodeRecord(instance=instance_of(agent.number), host=name, pid=4321, ranks=8)
         await agent.line.put(KEYS.status(name), status(0))
         await agent.line.put(KEYS.node(name), known, agent.lease)
+        self.entering.release()
 
     async def _repeat(self) -> None:
         """Renewals and statuses, each when it is due."""
@@ -137,14 +149,19 @@ class Crowd:
                 await asyncio.sleep(wait_s)
             period_s = self.pace.keepalive_s if renews else self.pace.status_s
             heapq.heapreplace(due, (at + jittered(period_s, random.random()), number, renews, agent))
-            if renews:
-                await agent.line.renewals.write(agent.renewal)
-            else:
+            if renews and agent.line.renewals is not None:
+                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream is being opened again
+                    await agent.line.renewals.write(agent.renewal)
+            elif not renews:
                 self._start(agent.line.put(KEYS.status(name_of(number)), status(self.generation)))
 
-    async def _drain(self, stream: Any) -> None:
-        async for _ in stream:
-            pass
+    async def _renew(self, line: Line) -> None:
+        while True:
+            line.renewals = line.channel.stream_stream(method("Lease", "LeaseKeepAlive").path)()
+            with suppress(grpc.aio.AioRpcError):
+                async for _ in line.renewals:
+                    pass
+            await asyncio.sleep(random.random())
 
     async def _watch(self, line: Line) -> None:
         rpc = method("Watch", "Watch")

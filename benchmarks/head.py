@@ -11,12 +11,14 @@ import json
 import select
 import sys
 import time
+from contextlib import suppress
 
 from crowd import KEYS
 
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
 
 AT_MOST_S, AT_LEAST_S = 1.0, 0.02
@@ -41,14 +43,15 @@ def main() -> None:
         if any(fd == 0 for fd, _ in poller.poll(1000 * AT_MOST_S)):
             return
         began_s, used_s = time.monotonic(), time.thread_time()
-        more = True
-        while more:
-            begin_s = time.thread_time()
-            more = controller.tick(lease, time.time())
-            print(json.dumps({"tick_s": time.thread_time() - begin_s}), flush=True)
-        if began_s - renewed_s > 10.0:
-            store.keepalive(lease)
-            renewed_s = began_s
+        with suppress(StoreUnavailable):  # the round is lost
+            more = True
+            while more:
+                begin_s = time.thread_time()
+                more = controller.tick(lease, time.time())
+                print(json.dumps({"tick_s": time.thread_time() - begin_s}), flush=True)
+            if began_s - renewed_s > 10.0:
+                store.keepalive(lease)
+                renewed_s = began_s
         time.sleep(max(AT_LEAST_S, time.thread_time() - used_s))  # half of a core at the most
 
 
