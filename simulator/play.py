@@ -51,7 +51,7 @@ class Play:
         self.setting, self.costs = setting, setting.costs
         self.now_s = START_S
         self.books = Books(setting.costs.step_s, START_S)
-        self.training = Training(self._rhythm(0), self.books, START_S)
+        self.training = Training(rhythm(setting.costs, setting.ranks, 0, 0.0, 0, 0), self.books, START_S)
         self.cluster = Cluster(
             setting.nodes, setting.per_node, setting.spares, setting.sizes or (setting.nodes,), self.training
         )
@@ -185,6 +185,8 @@ class Play:
                     self._answered(len(names))
                 case Action.ORDER_REWIND:
                     self._turn_back(record)
+                case Action.ORDER_PAUSE:
+                    self._order_wait(record)
 
     def _local(self, name: NodeId, acked: AckKind | None) -> LocalState:
         gang, record = self.cluster.gang, self.cluster.record
@@ -197,8 +199,8 @@ class Play:
             training=gang is not None and gang.training(self.now_s),
             acked=(record.number if acked else 0, acked),
             rewind=gang.rewind if gang else 0,
-            paused=False,
-            snapshot=record.snapshot,
+            paused=gang is not None and gang.told_to_wait,
+            snapshot=gang.saves if gang else "",
             leave_ordered=False,
             grace_over=False,
         )
@@ -249,7 +251,7 @@ class Play:
         newcomers = [kept for kept in self.cluster.newcomers.values() if resume not in kept]
         restore_s = costs.restore_s if from_memory and not newcomers else costs.read_s if resume >= 0 else 0.0
         marks, at_s = [], self.now_s
-        for takes_s in (costs.start_s, costs.build_all_s(self.setting.ranks), restore_s):
+        for takes_s in (costs.start_s, costs.build_all_s(self.setting.per_node * len(record.members)), restore_s):
             at_s += costs.slowest_s(takes_s, self.setting.nodes, self.chance)
             marks.append(at_s)
         self.cluster.gang = Gang(
@@ -303,6 +305,28 @@ class Play:
             self.cluster.newcomers = {}
         self.outcome.wave(self.setting.nodes)
         self.tick()
+
+    def _order_wait(self, record: GenerationRecord) -> None:
+        """All ranks wait at their next boundary, and its state goes to disk; or go on."""
+        gang, track = self.cluster.gang, self.training.track
+        assert gang
+        gang.told_to_wait, gang.saves = record.waits, record.saves
+        if gang.told_to_wait and track:
+            self.later(track.when(track.finished(self.now_s) + 1) - self.now_s, self._wait, record.number)
+        elif gang.waits:
+            gang.waits = False
+            self.books.enter(self.now_s, TRAINING)
+            self.training.go_on(self.now_s, round(gang.reached))
+            strikes.resumed(self)
+
+    def _wait(self, number: Generation) -> None:
+        gang = self.cluster.gang
+        if gang is None or gang.generation != number or self.training.track is None or not gang.told_to_wait:
+            return
+        gang.waits, gang.reached = True, round(self.training.halt(self.now_s))
+        self.books.enter(self.now_s, "nodes")
+        self.training.save(self.now_s, round(gang.reached))
+        self.news(self.costs.write_s)
 
     def _turn_back(self, record: GenerationRecord) -> None:
         """All ranks go back as ordered, at their next boundary."""
@@ -378,4 +402,5 @@ class Play:
         every, durable_every = setting.snapshots.every_steps, setting.snapshots.durable_every_steps
         uptime_s = self.since_s
         found = rhythm(setting.costs, setting.ranks, failures, uptime_s, every, durable_every)
-        return replace(found, slow=slow, buddies=setting.buddies)
+        fewer = setting.nodes / max(1, len(self.cluster.place))
+        return replace(found, slow=slow, fewer=fewer, buddies=setting.buddies)

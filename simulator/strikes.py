@@ -184,6 +184,8 @@ def _repaired(play: Play, name: NodeId) -> None:
     play.outcome.away(play.since_s, -1)
     play.cluster.register(name, play.now_s)
     play.news()
+    if play.setting.sizes:  # the job grows by it, once it has been there for some time
+        play.later(play.setting.policy.nodes.grow_after_s + 1.0, play.tick)
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------------

@@ -141,6 +141,15 @@ def test_without_a_spare_the_job_waits_for_the_repair() -> None:
     assert outcome.spent_s["nodes"] == pytest.approx(3600, rel=0.05)
 
 
+def test_with_fewer_nodes_it_goes_on_slower_and_grows_again() -> None:
+    what = setting(sizes=tuple(range(6, 9)), days=3.0)
+    outcome = after(one(Shows.LOST), what, repair_s=DAY_S)
+    assert sum(n for (_, rung), n in outcome.recoveries.items() if rung == 4) == 2
+    assert outcome.spent_s["fewer"] == pytest.approx(DAY_S / 8, rel=0.02)
+    assert outcome.spent_s["nodes"] < 300
+    assert outcome.generations == 3
+
+
 def test_a_hang_costs_its_budget_first() -> None:
     what = setting()
     outcome = after(one(Shows.HANGS), what)
