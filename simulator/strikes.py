@@ -67,7 +67,6 @@ def broken(play: Play) -> None:
             play.cluster.newcomers = {}
         gang.reached = play.training.halt(play.now_s)
     gang.broken_s = play.now_s
-    play.news(HEARD_S)  # an exception waits so long for what others have to say
     play.books.enter(play.now_s, "detect")
 
 
@@ -88,6 +87,7 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
         started=gang.stepped_s <= play.now_s,
     )
     play.news()
+    play.news(HEARD_S)  # an exception waits so long for what others have to say
 
 
 def start_of_the_sick(play: Play) -> None:
