@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-STEPS, REPLAY, SNAPSHOTS, STRAGGLERS = "steps", "replay", "snapshots", "stragglers"
+STEPS, REPLAY, SNAPSHOTS, STRAGGLERS, FEWER = "steps", "replay", "snapshots", "stragglers", "fewer"
 ACCOUNTS: Mapping[str, str] = {
     STEPS: "steps that count, at their full speed",
     "detect": "from a fault to the decision",
@@ -17,6 +17,7 @@ ACCOUNTS: Mapping[str, str] = {
     REPLAY: "steps computed again, and the one that a fault cut off",
     SNAPSHOTS: "boundaries, and stalls of snapshots in memory and on disk",
     STRAGGLERS: "steps that a slow node made longer",
+    FEWER: "steps that fewer nodes than all made longer, at the same batch",
     "operator": "for somebody to start a job again that had given up",
 }
 """In the order in which a recovery goes."""
@@ -39,14 +40,16 @@ class Books:
             self.spent_s[self._account] += now_s - self._since_s
         self._since_s, self._account = now_s, account
 
-    def trained(self, now_s: float, before: float, after: float, added_s: float) -> None:
-        """Since the last entry, steps were computed: from `before` to `after`, each with so many seconds of ours."""
+    def trained(self, now_s: float, before: float, after: float, added_s: float, shared_s: float) -> None:
+        """Since the last entry, steps were computed: from `before` to `after`, each with so many seconds of ours, and so many more since
+        fewer nodes share it."""
         assert self._account == TRAINING
         new = max(0.0, after - max(before, self.reached))
         took_s, steps = now_s - self._since_s, after - before
         self.spent_s[STEPS] += new * self._step_s
         self.spent_s[REPLAY] += (steps - new) * self._step_s
         self.spent_s[SNAPSHOTS] += steps * added_s
-        self.spent_s[STRAGGLERS] += took_s - steps * (self._step_s + added_s)
+        self.spent_s[FEWER] += steps * shared_s
+        self.spent_s[STRAGGLERS] += took_s - steps * (self._step_s + added_s + shared_s)
         self.reached = max(self.reached, after)
         self._since_s = now_s

@@ -56,6 +56,11 @@ class Gang:
     """The last order to go back that it was told,"""
     declined: int = 0
     """and the last one that it could not obey: the state is not there any more."""
+    told_to_wait: bool = False
+    waits: bool = False
+    """All ranks wait at a boundary;"""
+    saves: str = ""
+    """what for their state goes to disk."""
     exits: dict[NodeId, RankExit] = field(default_factory=dict)
     stalls: dict[NodeId, tuple[RankStall, ...]] = field(default_factory=dict)
     rewinds: list[InPlaceRewind] = field(default_factory=list)
@@ -228,6 +233,8 @@ class Cluster:
             launch="warm",
             rewinds=tuple(gang.rewinds),
             declined=gang.declined,
+            paused=gang.waits,
+            snapshot=gang.saves,
             **kept,  # type: ignore[arg-type]
             **marks,  # type: ignore[arg-type]
         )

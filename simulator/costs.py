@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from random import Random
 
 from ..resilience.errors import UsageError
+from ..resilience.verdict import HEARD_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +85,8 @@ class Costs:
         return self.build_s + self.build_per_rank_s * ranks
 
     def restart_s(self, nodes: int, ranks: int) -> float:
-        """Of a restart from memory, all phases from the fault to the start of the first step, jitter left out."""
-        control_s = 4 * self.news_s + 2 * self.told_s(nodes) + self.answered_s(nodes)
+        """Of a restart from memory for a rank that raised, all phases from the fault to the start of the first step, jitter left out."""
+        control_s = HEARD_S + 4 * self.news_s + 2 * self.told_s(nodes) + self.answered_s(nodes)
         phases_s = self.stop_s + self.start_s + self.build_all_s(ranks) + self.restore_s + self.first_step_s
         return control_s + phases_s
 

@@ -49,7 +49,9 @@ class Rhythm:
     """From one on disk to the next."""
     costs: Costs
     slow: float = 1.0
-    """How much longer a step takes than it should."""
+    """So many times as long does a step take, since some node is slow,"""
+    fewer: float = 1.0
+    """and since fewer nodes than all share the same batch."""
     buddies: bool = True
     """Each node's snapshots are copied into another one's memory."""
 
@@ -57,12 +59,14 @@ class Rhythm:
     def added_s(self) -> float:
         """To each step, in the mean."""
         costs = self.costs
-        durable = costs.durable_stall_s * costs.step_s * self.slow / self.durable_s if self.durable_s else 0.0
+        durable = (
+            costs.durable_stall_s * costs.step_s * self.slow * self.fewer / self.durable_s if self.durable_s else 0.0
+        )
         return costs.boundary_s + costs.stall_s / self.every_steps + durable
 
     @property
     def period_s(self) -> float:
-        return self.costs.step_s * self.slow + self.added_s
+        return self.costs.step_s * self.slow * self.fewer + self.added_s
 
     @property
     def copied_steps(self) -> int:

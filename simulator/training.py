@@ -62,6 +62,14 @@ class Training:
         period_s = self._rhythm.period_s
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=to, period_s=period_s, begun=to))
 
+    def go_on(self, now_s: float, done: int) -> None:
+        """Ranks that have only waited."""
+        self._go(now_s, self._rhythm, Track(at_s=now_s, done=done, period_s=self._rhythm.period_s, begun=done))
+
+    def save(self, now_s: float, step: int) -> None:
+        """The ranks wait at that step, and its state goes to disk."""
+        self.shelf.kept.append((now_s + self._rhythm.costs.write_s, step))
+
     def pace(self, now_s: float, slow: float) -> None:
         """From now on a step takes `slow` times as long as it should."""
         self._rhythm = replace(self._rhythm, slow=slow)
@@ -80,8 +88,9 @@ class Training:
     def account(self, now_s: float) -> None:
         """Put what was done since into the books, and on the shelf."""
         if self.track and now_s > self._seen_s:
-            added_s = self._rhythm.added_s
-            self._books.trained(now_s, self.track.at(self._seen_s), self.track.at(now_s), added_s)
+            pace, track = self._rhythm, self.track
+            shared_s = pace.costs.step_s * (pace.fewer - 1)
+            self._books.trained(now_s, track.at(self._seen_s), track.at(now_s), pace.added_s, shared_s)
             self.shelf.went_on(self.track, self._rhythm, now_s)
             self._seen_s = now_s
 

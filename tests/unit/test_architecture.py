@@ -77,6 +77,8 @@ PURE = {
     "simulator/training.py",
     "simulator/cluster.py",
     "simulator/books.py",
+    "simulator/figures.py",
+    "simulator/obeying.py",
     "simulator/strikes.py",
     "simulator/outcome.py",
     "simulator/formula.py",

@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from mt_resilient.checkpoint.cadence import SnapshotPolicy
+from mt_resilient.cli import main
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.simulator import formula, models, sensitivity
 from mt_resilient.simulator.costs import Costs
@@ -141,6 +145,15 @@ def test_without_a_spare_the_job_waits_for_the_repair() -> None:
     assert outcome.spent_s["nodes"] == pytest.approx(3600, rel=0.05)
 
 
+def test_with_fewer_nodes_it_goes_on_slower_and_grows_again() -> None:
+    what = setting(sizes=tuple(range(6, 9)), days=3.0)
+    outcome = after(one(Shows.LOST), what, repair_s=DAY_S)
+    assert sum(n for (_, rung), n in outcome.recoveries.items() if rung == 4) == 2
+    assert outcome.spent_s["fewer"] == pytest.approx(DAY_S / 8, rel=0.02)
+    assert outcome.spent_s["nodes"] < 300
+    assert outcome.generations == 3
+
+
 def test_a_hang_costs_its_budget_first() -> None:
     what = setting()
     outcome = after(one(Shows.HANGS), what)
@@ -244,3 +257,80 @@ def test_the_table_is_better_towards_fewer_faults_and_shorter_restarts() -> None
     found = {(cell.restart_s, cell.interval_s): cell.effective for cell in cells}
     assert found[30, 0] > found[300, 0] > found[300, 600]
     assert found[30, 0] > found[30, 600]
+
+
+# -- what one may ask for -----------------------------------------------------------------------------------------------
+
+OWN = """
+[pattern]
+shape = 0.7
+[[source]]
+name = "GPU"
+shows = "dies"
+per_1000_node_days = 2.5
+lasting = 1
+[[source]]
+name = "spike"
+shows = "spikes"
+per_day = 1
+"""
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "ours.toml").write_text(OWN)
+    model = models.named(f"{tmp_path / 'ours.toml'},failslow")
+    assert model.name == "ours+failslow"
+    assert model.pattern == Pattern(shape=0.7)
+    assert [source.name for source in model.sources] == ["GPU", "spike", "fail-slow"]
+    assert model.per_s(1000) == pytest.approx((2.5 + 1 + 5 / 54) / DAY_S)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"dies"', '"dyes"', "shows is 'dyes'; it may be dies"),
+        ("lasting", "lastin", "no key 'lastin'; did you mean lasting"),
+        ("lasting = 1", "lasting = 2", "it is a share"),
+        ("2.5", '"many"', "must be a number"),
+        ('name = "GPU"', "", "lacks name"),
+        ("per_day = 1", "per_1000_node_days = 1", "spikes are of the job"),
+        ("[pattern]", "[patern]", "has patern"),
+        ("shape = 0.7", "lemons = 0.1", "go together"),
+        ("[[source]]", "[[source", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, before: str, after: str, said: str) -> None:
+    (tmp_path / "ours.toml").write_text(OWN.replace(before, after))
+    with pytest.raises(UsageError, match=said):
+        models.named(str(tmp_path / "ours.toml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--faults", "lama3"), "did you mean llama3?"),
+        (("--faults", "llama3,stepfun"), "would be there twice"),
+        (("--gpus", "10"), "Give a multiple of --per-node"),
+        (("--gpus", "16", "--least", "3"), "is more than the 2 nodes"),
+        (("--days", "0"), "more than 0"),
+        (("--rate", "-1"), "0 \\(no faults\\)"),
+        (("--set", "costs.steps_s=1"), "did you mean step_s?"),
+        (("--set", "costs.step_s=0"), "it must be more than 0"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *words]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus", "64", "--days", "20", "--faults", "llama3,failslow", "--rate", "20", "--spares", "2")
+    assert main(["simulate", *words, "--plots", str(tmp_path / "new")]) == 0
+    told = capsys.readouterr()
+    assert re.search(r"effective training time \d\d\.\d\d%", told.out)
+    assert "agent_lost" in told.out
+    pictures = sorted(tmp_path.glob("new/*.svg"))
+    assert [picture.stem for picture in pictures] == ["away", "effective", "losses"]
+    assert all(ElementTree.parse(picture).getroot().tag.endswith("svg") for picture in pictures)
