@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="as one JSON object")
     explain = commands.add_parser("explain", help="the story of an incident, or of all")
     explain.add_argument("incident", nargs="?", help="its number, as the list shows it")
+    _simulate_options(commands)
     orders = _order_actions(commands)
     snapshots = commands.add_parser(
         "snapshots", help="list, verify or digest the durable snapshots; take them to other formats"
@@ -119,6 +120,52 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
     stop = commands.add_parser("stop", help="end the job as Ctrl-C does; the same command goes on")
     stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot before")
     return [rewind, pause, resume, snapshot, drain, stop]
+
+
+def _simulate_options(commands: Any) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="what a training on a whole cluster would lose to faults",
+        description="Plays a training on a cluster of any size, with faults that a seed draws, and the decisions that this program would "
+        "take. No GPU, network or store is touched; a seed gives the same run every time.",
+    )
+    simulate.add_argument("--gpus", type=_count, default=16384, help="in all, spares left out (default %(default)s)")
+    simulate.add_argument(
+        "--per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default %(default)s)"
+    )
+    simulate.add_argument("--days", type=float, default=54.0, help="how long it trains (default %(default)g)")
+    simulate.add_argument(
+        "--faults",
+        default="llama3",
+        metavar="MODEL,…",
+        help="what strikes: llama3, stepfun, failslow, spikes, none, several with commas, or a file that ends in .toml (default llama3)",
+    )
+    simulate.add_argument(
+        "--rate", type=float, default=1.0, metavar="X", help="so many times as many faults (default %(default)g)"
+    )
+    simulate.add_argument(
+        "--spares",
+        type=_count,
+        default=64,
+        metavar="N",
+        help="nodes that wait, to take others' places (default %(default)s)",
+    )
+    simulate.add_argument(
+        "--least", type=_count, default=0, metavar="N", help="nodes to go on with at the least (default: only with all)"
+    )
+    simulate.add_argument("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
+    simulate.add_argument("--seed", type=_count, default=0, help="which run of all that may be (default %(default)s)")
+    simulate.add_argument(
+        "--config", type=Path, metavar="FILE", help="configuration in TOML: that of run, and a section [costs]"
+    )
+    simulate.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one value, such as costs.step_s=3"
+    )
+    simulate.add_argument(
+        "--sensitivity", action="store_true", help="also a table: restart time x snapshot interval x faults"
+    )
+    simulate.add_argument("--json", action="store_true", help="as one JSON object")
+    simulate.add_argument("--plots", type=Path, metavar="DIR", help="write pictures (SVG) there")
 
 
 def _count(text: str) -> int:
@@ -206,6 +253,8 @@ def _dispatch(words: list[str]) -> int:
         return _preflight(options)
     if options.command == "snapshots":
         return {"export": _export, "import": _import}.get(options.action, _snapshots)(options)
+    if options.command == "simulate":
+        return _simulate(options)
     from .agent import inspect
 
     directory = inspect.find_directory(options.run_dir)
@@ -280,6 +329,27 @@ def _dcp_writer() -> Any:
             f"torch is wanted for dcp, and cannot be imported ({error}); install it, or take --to safetensors"
         ) from error
     return dcp_export.write
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from .agent.job import SECTIONS
+    from .resilience.config import load
+    from .simulator.command import setting, simulate
+    from .simulator.costs import Costs
+
+    policies = load({**SECTIONS, "costs": Costs}, options.config, os.environ, _set(options.set))
+    what = setting(
+        gpus=options.gpus,
+        per_node=options.per_node,
+        days=options.days,
+        spares=options.spares,
+        least=options.least,
+        rate=options.rate,
+        seed=options.seed,
+        buddies=not options.no_buddies,
+        policies=policies,
+    )
+    return simulate(what, options.faults, as_json=options.json, plots_in=options.plots, table=options.sensitivity)
 
 
 def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..resilience import describe
@@ -36,12 +36,19 @@ def described(launch: Launch, sizes: Sequence[int], spares: int, run: str, first
 
 
 def register(
-    store: Store, keys: Keys, spec: Spec, run: RunDirectory, node: NodeId, me: NodeRecord
+    store: Store,
+    keys: Keys,
+    spec: Spec,
+    run: RunDirectory,
+    node: NodeId,
+    me: NodeRecord,
+    pause: Callable[[float], None] = sleep,
 ) -> tuple[Spec, Generation]:
     """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
 
     The job as it is known, and the number of the generation that it was over with; 0: it was not. Raises UsageError for another command,
-    another number of ranks or of nodes, a job that is finished, and a name that another agent goes by.
+    another number of ranks or of nodes, a job that is finished, and a name that another agent goes by. pause: waits so many seconds, while
+    agents of the life that is over leave.
     """
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
     known = _known(store, keys, spec, run)
@@ -60,14 +67,14 @@ def register(
     if last and others:
         wait_s = 0.0
         while wait_s < LEAVE_S and _nodes(store, keys).keys() - {node} and _over(store, keys):
-            sleep(0.1)
+            pause(0.1)
             wait_s += 0.1
         if wait_s >= LEAVE_S:
             raise UsageError(
                 f"the job has ended, and the agents of {describe.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
             )
-        return register(store, keys, spec, run, node, me)
+        return register(store, keys, spec, run, node, me, pause)
     if others:  # the job is under way: this node joins it
         return known, Generation(0)
     for key, asked in store.range(keys.requests).items():

@@ -22,6 +22,7 @@ from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import NodeId, NodeRecord, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
+from ..resilience.verdict import HEARD_S
 from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced
 from .heartbeat import Heartbeat
@@ -117,7 +118,8 @@ class Supervisor:
             os.close(woken)
 
     def _wait(self, wake: int) -> list[int]:
-        calm = self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
+        running = self.record is not None and self.record.phase is Phase.RUN
+        calm = running and not self._busy() and not self._unfinished()
         poller = select.poll()
         resting_s = max(0.0, self._rest_until_s - monotonic_s())
         changes = () if resting_s else self.controller.fds()
@@ -251,6 +253,9 @@ class Supervisor:
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
+        exits = self._published.exits if self._published else ()
+        if any(wall_s() - ended.at_s < HEARD_S for ended in exits):
+            return True  # who leads waits so long for the others' word, and no longer
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
 
     def _ordered(self) -> bool:

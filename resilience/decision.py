@@ -30,7 +30,7 @@ from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, 
 from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, unheeded
 from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine, Step, Wish
 from .stability import ResumePoint, choose, exactly
-from .verdict import Verdict, judge
+from .verdict import Verdict, judge, settled
 from .world import World
 
 
@@ -161,12 +161,20 @@ def _event(world: World, now: float, policy: Policy) -> tuple[Event | None, Verd
     if leaving(world) and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
         return Event.STOP, None, None
     verdict = judge(suspect(world))
+    if verdict and not settled(verdict, _unheard(world), now):
+        return None, None, None
     if verdict:
         in_place = _all_at_work(world) and not verdict.consequences and _sound(world, verdict) >= 0
         known = world.incidents
         answer = plan(verdict, step_reached(world), _kept(world), known, policy.recovery, in_place=in_place)
         return answer.event, verdict, answer
     return _calm(world, now, policy)
+
+
+def _unheard(world: World) -> bool:
+    """Whether one of several members has said nothing of an end of its ranks."""
+    told = sum(bool(status.exits) for status in world.statuses())
+    return told < len(world.members) > 1
 
 
 def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
@@ -227,7 +235,8 @@ def step_reached(world: World) -> Step:
 
 def _said(world: World) -> list[NodeStatus]:
     """Of the members. What memory holds of other ranks than a node is to have is of no use to it."""
-    said = [(world.status[n], (rank, len(world.members))) for rank, n in enumerate(world.members) if n in world.status]
+    members = world.members
+    said = [(world.status[n], (rank, len(members))) for rank, n in enumerate(members) if n in world.status]
     return [s if s.seat in ((), seat) else replace(s, memory_steps=()) for s, seat in said]
 
 

@@ -33,6 +33,9 @@ wrong replica may be what makes a step give NaN."""
 TOGETHER_S = 1.0
 """Gloo and NCCL tell a dead peer's partners within milliseconds, and the agent sees all of them in one or two ticks."""
 
+HEARD_S = 1.0
+"""Within so long all nodes have said what has become of their ranks: they say it at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -74,3 +77,9 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
     if cause is Cause.SCRIPT_RAISED:  # every peer of a rank that raised raises too: the first one is the cause
         rest, blamed = (*blamed[1:], *rest), blamed[:1]
     return Verdict(cause=cause, blamed=blamed, consequences=rest, at_s=first)
+
+
+def settled(verdict: Verdict, unheard: bool, now: float) -> bool:
+    """Whether it may be acted on. An exception may follow from what another node has seen and not said yet, which the node that leads
+    never has to wait for with its own. unheard: a member has told of no end of its ranks; now: wall-clock seconds."""
+    return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or not 0 <= now - verdict.at_s < HEARD_S

@@ -1,13 +1,16 @@
-"""A job on one simulated node, played second by second and told as prose: what an episode plays with."""
+"""A job on simulated nodes, played second by second and told as prose: what an episode plays with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from string import ascii_lowercase
 from typing import Any
 
+from mt_resilient.agent.launch import sizes
 from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe
+from mt_resilient.resilience.assignment import NodesPolicy
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.decision import Decision, Policy
@@ -15,14 +18,14 @@ from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import Request
+from mt_resilient.resilience.signals import NodeId, Request
 from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World, read_world
 
 from .etcd import Client, Etcd
-from .faults import Faults
+from .faults import Cut, Faults
 from .invariants import Watch
 from .kept import Kept, Restored, State
 from .node import KEYS, Node
@@ -39,6 +42,10 @@ _DOES = {
 }
 
 
+class _Waiting(Exception):
+    """An agent may not join yet."""
+
+
 class Job:
     """The whole of it, from outside: what an episode plays with."""
 
@@ -48,11 +55,19 @@ class Job:
         total: int = 12,
         durable_every: int = 4,
         ranks: int = 2,
+        nodes: str = "1",
+        spares: int = 0,
+        grow_after_s: float = 5.0,
         policy: RecoveryPolicy | None = None,
         judged_by: RankPolicy | None = None,
         **faults: Any,
     ) -> None:
-        """total: steps of the training; faults: of `Faults`."""
+        """total: steps of the training; ranks: on each node; faults: of `Faults`. The nodes are named a, b, c …"""
+        self.sizes, self.spares = sizes(nodes), spares
+        self.seated = NodesPolicy(number=nodes, spares=spares, grow_after_s=grow_after_s)
+        self.names = tuple(NodeId(name) for name in ascii_lowercase[: max(self.sizes) + spares])
+        self.alone = len(self.names) == 1
+        self.cut = Cut()
         self.total, self.durable_every, self.faults = total, durable_every, Faults(**faults)
         self.ranks_each = ranks
         self.policy = policy or RecoveryPolicy()
@@ -67,8 +82,10 @@ class Job:
         self.disk: dict[int, State] = {}
         self.written: dict[int, Kept] = {}
         """Of the snapshots on disk, all that is in them;"""
-        self.stamps: dict[int, tuple[str, Stamp]] = {}
-        """and which life of the agent has written them, as what."""
+        self.stamps: dict[int, tuple[frozenset[str], Stamp]] = {}
+        """and which lives of agents have written them, as what."""
+        self.parts: dict[Stamp, dict[int, str]] = {}
+        """Of snapshots on their way to disk: who has written its node rank's."""
         self.rejected: set[int] = set()
         self.lines: list[str] = []
         self.sentences: list[str] = []
@@ -76,10 +93,17 @@ class Job:
         self.lives = 0
         self.incidents: dict[tuple[int, str], Incident] = {}
         """By generation and number: the numbers start anew when a job that was over is started again."""
+        self.stepped_in: list[int] = []
+        """Generations of the ranks that have done a step in this second, in turn."""
         self.computed = 0
         """Steps in all, those computed again included."""
         self.standby: list[tuple[Controller, int]] = []
-        self.node: Node | None = None
+        self.nodes: dict[NodeId, Node] = {}
+        """Those with an agent, or whose agent has left in order."""
+        self.late: list[NodeId] = []
+        """Those whose agent waits for others to leave, before it joins."""
+        self.worlds: dict[int, Ranks] = {}
+        """By generation."""
         self.strays: list[Ranks] = []
         """Ranks that lived on when others were started."""
         self.missed: list[int] = []
@@ -90,24 +114,100 @@ class Job:
         self.exit_code: int | None = None
         self.phase_told: tuple[int, Phase] | None = None
         """Of the newest record that a controller wrote."""
-        self.start_agent()
+        self.leads = ""
+        self.start_agents()
 
     # -- what an episode does to it ---------------------------------------------------------------------------------------------
 
-    def start_agent(self) -> None:
+    def start_agents(self) -> None:
+        """The same command on all nodes that have no agent."""
+        absent = [name for name in self.names if name not in self.nodes or self.nodes[name].code is not None]
+        started = [name for name in absent if self._start(name)]
+        if started and not self.alone:
+            on = describe.listed(started)
+            self.say(f"agents start on {on}" if len(started) > 1 else f"an agent starts on {on}")
+        elif started:
+            self.say("an agent starts" if self.lives == 1 else "the agent is started again")
+
+    def start_agent(self, name: str = "a") -> None:
+        on = "" if self.alone else f" on {name}"
+        if self._start(NodeId(name)):
+            self.say(f"an agent starts{on}" if on else "the agent is started again")
+
+    def _start(self, name: NodeId) -> bool:
+        """Whether it has come so far as to join the job."""
         self.lives += 1
         self.exit_code = None
         try:
-            self.node = Node(self, f"life-{self.lives}")
+            self.nodes[name] = Node(self, name, f"life-{self.lives}")
         except StoreUnavailable:
-            self.say("an agent is started, finds that etcd does not answer, and leaves")
-            return
-        self.say("an agent starts" if self.lives == 1 else "the agent is started again")
+            on = "" if self.alone else f" on {name}"
+            self.say(f"an agent is started{on}, finds that etcd does not answer, and leaves")
+            return False
+        except _Waiting:
+            self.late.append(name)
+            return False
+        return True
 
-    def kill_agent(self) -> None:
+    def waits(self, _: float) -> None:
+        """What an agent does that has to wait before it may join."""
+        raise _Waiting
+
+    def kill_agent(self, name: str = "a") -> None:
         """SIGKILL: its ranks and its memory die with it, its lease lives on."""
-        self.say("the agent is killed, its ranks and its memory with it")
-        self.node = None
+        self.say(f"the agent{'' if self.alone else f' of {name}'} is killed, its ranks and its memory with it")
+        watcher, instance = self._watcher(NodeId(name)), self.nodes[NodeId(name)].instance
+        if watcher:
+            watcher.dead = instance
+        self._gone(NodeId(name), closed=not self.faults.peers_hang)
+
+    def _watcher(self, name: NodeId) -> Node | None:
+        """Whose agent holds a connection to that one, which its host will now refuse."""
+        node = self.nodes[name]
+        members = [*node.record.members] if node.record and node.record.members.get(name) == node.instance else []
+        before = members[members.index(name) - 1] if len(members) > 1 else name
+        there = self.nodes.get(before)
+        return (
+            there if before != name and there and there.code is None and not self.cut.peers & {name, before} else None
+        )
+
+    def kill_node(self, name: str) -> None:
+        """Its power fails: nobody is left to close connections."""
+        self.say(f"node {name} dies")
+        self._gone(NodeId(name), closed=False)
+
+    def _gone(self, name: NodeId, closed: bool) -> None:
+        node = self.nodes.pop(name)
+        if node.ranks:
+            node.ranks.leave(node, closed)
+
+    def cut_off(self, name: str, etcd: bool = False, peers: bool = False) -> None:
+        what = " and ".join(["etcd"] * etcd + ["the other nodes"] * peers)
+        self.say(f"{name} is cut off from {what}")
+        self.cut.etcd |= {NodeId(name)} if etcd else set()
+        self.cut.peers |= {NodeId(name)} if peers else set()
+
+    def mend_network(self) -> None:
+        if self.cut.etcd or self.cut.peers:
+            self.say("the network is whole again")
+        self.cut.etcd.clear()
+        self.cut.peers.clear()
+
+    def joined(self, node: Node, record: GenerationRecord) -> Ranks:
+        """The ranks of a generation, with those of one more node."""
+        ranks = self.worlds.setdefault(record.number, Ranks(self, record))
+        ranks.join(node)
+        return ranks
+
+    def stage(self, ranks: Ranks, durable: bool, patient: bool = False) -> frozenset[int]:
+        """All nodes keep their state. The ranks that could not take their copy. patient: they wait for a slot."""
+        fresh = ranks.kept()
+        held = all(ranks.step in node.arena for node in ranks.nodes.values())
+        fresh.missing = frozenset() if held or patient else self.faults.miss_at.pop(ranks.step, frozenset())
+        self.missed += [ranks.step] if fresh.missing else []
+        for node in ranks.nodes.values():
+            node.stage(fresh, durable)
+        return fresh.missing
 
     def ask_to_stop(self, snapshot: bool) -> None:
         assert self.node
@@ -152,6 +252,11 @@ class Job:
         return self.now_s + self.skew_s
 
     @property
+    def node(self) -> Node | None:
+        """The one; of several, the first of those with the newest ranks."""
+        return max(self.nodes.values(), key=lambda node: node.gang.generation if node.gang else 0, default=None)
+
+    @property
     def ranks(self) -> Ranks:
         assert self.node
         assert self.node.ranks
@@ -180,27 +285,43 @@ class Job:
         self.now_s += 1.0
         self.store.settle(self.now_s)
         quiet = len(self.stepped)
-        if self.node:
-            self.exit_code = self.node.round(self.now_s)
+        late, self.late = self.late, []
+        for name in late:
+            self.start_agent(name)
+        there = [node for _, node in sorted(self.nodes.items()) if node.code is None]
+        for ranks in sorted({node.ranks for node in there if node.ranks}, key=lambda ranks: ranks.generation):
+            ranks.advance(self.now_s)
+            self.last_state = ranks.state
+        for node in there:
+            node.code = node.round(self.now_s)
+        if self.nodes and not self.late and all(node.code is not None for node in self.nodes.values()):
+            self.exit_code = max(node.code or 0 for node in self.nodes.values())
         for controller, lease in self.standby:
             with suppress(StoreUnavailable):
                 controller.tick(lease, self.wall_s)
         self._write_line(quiet)
         self.watch.look(self)
 
-    def controller(self, identity: str) -> Controller:
-        def told(decision: Decision) -> None:
-            self._hear(f" (says {identity})" if self.standby else "", decision)
+    def controller(self, identity: str, name: NodeId | None = None) -> Controller:
+        """name: of the node whose agent it is; None: of one without ranks."""
 
-        store: Any = self.client(identity)
+        def told(decision: Decision) -> None:
+            if not self.alone and self.leads != (name or identity):
+                self.leads = name or identity
+                self.say(f"{self.leads} leads")
+            self._hear(f" (says {identity})" if self.standby and self.alone else "", decision)
+
+        store: Any = self.client(identity, name)
         return Controller(store, KEYS, Election(store, KEYS.leader, identity), self._policy, told)
 
-    def client(self, identity: str) -> Client:
-        return Client(self.store, identity, lambda: self.now_s)
+    def client(self, identity: str, name: NodeId | None = None) -> Client:
+        return Client(self.store, identity, lambda: self.now_s, lambda: name in self.cut.etcd)
 
     @property
     def _policy(self) -> Policy:
-        return Policy(recovery=self.policy, ladder=self.judged_by.ladder, observe=self.judged_by.observe)
+        return Policy(
+            recovery=self.policy, nodes=self.seated, ladder=self.judged_by.ladder, observe=self.judged_by.observe
+        )
 
     def _hear(self, who: str, decision: Decision) -> None:
         """Tell what a controller wrote."""

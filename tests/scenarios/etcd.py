@@ -86,14 +86,19 @@ class Etcd:
 class Client:
     """One client's connection."""
 
-    def __init__(self, etcd: Etcd, name: str, now: Callable[[], float]) -> None:
-        self._etcd, self._name, self._now = etcd, name, now
+    def __init__(self, etcd: Etcd, name: str, now: Callable[[], float], cut_off: Callable[[], bool]) -> None:
+        """cut_off: whether the network to the store is gone for it."""
+        self._etcd, self._name, self._now, self._cut_off = etcd, name, now, cut_off
 
     def __getattr__(self, name: str) -> Any:
+        if self._cut_off():
+            raise StoreUnavailable("etcd cannot be reached")
         return getattr(self._etcd, name)
 
     def put(self, key: str, value: bytes, lease: int = 0) -> None:
         self.transact([], [Put(key, value, lease)])
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        if self._cut_off():
+            raise StoreUnavailable("etcd cannot be reached")
         return self._etcd.write(self._name, compares, operations, self._now())

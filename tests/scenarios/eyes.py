@@ -38,9 +38,11 @@ class Eyes:
         pass
 
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
-        assert self._node.ranks
-        busy = bool(self._node.ranks.busy_s) and local_rank == 1
-        text = ENDS if page.phase == RankPhase.FINISHED else READS if local_rank == 1 else WAITS
+        ranks = self._node.ranks
+        assert ranks
+        slow = self._node.first_rank + local_rank == 1 and ranks.whole
+        busy = bool(ranks.busy_s) and slow
+        text = ENDS if page.phase == RankPhase.FINISHED else READS if slow else WAITS
         stack = parse(text)[1]
         return Look(at_s=now_s, state="R" if busy else "S", cpu_s=now_s * busy, stack=stack, spot=locate(stack))
 

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mt_resilient.resilience.signals import NodeId
+
+
+@dataclass
+class Cut:
+    """Nodes that some of the network is gone for."""
+
+    etcd: set[NodeId] = field(default_factory=set)
+    """They do not reach the store,"""
+    peers: set[NodeId] = field(default_factory=set)
+    """nor other nodes' ranks."""
+
 
 @dataclass
 class Faults:
@@ -45,5 +57,9 @@ class Faults:
     drain_dead: bool = False
     """The drain process, and whatever starts it again."""
     agent_stalls: bool = False
+    stalled: set[NodeId] = field(default_factory=set)
+    """Nodes whose agents are held up; the word above is for all."""
+    peers_hang: bool = False
+    """When a rank is killed, those on other nodes notice nothing, and wait for it."""
     obeys_late_s: int = 0
     """How long the agent will be held up between reading the next record and obeying it."""

@@ -8,6 +8,7 @@
     6  a fault costs no more than the newest state that there is to go back to
     7  no recovery goes on for ever without progress
     8  training goes on without etcd and without the drain process
+    9  members are of a number that is allowed, present and neither dismissed nor shut out; who stays keeps its place (`places`)
 
 Each check is a pure function of the job as it is now and of what was noted before; it gives a sentence where something is wrong. They know
 the truth of the simulated world (which bit has flipped, which copy is missing), which the program under test does not.
@@ -29,16 +30,20 @@ from mt_resilient.resilience.signals import RankPhase
 from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
 
+from . import places
 from .etcd import Accepted
 from .kept import HURT, Inner, Kept, State
 from .ranks import Ranks
 
 if TYPE_CHECKING:
     from .cluster import Job
+    from .node import Node
 
 _MOVES = {(phase, target) for (phase, _), (move, target) in TABLE.items() if move is not Move.IGNORE}
 _NOT_COUNTED = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE, Cause.FINGERPRINT_MISMATCH)
 """Causes whose restarts have budgets of their own."""
+_ORDERS = ("paused", "rewind", "snapshot", "moving", "moving_s", "dismissed")
+"""What may change of a record while its generation stays in its phase."""
 _UNLAUNCHED = 20
 """More than there are faults in an episode."""
 _LAG = 2
@@ -70,7 +75,11 @@ class Watch:
     turns: list[int] = field(default_factory=list)
     """Onsets of the last rewinds in place that were about one and the same fault."""
     ranks: Ranks | None = None
+    owners: tuple[Node, ...] = ()
+    """The nodes that had them."""
     moved: tuple[int, ...] = ()
+    newest: int = 0
+    """Generation whose ranks did a step last."""
     idle: bool = True
     """Whether the ranks had reason to stand still."""
 
@@ -83,6 +92,7 @@ class Watch:
                 self._hold(1, _follows(self.record, record, write))
                 if not _within_its_phase(self.record, record):
                     self._hold(1, _cleared(job, record))
+                    self._hold(9, places.wrong(job, self.record, record))
                     self._hold(6, _newest_there_is(job, self, record))
                     self._hold(7, _within_budget(job, self, record))
                     self._note(record, write)
@@ -118,6 +128,7 @@ class Watch:
                 self.turns = [*(self.turns if same else []), restored.before]
         self.restored = len(job.restored)
         self.ranks, self.moved, self.idle = _motion(job)
+        self.owners = tuple(self.ranks.nodes.values()) if self.ranks else ()
 
     @staticmethod
     def _hold(number: int, sentence: str) -> None:
@@ -136,7 +147,7 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
         return "" if after.phase is Phase.GATHER else f"the first record is in phase {after.phase}"
     told = f"generation {after.number} {after.phase} was written over {before.number} {before.phase}"
     if _within_its_phase(before, after):
-        orders = replace(before, paused=after.paused, rewind=after.rewind, snapshot=after.snapshot)
+        orders = replace(before, **{name: getattr(after, name) for name in _ORDERS})
         return "" if write.guarded and orders == after else told
     if after.number == before.number:
         return "" if write.guarded and (before.phase, after.phase) in _MOVES else told
@@ -151,41 +162,54 @@ def _within_its_phase(before: GenerationRecord | None, after: GenerationRecord) 
 
 def _cleared(job: Job, record: GenerationRecord) -> str:
     """Nothing is launched while a member still has ranks of an older generation."""
-    node = job.node
-    if (
-        record.phase is not Phase.LAUNCH
-        or node is None
-        or node.instance not in record.members.values()
-        or not node.ranks
-    ):
+    if record.phase is not Phase.LAUNCH:
         return ""
-    return f"generation {record.number} was launched before the ranks of {node.ranks.gang.generation} were ended"
+    for node in _members(job, record):
+        if node.gang:
+            return f"generation {record.number} was launched before the ranks of {node.gang.generation} were ended"
+    return ""
+
+
+def _members(job: Job, record: GenerationRecord) -> list[Node]:
+    """Those whose agent is there, in the order of node ranks."""
+    there = [(job.nodes.get(name), instance) for name, instance in record.members.items()]
+    return [node for node, instance in there if node and node.instance == instance]
 
 
 def _one_story(before: Incident | None, after: Incident) -> str:
     if before is None:
         return ""
-    if (before.signature, before.at_s) != (after.signature, after.at_s):
+    felt = after.cause == Cause.AGENT_LOST  # peers that raised, or hung, were the first sign of it
+    if before.at_s != after.at_s or not (felt or before.signature == after.signature):
         return f"incident {after.id} ({after.summary}) was written over another one ({before.summary})"
     return f"incident {after.id} was closed, and is open again" if after.open and not before.open else ""
 
 
 def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
-    node = job.node
-    if record.phase is not Phase.LAUNCH or node is None or node.instance not in record.members.values():
+    nodes = _members(job, record)
+    if record.phase is not Phase.LAUNCH or len(nodes) < len(record.members):
         return ""
     if record.begins:
         wrong = f"the job goes on from step {record.resume_step}, and step {record.begins.to} was ordered"
         return wrong * (record.resume_step != record.begins.to)
     failed = [i.step_at_fault for i in watch.incidents.values() if i.cause == Cause.SNAPSHOT_UNREADABLE]
-    memory = {step: kept for step, kept in node.arena.items() if kept.sealed and node.replicas.fit(kept.stamp)}
+    memory = [
+        {
+            step: kept
+            for step, kept in node.arena.items()
+            if kept.sealed and kept.seat == seat and node.replicas.fit(kept.stamp)
+        }
+        for node, seat in ((node, (rank, len(nodes))) for rank, node in enumerate(nodes))
+    ]
     disk = {step: job.written[step] for step in job.disk if failed.count(step) < 2}
     bound = _bound(watch)
-    held = {step: kept for step, kept in (disk | memory).items() if bound < 0 or step < bound}
+    common = set.intersection(*({*disk, *each} for each in memory))
+    known = disk | {step: kept for each in memory for step, kept in each.items()}
+    held = {step: known[step] for step in common if bound < 0 or step < bound}
     right = {step for step, kept in held.items() if bound < 0 or _right(kept)}
     if bound >= 0 and record.resume_step in held and right and not _right(held[record.resume_step]):
         return f"the job goes on from step {record.resume_step}, whose replicas are apart, though {max(right)} is right"
-    compared = {step for step in right if bound < 0 or node.replicas.agreed(held[step].stamp)}
+    compared = {s for s in right if bound < 0 or all(node.replicas.agreed(held[s].stamp) for node in nodes)}
     best = max(compared or right or held, default=-1)
     return f"the job goes on from step {record.resume_step}, though step {best} is there" * (record.resume_step < best)
 
@@ -210,11 +234,21 @@ def _within_budget(job: Job, watch: Watch, record: GenerationRecord) -> str:
 
 
 def one_generation_runs(job: Job, watch: Watch) -> Iterator[str]:
-    here = job.node.ranks if job.node else None
-    if here and here.alive and any(ranks.alive for ranks in job.strays):
-        yield f"ranks of generation {job.strays[-1].gang.generation} live beside those of {here.gang.generation}"
-    if here and watch.record and here.gang.generation > watch.record.number:
-        yield f"ranks of generation {here.gang.generation} run, and the record is of {watch.record.number}"
+    for here in _all_ranks(job):
+        if here.alive and any(ranks.alive for ranks in job.strays):
+            yield f"ranks of generation {job.strays[-1].generation} live beside those of {here.generation}"
+        if watch.record and here.generation > watch.record.number:
+            yield f"ranks of generation {here.generation} run, and the record is of {watch.record.number}"
+    for generation in job.stepped_in:
+        if generation < watch.newest:
+            yield f"ranks of generation {generation} did a step after those of {watch.newest} had"
+        watch.newest = max(watch.newest, generation)
+    job.stepped_in.clear()
+
+
+def _all_ranks(job: Job) -> list[Ranks]:
+    """Of all generations that there are any of, the newest first."""
+    return sorted({node.ranks for node in job.nodes.values() if node.ranks}, key=lambda ranks: -ranks.generation)
 
 
 def each_state_follows(job: Job, watch: Watch) -> Iterator[str]:
@@ -226,10 +260,11 @@ def each_state_follows(job: Job, watch: Watch) -> Iterator[str]:
 
 
 def _states(job: Job) -> Iterator[tuple[int, State, Inner]]:
-    if job.node and job.node.ranks:
-        yield job.node.ranks.step, job.node.ranks.state, job.node.ranks.inner
-    for step, kept in job.node.arena.items() if job.node else ():
-        yield step, kept.state, kept.inner
+    for ranks in _all_ranks(job):
+        yield ranks.step, ranks.state, ranks.inner
+    for node in job.nodes.values():
+        for step, kept in node.arena.items():
+            yield step, kept.state, kept.inner
     for step in job.disk:
         yield step, job.written[step].state, job.written[step].inner
 
@@ -240,8 +275,7 @@ def _inner(state: State) -> Inner:
 
 
 def no_sample_is_lost_or_repeated(job: Job, watch: Watch) -> Iterator[str]:
-    if job.node and job.node.ranks:
-        ranks = job.node.ranks
+    for ranks in _all_ranks(job):
         yield from _used(ranks.state, ranks.course.windows)
     for step in job.disk:
         kept = job.written[step]
@@ -265,12 +299,16 @@ def what_is_on_disk_is_whole(job: Job, watch: Watch) -> Iterator[str]:
     for step, state in job.disk.items():
         if job.written[step].missing or job.written[step].state != state:
             yield f"the snapshot of step {step} is on disk without rank {sorted(job.written[step].missing)}"
+        if len(job.parts[job.written[step].stamp]) < job.written[step].seat[1]:
+            yield f"the snapshot of step {step} is on disk without the parts of all nodes"
 
 
 def ranks_go_on_from_what_is_sealed(job: Job, watch: Watch) -> Iterator[str]:
     for restored in job.restored[watch.restored :]:
         kept, step = restored.kept, restored.step
-        if not kept.sealed or kept.missing:
+        if any((other.state, other.inner) != (kept.state, kept.inner) for other in restored.others):
+            yield f"the ranks of some nodes went on from another state of step {step}"
+        if any(not each.sealed or each.missing for each in (kept, *restored.others)):
             yield f"the ranks went on from step {step}, which not all of them hold"
         if len(kept.state) != step:
             yield f"the ranks asked for step {step} and got {len(kept.state)}"
@@ -285,13 +323,14 @@ def ranks_go_on_from_what_is_sealed(job: Job, watch: Watch) -> Iterator[str]:
 def snapshots_keep_up(job: Job, watch: Watch) -> Iterator[str]:
     if job.judged_by.observe:  # then ranks train on in a state that is not finite, and none of it is kept
         return
-    ranks = job.node.ranks if job.node else None
-    if job.node is None or ranks is None or not ranks.alive or ranks.life is not RankPhase.TRAINING:
-        return
-    sealed = max((step for step, kept in job.node.arena.items() if kept.sealed), default=-1)
-    missed = sum(step > sealed for step in job.missed)
-    if ranks.step - sealed > _LAG + missed and ranks.step > ranks.begun + _LAG + missed:
-        yield f"the ranks are at step {ranks.step}, and the newest sealed snapshot is of step {sealed}"
+    for node in job.nodes.values():
+        ranks = node.ranks
+        if ranks is None or not ranks.alive or ranks.life is not RankPhase.TRAINING:
+            continue
+        sealed = max((step for step, kept in node.arena.items() if kept.sealed), default=-1)
+        missed = sum(step > sealed for step in job.missed)
+        if ranks.step - sealed > _LAG + missed and ranks.step > ranks.begun + _LAG + missed:
+            yield f"the ranks are at step {ranks.step}, and the newest sealed snapshot is of step {sealed}"
 
 
 def rewinds_end(job: Job, watch: Watch) -> Iterator[str]:
@@ -305,9 +344,14 @@ def training_goes_on(job: Job, watch: Watch) -> Iterator[str]:
     ranks, moved, idle = _motion(job)
     if watch.idle or watch.ranks is None or (idle and ranks and ranks.alive):
         return
-    if not (job.store.down or job.faults.disk_full or job.faults.drain_dead):
+    if not (job.store.down or job.cut.etcd or job.faults.disk_full or job.faults.drain_dead):
         return
-    if job.store.down and job.node and ranks is not watch.ranks and watch.ranks.node is job.node:
+    if (
+        job.store.down
+        and job.node
+        and ranks is not watch.ranks
+        and any(node in job.nodes.values() for node in watch.owners)
+    ):
         yield "the ranks were ended while etcd was away"
     if ranks is watch.ranks and moved == watch.moved and watch.ranks.alive:
         yield f"training stands still at step {moved[0]}"
@@ -319,7 +363,7 @@ def _motion(job: Job) -> tuple[Ranks | None, tuple[int, ...], bool]:
     if ranks is None:
         return None, (), True
     waits = ranks.hung or ranks.paused or bool(ranks.busy_s)
-    idle = not ranks.alive or waits or ranks.life is not RankPhase.TRAINING
+    idle = not ranks.whole or ranks.closed or waits or ranks.life is not RankPhase.TRAINING
     return ranks, (ranks.step, ranks.rewinds, ranks.life), idle
 
 

@@ -29,7 +29,7 @@ class Inner:
 
 @dataclass
 class Kept:
-    """A snapshot in memory, the same for all ranks but for those that are `odd` or `missing`."""
+    """A snapshot in the memory of a node, the same for all ranks but for those that are `odd` or `missing`."""
 
     state: State
     inner: Inner = Inner()
@@ -41,6 +41,8 @@ class Kept:
     drained: bool = False
     drained_at_s: float = 0.0
     stamp: Stamp = Stamp(0, 0, 0)
+    seat: tuple[int, int] = (0, 1)
+    """Node rank and number of nodes of the ranks whose state it is."""
     odd: frozenset[int] = frozenset()
     """Ranks whose copy is another one."""
 
@@ -55,3 +57,5 @@ class Restored:
     """The step that the state had to be older than; -1: any would do."""
     kept: Kept
     in_place: bool
+    others: tuple[Kept, ...] = ()
+    """What the ranks of further nodes have."""

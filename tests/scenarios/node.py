@@ -1,4 +1,4 @@
-"""The agent of the simulated node, one life of it: what `Supervisor` and `Node` do, with values for processes and memory.
+"""The agent of a simulated node, one life of it: what `Supervisor` and `Node` do, with values for processes and memory.
 
     ranks step → pages → NodeStatus → store → Controller → generation record → duty → this node
 
@@ -16,6 +16,8 @@ import numpy as np
 
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
+from mt_resilient.agent.fencing import Pulse, Standing, fenced
+from mt_resilient.agent.gang import Gang
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.lookout import Lookout
@@ -54,23 +56,27 @@ from .ranks import Ranks
 if TYPE_CHECKING:
     from .cluster import Job
 
-NODE, KEYS = NodeId("a"), Keys("job")
+KEYS = Keys("job")
 WEIGHT = Part(name="model/w", shape=(2,), offset=(0,), box=(2,))
 LEASE_S = 10
 GRACE_S = 5.0
 HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
 DRAIN_S = 2
 """Ticks from a seal to the commit on disk."""
+DELIVER_S = 6
+"""How long the node that commits waits for the parts of others."""
 
 
 class Node:
     """The agent of the node, one life of it: what `Supervisor` and `Node` do, with values for processes and memory."""
 
-    def __init__(self, job: Job, instance: str) -> None:
-        self.job, self.instance = job, instance
-        self.say, self.faults, self.policy, self.judged_by = job.say, job.faults, job.policy, job.judged_by
-        self.total, self.durable_every, self.stepped = job.total, job.durable_every, job.stepped
+    def __init__(self, job: Job, name: NodeId, instance: str) -> None:
+        self.job, self.name, self.instance = job, name, instance
+        self.says = "the node" if job.alone else name
+        self.say, self.faults = job.say, job.faults
         self.disk, self.rejected = job.disk, job.rejected
+        self.code: int | None = None
+        """What the agent has left with."""
         memory = memoryview(bytearray(job.ranks_each * PAGE_BYTES))
         self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(job.ranks_each)]
         self.replicas = Replicas([], StabilityPolicy())
@@ -81,8 +87,16 @@ class Node:
         self.layouts = tuple(layout_of(table.to_json()) for table in tables)
         self.arena: dict[int, Kept] = {}
         self.ranks: Ranks | None = None
+        """Those of all nodes of the generation,"""
+        self.gang: Gang | None = None
+        """and this node's processes of them."""
+        self.seat = (0, 1)
+        """Node rank and number of nodes, of the ranks that were started last."""
         self.record: GenerationRecord | None = None
         self.acked: tuple[int, AckKind | None] = (0, None)
+        self.pulse = Pulse()
+        self.dead = ""
+        """The agent of the next node, which has died while its host lives: until etcd knows."""
         self.leave_ordered_s = 0.0
         self.drain_asked_s = 0.0
         self.held_until_s = 0.0
@@ -90,52 +104,57 @@ class Node:
         self.asked: Request | None = None
         self.snapshot_asked = ""
         self.told: tuple[InPlaceRewind, ...] = ()
-        self.lookout = Lookout(HANG, Eyes(self), observe=self.judged_by.observe)
-        registration = NodeRecord(instance=instance, host=NODE, pid=4, ranks=job.ranks_each)
+        self.lookout = Lookout(HANG, Eyes(self), observe=job.judged_by.observe)
+        registration = NodeRecord(
+            instance=instance, host=name, pid=4, ranks=job.ranks_each, address=name, home=name, since_s=job.wall_s
+        )
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
-        self.store: Any = job.client(instance)
+        self.store: Any = job.client(instance, name)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
-        spec = described(launch, (1,), 0, "0" * 8, first, job.wall_s)
-        _, self.over = register(self.store, KEYS, spec, RunDirectory(Path("mt-runs/train")), NODE, registration)
-        self.heartbeat = Heartbeat(self.store, KEYS, NODE, registration, LEASE_S)
-        self.controller = job.controller(instance)
+        spec = described(launch, job.sizes, job.spares, "0" * 8, first, job.wall_s)
+        _, self.over = register(
+            self.store, KEYS, spec, RunDirectory(Path("mt-runs/train")), name, registration, job.waits
+        )
+        self.heartbeat = Heartbeat(self.store, KEYS, name, registration, LEASE_S)
+        self.controller = job.controller(instance, name)
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
-    def stage(self, ranks: Ranks, durable: bool, patient: bool = False) -> frozenset[int]:
-        """Keep their state; of older ones only the newest sealed one and those that are still to be written stay. The ranks that could
-        not take their copy. patient: they wait for a slot."""
-        fresh = ranks.kept()
-        missing: frozenset[int] = frozenset()
-        if ranks.step not in self.arena and not patient:
-            missing = self.faults.miss_at.pop(ranks.step, missing)
-        fresh.missing = missing
-        self.job.missed += [ranks.step] if missing else []
-        self.arena.setdefault(ranks.step, fresh).durable |= durable
+    @property
+    def first_rank(self) -> int:
+        return self.seat[0] * len(self.pages)
+
+    def stage(self, fresh: Kept, durable: bool) -> None:
+        """Keep this state; of older ones only the newest sealed one and those that are still to be written stay."""
+        self.arena.setdefault(len(fresh.state), replace(fresh, seat=self.seat)).durable |= durable
         sealed = max((step for step, kept in self.arena.items() if kept.sealed), default=-1)
         for step, kept in list(self.arena.items()):
             if step < sealed and not (kept.durable and not kept.drained):
                 del self.arena[step]
-        return missing
 
     def drain(self, now_s: float, finish: bool = False) -> None:
+        """Each node writes its ranks' parts; the first one commits when all are there, and gives up when they do not come."""
         if self.faults.disk_full or self.faults.drain_dead:
             return
         for step, kept in sorted(self.arena.items()):
             if kept.sealed and kept.durable and not kept.drained:
                 kept.drained_at_s = kept.drained_at_s or now_s + DRAIN_S
                 if finish or now_s >= kept.drained_at_s:
-                    kept.drained = True
-                    self.disk[step] = kept.state
-                    self.job.written[step], self.job.stamps[step] = kept, (self.instance, kept.stamp)
-                    self.say(f"step {step} is on disk")
+                    parts = self.job.parts.setdefault(kept.stamp, {})
+                    parts[kept.seat[0]] = self.instance
+                    whole = len(parts) == kept.seat[1]
+                    kept.drained = kept.seat[0] > 0 or whole or now_s > kept.drained_at_s + DELIVER_S
+                    if whole and kept.seat[0] == 0:
+                        self.disk[step] = kept.state
+                        self.job.written[step], self.job.stamps[step] = kept, (frozenset(parts.values()), kept.stamp)
+                        self.say(f"step {step} is on disk")
 
     def compare(self, now_s: float, number: int) -> None:
         """What `Soundness` does, with one tensor that all ranks hold alike: its fingerprint is the state itself, but for a bit."""
         sights = [
             Sight(
                 stamp=kept.stamp,
-                ranks=tuple(range(len(self.pages))),
+                ranks=self._global,
                 tables=self.layouts,
                 words=self._words(kept),
             )
@@ -150,31 +169,31 @@ class Node:
             self.rejected.add(step)
             self.say(f"the snapshot of step {step} is set aside")
 
+    @property
+    def _global(self) -> tuple[int, ...]:
+        return tuple(range(self.first_rank, self.first_rank + len(self.pages)))
+
     def _words(self, kept: Kept) -> tuple[Words, ...]:
         word = crc32(repr(kept.state).encode())
-        return tuple(
-            np.array([word ^ (rank + 1 if rank in kept.odd else 0)], np.uint64) for rank in range(len(self.pages))
-        )
+        return tuple(np.array([word ^ (rank + 1 if rank in kept.odd else 0)], np.uint64) for rank in self._global)
 
     def _ours(self, step: int) -> bool:
-        return self.job.stamps[step][0] == self.instance
+        return self.instance in self.job.stamps[step][0]
 
     # -- observe, publish, obey -------------------------------------------------------------------------------------------------
 
     def round(self, now_s: float) -> int | None:
         """One round of the supervisor; the exit code when the job is over."""
-        if self.ranks:
-            self.ranks.advance(now_s)
-            self.job.last_state = self.ranks.state
         self.drain(now_s)
-        if self.faults.agent_stalls:
+        if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
-        if self.ranks:
-            self._abandon(report.rewinds(self.pages, self.ranks.gang.generation, self.job.skew_s, len(self.told)))
-            self.compare(now_s, self.ranks.gang.generation)
-        self.lookout.look(self.ranks.gang if self.ranks else None, self.pages, now_s, self.job.wall_s)
+        self._fence(now_s)
+        if self.gang:
+            self._abandon(report.rewinds(self.pages, self.gang.generation, self.job.skew_s, len(self.told)))
+            self.compare(now_s, self.gang.generation)
+        self.lookout.look(self.gang, self.pages, now_s, self.job.wall_s)
         for _, sentence in self.lookout.words():
-            self.say(f"the agent: {sentence}")
+            self.say(f"the agent{'' if self.job.alone else f' of {self.name}'}: {sentence}")
         try:
             if self.held_until_s:
                 if now_s < self.held_until_s:
@@ -182,8 +201,11 @@ class Node:
                 self.held_until_s = 0.0
                 return self._obey(now_s)
             self.heartbeat.beat(now_s)
+            if self.dead:
+                self.store.put(KEYS.death(self.dead), b"", self.heartbeat.lease)
+                self.dead = ""
             if self.asked:
-                self.store.put(KEYS.request("stop-a"), dumps(self.asked))
+                self.store.put(KEYS.request(f"stop-{self.name}"), dumps(self.asked))
             if self.record is not None:
                 self._publish(now_s)
             self.controller.tick(self.heartbeat.lease, self.job.wall_s)
@@ -200,6 +222,26 @@ class Node:
         except StoreUnavailable:
             pass  # ranks go on training; the next round tries again
         return None
+
+    def _fence(self, now_s: float) -> None:
+        """Without a lease the others may go on without this node: its ranks end, unless they finish steps."""
+        if self.job.alone or self.gang is None or self.gang.fenced:
+            return
+        self.pulse.look(self.gang.generation, min(page.step for page in self.pages), now_s)
+        standing = Standing(
+            lease_until_s=self.heartbeat.until_s,
+            ttl_s=LEASE_S,
+            stepped_s=self.pulse.stepped_s,
+            stride_s=self.pulse.stride_s,
+        )
+        if fenced(now_s, standing):
+            self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
+            self.gang.fenced = True
+            for process in (*self.gang.ranks.values(), self.gang.launcher):
+                if not process.ended_s:
+                    process.ended_s, process.code = now_s + self.job.skew_s, -9
+            if self.ranks:
+                self.ranks.closed = True
 
     def _abandon(self, further: list[InPlaceRewind]) -> None:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
@@ -218,7 +260,7 @@ class Node:
                 del self.disk[int(words["step"])]
                 self.rejected.add(int(words["step"]))
                 self.say(f"the snapshot of step {words['step']} is set aside")
-        gang = self.ranks.gang if self.ranks else None
+        gang = self.gang
         number = gang.generation if gang else self.record.number if self.record else 0
         status = report.status(
             gang=gang,
@@ -241,14 +283,15 @@ class Node:
             status,
             agreed_steps=tuple(Step(step) for step, stamp in sorted(stamps.items()) if self.replicas.agreed(stamp)),
             mismatches=self.replicas.mismatches,
+            seat=self.seat,
         )
-        self.store.put(KEYS.status(NODE), dumps(status))
+        self.store.put(KEYS.status(self.name), dumps(status))
 
     def _obey(self, now_s: float) -> int | None:
-        record, over = self.record, self.ranks is not None and self.ranks.gang.launcher.ended_s > 0
+        record, over = self.record, self.gang is not None and self.gang.launcher.ended_s > 0
         me = LocalState(
             instance=self.instance,
-            gang=self.ranks.gang.generation if self.ranks else 0,
+            gang=self.gang.generation if self.gang else 0,
             gang_over=over,
             attached=self.ranks is not None and all(page.pid for page in self.pages),
             training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
@@ -268,16 +311,19 @@ class Node:
                 self._publish(now_s)
                 self._ack(AckKind.READY, now_s)
             case Action.LAUNCH:
+                seat = (record.node_rank(self.name), len(record.members))
                 for step, kept in list(self.arena.items()):
-                    if step > record.resume_step or not kept.sealed:
+                    if step > record.resume_step or not kept.sealed or kept.seat != seat:
                         del self.arena[step]
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
+                    self.ranks.leave(self)
                 self.replicas.went_back(record.resume_step)
                 self.told, self.snapshot_asked = (), ""
                 self.lookout.begin(tells=record.resume_step >= 0)
-                self.ranks = Ranks(self, record, now_s)
-                self.say("the node starts its ranks")
+                self.seat = seat
+                self.ranks = self.job.joined(self, record)
+                self.say(f"{self.says} starts its ranks")
             case Action.SAY_RUNNING:
                 self._ack(AckKind.RUNNING, now_s)
             case Action.ORDER_REWIND:
@@ -288,9 +334,9 @@ class Node:
                     page.ordered = record.rewind.number
             case Action.ORDER_PAUSE:
                 for page in self.pages:
-                    page.paused = int(record.paused)
+                    page.paused = int(record.waits)
             case Action.ORDER_SNAPSHOT:
-                self.snapshot_asked = record.snapshot
+                self.snapshot_asked = record.saves
                 for page in self.pages:
                     page.durable_step = -1
                     page.durable += 1
@@ -298,7 +344,7 @@ class Node:
                 for page in self.pages:
                     page.order = Order.SNAPSHOT_AND_STOP
                 self.leave_ordered_s = now_s
-                self.say("the node orders its ranks to take a last snapshot and leave")
+                self.say(f"{self.says} orders its ranks to take a last snapshot and leave")
             case Action.END_GANG:
                 self._clear(now_s, record.number)
                 self.drain(now_s, finish=True)
@@ -310,9 +356,10 @@ class Node:
                 self._end_ranks()
             case Action.LEAVE:
                 self.heartbeat.end()
-                unwritten = record.complete and self.total not in self.disk and not self.judged_by.observe
+                job = self.job
+                unwritten = record.complete and job.total not in self.disk and not job.judged_by.observe
                 code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
-                self.say(f"the agent leaves with exit code {code}")
+                self.say(f"the agent{'' if job.alone else f' of {self.name}'} leaves with exit code {code}")
                 return code
         return None
 
@@ -324,13 +371,15 @@ class Node:
             del self.arena[step]
 
     def _end_ranks(self) -> None:
-        if self.ranks and not self.ranks.gang.launcher.ended_s:
-            self.say("the node ends what is left of the ranks")
-        self.ranks = None
+        if self.gang and not self.gang.launcher.ended_s:
+            self.say(f"{self.says} ends what is left of {'the' if self.job.alone else 'its'} ranks")
+        if self.ranks:
+            self.ranks.leave(self)
+        self.ranks = self.gang = None
 
     def _ack(self, kind: AckKind, now_s: float) -> None:
         assert self.record
         ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=self.job.wall_s, port=29500)
-        self.store.put(KEYS.ack(self.record.number, NODE), dumps(ack))
+        self.store.put(KEYS.ack(self.record.number, self.name), dumps(ack))
         self.acked = (self.record.number, kind)
-        self.say(f"the node says {kind}")
+        self.say(f"{self.says} says {kind}")

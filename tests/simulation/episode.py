@@ -174,8 +174,8 @@ class Player:
         if code and len(self.codes) < _STARTS and code != SnapshotError.exit_code:
             if code != 130:
                 self._mend()
-            self.job.node = None
-            self.job.start_agent()
+            self.job.nodes.clear()
+            self.job.start_agents()
 
     def _fair(self) -> set[int]:
         """Exit codes that the faults of this episode may end in."""
@@ -213,8 +213,7 @@ class Player:
         for _ in range(PATIENCE_S):
             if job.exit_code is not None:
                 break
-            if job.node is None:
-                job.start_agent()
+            job.start_agents()
             self._tick()
         assert job.exit_code is not None, f"the job is not over {PATIENCE_S} s after everything was mended"
         if job.exit_code == 0:

@@ -14,7 +14,7 @@ from mt_resilient.resilience.wire import dumps
 
 from ..scenarios.cluster import Job
 from ..scenarios.etcd import NEVER
-from ..scenarios.node import KEYS, NODE
+from ..scenarios.node import KEYS
 
 End = Callable[[Job], None]
 Fault = Callable[[Job, int], tuple[int, End] | None]
@@ -188,11 +188,11 @@ def stale_ack(job: Job, number: int) -> None:
     kind = tuple(AckKind)[number % 3]
     generation, instance = (record.number, "life-0") if number % 2 else (record.number - 1, job.node.instance)
     if generation > 0 and not (
-        number % 2 and job.store.inner.get(KEYS.ack(generation, NODE))
+        number % 2 and job.store.inner.get(KEYS.ack(generation, "a"))
     ):  # that would undo a later word
         job.say(f"an old word of {instance} arrives: {kind} in generation {generation}")
         ack = Ack(kind=kind, generation=generation, instance=instance, at_s=job.wall_s, port=29501)  # type: ignore[arg-type]
-        job.store.inner.put(KEYS.ack(generation, NODE), dumps(ack))  # type: ignore[arg-type]
+        job.store.inner.put(KEYS.ack(generation, "a"), dumps(ack))  # type: ignore[arg-type]
 
 
 def old_word_while_clearing(job: Job, number: int) -> tuple[int, End]:

@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOT_THE_PROGRAM = {"tests", "examples", "typings", "benchmarks", "scripts", "build", "docs"}
 BELOW = {
-    "": {"", "training", "agent", "formats", "checkpoint", "resilience"},
+    "": {"", "training", "agent", "formats", "simulator", "checkpoint", "resilience"},
     "training": {"training", "checkpoint", "resilience"},
     "agent": {"agent", "checkpoint", "resilience"},
     "formats": {"formats", "checkpoint", "resilience"},
+    "simulator": {"simulator", "agent", "checkpoint", "resilience"},
     "checkpoint": {"checkpoint", "resilience"},
     "resilience": {"resilience"},
 }
@@ -72,6 +73,14 @@ PURE = {
     "checkpoint/ring.py",
     "checkpoint/tiers.py",
     "formats/zarr_nodes.py",
+    "simulator/progress.py",
+    "simulator/training.py",
+    "simulator/cluster.py",
+    "simulator/books.py",
+    "simulator/strikes.py",
+    "simulator/outcome.py",
+    "simulator/formula.py",
+    "simulator/plots.py",
 }
 IMPURE = {
     "time",
@@ -156,6 +165,18 @@ def test_imports_point_down_only(source: str) -> None:
         if (found := target(source, level, module)) is not None and found not in BELOW[package]
     ]
     assert wrong == []
+
+
+def test_the_simulator_plays_with_what_is_pure() -> None:
+    """It obeys a record as agents do, and takes snapshots as often, by the very functions."""
+    found = {
+        (where, module)
+        for source in sources()
+        if package_of(source) == "simulator"
+        for level, module in imports(source)
+        if (where := target(source, level, module)) in ("agent", "checkpoint")
+    }
+    assert found == {("agent", "agent.duty"), ("checkpoint", "checkpoint.cadence")}
 
 
 def third_party(source: str, at_import_time: bool = False) -> set[str]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.resilience.detectors import Cause, Suspicion
 from mt_resilient.resilience.signals import NodeId
-from mt_resilient.resilience.verdict import TOGETHER_S, judge
+from mt_resilient.resilience.verdict import HEARD_S, TOGETHER_S, judge, settled
 
 
 def seen(cause: Cause, at_s: float = 0.0, evidence: str = "", started: bool = False) -> Suspicion:
@@ -124,3 +124,22 @@ def test_the_order_of_telling_does_not_change_the_cause() -> None:
     told = [seen(Cause.SCRIPT_RAISED, 1.0), seen(Cause.RANK_KILLED, 1.1), seen(Cause.AGENT_RESTARTED, 1.2)]
     causes = {verdict.cause for order in permutations(told) if (verdict := judge(order))}
     assert causes == {Cause.AGENT_RESTARTED}
+
+
+@pytest.mark.parametrize(
+    ("cause", "unheard", "after_s", "settles"),
+    [
+        (Cause.SCRIPT_RAISED, True, 0.1, False),
+        (Cause.SCRIPT_RAISED, True, HEARD_S, True),
+        (Cause.SCRIPT_RAISED, True, -3600.0, True),
+        (Cause.SCRIPT_RAISED, False, 0.1, True),
+        (Cause.RANK_KILLED, True, 0.1, True),
+        (Cause.AGENT_LOST, True, 0.1, True),
+    ],
+)
+def test_an_exception_waits_for_what_other_nodes_have_seen(
+    cause: Cause, unheard: bool, after_s: float, settles: bool
+) -> None:
+    verdict = judge([seen(cause, at_s=5000.0)])
+    assert verdict
+    assert settled(verdict, unheard, 5000.0 + after_s) is settles

@@ -1,0 +1,70 @@
+"""Whether the members of a generation are those that there should be: the ninth invariant, on each record that is written.
+
+Who stays keeps its place, for its memory holds the state of the ranks that belong there; so a place changes hands only when its holder is
+gone or has been dismissed. Where the number changes, places move up, and who stays keeps its turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.signals import Ack, AckKind, NodeId, NodeRecord, Quarantine
+from mt_resilient.resilience.wire import loads
+
+from .node import KEYS
+
+if TYPE_CHECKING:
+    from .cluster import Job
+
+
+def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord) -> str:
+    """A sentence where something is."""
+    if after.phase is Phase.LAUNCH:
+        return _launched(job, after)
+    if after.phase is not Phase.GATHER:
+        return ""
+    here, shut_out = _read(job)
+    dismissed = before.dismissed if before else ()
+    told = f"generation {after.number} is of {', '.join(after.members)}"
+    if len(after.members) not in job.sizes:
+        return f"{told}, and so many are not allowed"
+    if len({*after.members.values()}) < len(after.members):
+        return f"{told}: one agent has two places"
+    known = before.members if before and after.reason != "started again" else {}
+    usable = {n for n, record in here.items() if record.instance not in dismissed and n not in shut_out}
+    for node, instance in after.members.items():
+        if known.get(node) != instance and (node not in usable or here[node].instance != instance):
+            return f"{told}, and {node} is {'not to train' if node in here else 'not there'}"
+    stay = [node for node in known if node in after.members]
+    if stay != [node for node in after.members if node in known]:
+        return f"{told}: they have changed places, and were {', '.join(known)}"
+    for old, new in zip(known, after.members, strict=False):
+        if len(known) == len(after.members) and old != new and old in usable:
+            return f"{told}: {new} has the place of {old}, which is there"
+    left_out = [node for node in known if node not in after.members and node in usable]
+    larger = [size for size in job.sizes if len(after.members) < size <= len(usable)]
+    return f"{told}: {', '.join(left_out)} is left out, and is there" if left_out and larger else ""
+
+
+def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
+    """Who is there, and who is shut out."""
+    nodes, shut, deaths = (job.store.inner.range(prefix) for prefix in (KEYS.nodes, KEYS.quarantines, KEYS.deaths))
+    here = {NodeId(key.removeprefix(KEYS.nodes)): loads(NodeRecord, entry.value) for key, entry in nodes.items()}
+    here = {node: record for node, record in here.items() if KEYS.death(record.instance) not in deaths}
+    out = {NodeId(key.removeprefix(KEYS.quarantines)): loads(Quarantine, entry.value) for key, entry in shut.items()}
+    return here, {
+        node
+        for node, what in out.items()
+        if job.wall_s < what.until_s and node in here and what.instance in ("", here[node].instance)
+    }
+
+
+def _launched(job: Job, record: GenerationRecord) -> str:
+    for node, instance in record.members.items():
+        entry = job.store.inner.get(KEYS.ack(record.number, node))
+        ack = loads(Ack, entry.value) if entry else None
+        if ack is None or ack.instance != instance or ack.kind is not AckKind.READY:
+            return f"generation {record.number} was launched, and {node} has not said that it is ready"
+    return ""
