@@ -42,6 +42,7 @@ from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
 from . import checks, preflight, scheduler
+from .company import Company
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
 from .etcd_binary import find_server
@@ -354,6 +355,7 @@ def _supervisor(
     heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, deciding, telling.decided)
+    company = Company(node_id, store, keys, heartbeat, neighbour, node, telling) if neighbour else None
     performer = Performer(
         node_id=node_id,
         instance=me.instance,
@@ -375,6 +377,5 @@ def _supervisor(
         telling=telling,
         performer=performer,
         over=over,
-        alone=neighbour is None,
-        neighbour=neighbour,
+        company=company,
     )

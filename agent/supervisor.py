@@ -20,13 +20,12 @@ from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, NodeRecord, NodeStatus, Request, Wish
+from ..resilience.signals import NodeId, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
 from ..resilience.verdict import HEARD_S
-from ..resilience.wire import dumps, loads
-from .fencing import Pulse, Standing, fenced
+from ..resilience.wire import dumps
+from .company import Company
 from .heartbeat import Heartbeat
-from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
@@ -61,21 +60,14 @@ class Supervisor:
         telling: Telling,
         performer: Performer,
         over: int = 0,
-        alone: bool = True,
-        neighbour: Neighbour | None = None,
+        company: Company | None = None,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none; alone: no other agent can take it up."""
+        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
         self.policy, self.preemption, self.telling = policy, preemption, telling
         self.record: GenerationRecord | None = None
-        self._over, self._alone = over, alone
-        self._pulse = Pulse()
-        self._neighbour = neighbour
-        self._ring = 0
-        """Generation whose neighbour is watched."""
-        self._dead: str = ""
-        """Instance of a neighbour that is dead, until etcd knows."""
+        self._over, self._company = over, company
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
@@ -123,7 +115,7 @@ class Supervisor:
         poller = select.poll()
         resting_s = max(0.0, self._rest_until_s - monotonic_s())
         changes = () if resting_s else self.controller.fds()
-        for fd in (wake, *changes, *self.node.fds(), *(self._neighbour.fds() if self._neighbour else ())):
+        for fd in (wake, *changes, *self.node.fds(), *(self._company.fds() if self._company else ())):
             poller.register(fd, select.POLLIN)
         longest_s = ORDERED_S if self._ordered() else min(CALM_S, self._pace_s)
         patience_s = longest_s if calm else QUICK_S
@@ -147,8 +139,7 @@ class Supervisor:
         if len(self._signals) > 1:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
-        self._fence(monotonic_s())
-        changed = self._look_around(monotonic_s())
+        changed = self._company is not None and self._company.look(monotonic_s())
         self.node.pace_durable()
         for act in (lambda: self.node.observe(ready), self._hear_helpers):
             try:
@@ -167,53 +158,16 @@ class Supervisor:
             return None
         if self.record.phase is Phase.ENDED:
             return self.record.exit_code
+        return self._dismissed(self.record)
+
+    def _dismissed(self, record: GenerationRecord) -> int | None:
+        """The exit code where the job goes on without this agent: it was drained, or it stands by and somebody wants it to end."""
         instance = self.heartbeat.instance
-        return 0 if instance in self.record.dismissed and instance not in self.record.members.values() else None
-
-    def _look_around(self, now_s: float) -> bool:
-        """Whether the next node's agent has been found dead."""
-        found = self._neighbour.look(now_s) if self._neighbour else None
-        if found:
-            self._dead = found[1]
-            self.telling.say(
-                f"the agent of {found[0]} is dead: its host refuses the connection that has stood so far", "warn"
-            )
-        return bool(found)
-
-    def _watch_over(self, record: GenerationRecord | None) -> None:
-        """Tell of the neighbour's death, and choose the one of this generation. Raises StoreUnavailable."""
-        if self._neighbour is None or record is None:
-            return
-        if self._dead:
-            self.store.put(self.keys.death(self._dead), b"", self.heartbeat.lease)
-            self._dead = ""
-        members = list(record.members)
-        if self.id in members and len(members) > 1 and record.number != self._ring:
-            following = members[(members.index(self.id) + 1) % len(members)]
-            entry = self.store.get(self.keys.node(following))
-            present = loads(NodeRecord, entry.value) if entry else None
-            if present and present.instance == record.members[following]:
-                self._neighbour.watch(following, present)
-            self._ring = record.number
-
-    def _fence(self, now_s: float) -> None:
-        gang = self.node.gang
-        if self._alone or gang is None or gang.fenced:
-            return
-        self._pulse.look(gang.generation, min(page.step for page in self.node.board.pages), now_s)
-        standing = Standing(
-            lease_until_s=self.heartbeat.until_s,
-            ttl_s=self.policy.lease_ttl_s,
-            stepped_s=self._pulse.stepped_s,
-            stride_s=self._pulse.stride_s,
-        )
-        if fenced(now_s, standing):
-            self.telling.say(
-                "no word from etcd for the life of this agent's lease, and the ranks finish no step: the others may go on without this "
-                "node, so its ranks are ended",
-                "bad",
-            )
-            self.node.fence()
+        if instance in record.members.values() or self._company is None:
+            return None
+        if instance in record.dismissed:
+            return self._request.exit_code if self._request else 0
+        return 128 + self._signals[0] if self._signals else None
 
     def _stumbled(self, error: OSError) -> None:
         if str(error) != self._last_stumble:
@@ -230,7 +184,8 @@ class Supervisor:
         self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else ORDERED_S if self._ordered() else self._pace_s)
         self.heartbeat.beat(now)
-        self._watch_over(self.record)
+        if self._company and self.record:
+            self._company.tell(self.record)
         self._ask_to_stop()
         for _ in range(20):
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
@@ -318,11 +273,15 @@ class Supervisor:
         """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
         if not self._signals or self._request:
             return
+        if self._company and self.record and self.id not in self.record.members:
+            return  # a node that stands by ends without a word
         self.performer.hurry = True
         name = signal.Signals(self._signals[0]).name
         preempted = self._signals[0] in self.preemption.numbers
+        drains = preempted and self._company is not None  # the others go on, if they can
         request = Request(
-            kind=Wish.STOP,
+            kind=Wish.DRAIN if drains else Wish.STOP,
+            node=self.id if drains else "",
             snapshot=preempted or self.policy.last_snapshot,
             budget_s=self.preemption.budget_s if preempted else 0.0,
             exit_code=128 + self._signals[0],
@@ -335,7 +294,8 @@ class Supervisor:
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
         within = f" within {describe.seconds(request.budget_s)}" if preempted else ""
         how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
-        self.telling.say(f"{name}: ending the job, {how}; once more ends it at once", "warn")
+        what = "draining this node" if drains else "ending the job"
+        self.telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
 
     def _hear_helpers(self) -> bool:
         """True when the warm process has changed: a start may wait for it."""
