@@ -5,11 +5,14 @@ neighbour's connection ──▶ `keys.death` ──▶ controller        lease,
 
 from __future__ import annotations
 
+import zlib
+
+from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, NodeRecord
+from ..resilience.signals import Death, NodeId, NodeRecord
 from ..resilience.store import Store
-from ..resilience.wire import loads
+from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced
 from .heartbeat import Heartbeat
 from .neighbour import Neighbour
@@ -33,8 +36,10 @@ class Company:
         self._pulse = Pulse()
         self._ring = 0
         """Generation in which the neighbour was chosen."""
-        self._dead = ""
-        """Instance of one that is dead, until etcd knows."""
+        self._dead: tuple[NodeId, str, float] | None = None
+        """One that is dead, its instance, and since when, until etcd knows."""
+        self._shared = False
+        """What the ranks import is known to those that stand by."""
 
     def fds(self) -> list[int]:
         """Readable when something has happened."""
@@ -45,25 +50,50 @@ class Company:
         self._fence(now_s)
         found = self._neighbour.look(now_s)
         if found:
-            self._dead = found[1]
-            sentence = f"the agent of {found[0]} is dead: its host refuses the connection that has stood so far"
-            self._telling.say(sentence, "warn")
+            self._dead = (*found, wall_s())
         return bool(found)
 
     def tell(self, record: GenerationRecord) -> None:
         """Tell of a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
         if self._dead:
-            self._store.put(self._keys.death(self._dead), b"", self._heartbeat.lease)
-            self._dead = ""
+            node, instance, since_s = self._dead
+            if self._present(node) == instance:  # who leaves in order takes its record along
+                self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
+                sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
+                self._telling.say(sentence, "warn")
+            self._dead = None
+        self._share(record)
         members = list(record.members)
         if record.number == self._ring or self._me not in members or len(members) == 1:
             return
         following = members[(members.index(self._me) + 1) % len(members)]
-        entry = self._store.get(self._keys.node(following))
-        present = loads(NodeRecord, entry.value) if entry else None
+        present = self._record(following)
         if present and present.instance == record.members[following]:
             self._neighbour.watch(following, present)
         self._ring = record.number
+
+    def _share(self, record: GenerationRecord) -> None:
+        """What the ranks of the first node have imported, those that stand by import ahead of need."""
+        modules = self._node.directory.modules
+        if self._shared or not record.members:
+            return
+        if next(iter(record.members)) == self._me and modules.exists():
+            self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
+            self._shared = True
+        elif self._me not in record.members and not modules.exists():
+            entry = self._store.get(self._keys.modules)
+            if entry:
+                modules.write_bytes(zlib.decompress(entry.value))
+                self._shared = True
+
+    def _record(self, node: NodeId) -> NodeRecord | None:
+        entry = self._store.get(self._keys.node(node))
+        return loads(NodeRecord, entry.value) if entry else None
+
+    def _present(self, node: NodeId) -> str:
+        """Instance of its agent, as far as etcd knows."""
+        record = self._record(node)
+        return record.instance if record else ""
 
     def _fence(self, now_s: float) -> None:
         gang = self._node.gang

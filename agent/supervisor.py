@@ -322,7 +322,7 @@ class Supervisor:
             warm.why = "nothing is started again while observing"
         elif not self.policy.warm:
             warm.why = "warm starts are switched off"
-        elif told is None or told.stepped_s:
+        elif told is None or told.stepped_s or (self.record and self.id not in self.record.members):
             generation = told.generation if told else 0
             if warm.wanted(generation):
                 warm.start(self.node.environment(), generation)

@@ -128,6 +128,11 @@ def replaced_agents(world: World) -> list[Suspicion]:
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
+        if instance in world.dead and not present:
+            seen, text = (
+                world.dead[instance].at_s,
+                f"the agent of {node} is dead: so says the one that held a connection",
+            )
         started = node in world.status and world.status[node].max_step >= 0
         found.append(Suspicion(cause=cause, node=node, at_s=seen, evidence=text, started=started, signature=cause))
     return found

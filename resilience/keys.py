@@ -92,6 +92,11 @@ class Keys:
     def deaths(self) -> str:
         return self.root + "deaths/"
 
+    @property
+    def modules(self) -> str:
+        """What the ranks import, zlib: for the warm processes of those that stand by."""
+        return self.root + "modules"
+
     def death(self, instance: str) -> str:
         """Written by the neighbour of an agent that has died, and bound to its lease."""
         return self.deaths + instance

@@ -421,6 +421,13 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Death:
+    """An agent is dead although its lease lives: its neighbour says so."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quarantine:
     """A node is not to train, although it is there."""
 

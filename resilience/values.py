@@ -54,9 +54,6 @@ class Values:
             self._parse(prefix, group)
         return dict(group.found)
 
-    def there(self, key: str) -> bool:
-        return key in self._values
-
     def one(self, key: str, cls: type[T]) -> T | None:
         """The record at `key`. Raises InternalError."""
         return self.under(key, cls).get("")

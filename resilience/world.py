@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
-from .signals import Ack, AckKind, Answer, NodeId, NodeRecord, NodeStatus, Quarantine, Request, Spec
+from .signals import Ack, AckKind, Answer, Death, NodeId, NodeRecord, NodeStatus, Quarantine, Request, Spec
 from .values import Values
 
 T = TypeVar("T")
@@ -30,6 +30,8 @@ class World:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """By request."""
     quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
+    dead: Mapping[str, Death] = field(default_factory=dict)
+    """By instance."""
 
     @property
     def members(self) -> tuple[NodeId, ...]:
@@ -59,11 +61,12 @@ def world_of(keys: Keys, values: Values) -> World:
     record = values.one(keys.generation, GenerationRecord)
     acks = values.under(f"{keys.acks}{record.number}/", Ack) if record else {}
     members: Mapping[NodeId, str] = record.members if record else {}
-    nodes = _by_node(values.under(keys.nodes, NodeRecord))
+    nodes, dead = _by_node(values.under(keys.nodes, NodeRecord)), values.under(keys.deaths, Death)
     return World(
         spec=values.one(keys.spec, Spec),
         record=record,
-        nodes={name: node for name, node in nodes.items() if not values.there(keys.death(node.instance))},
+        nodes={name: node for name, node in nodes.items() if node.instance not in dead},
+        dead=dead,
         status=_by_node(values.under(keys.statuses, NodeStatus)),
         acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},
         incidents=tuple(values.under(keys.incidents, Incident).values()),
