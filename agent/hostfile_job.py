@@ -13,15 +13,19 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError, ResilientError, UsageError
+from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
+from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
+from ..resilience.wire import loads
 from . import scheduler, ssh_launch
 from .embedded_etcd import EmbeddedEtcd
 from .etcd_binary import find_server
@@ -82,19 +86,12 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
     nodes, spares = seats(wanted, launch, len(hosts))
     environment = exported(os.environ, wanted.export)
     run = RunDirectory(directory)
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         run.take()
-        closing.callback(run.release)
-        watch: Callable[[], None] = lambda: None  # noqa: E731
-        endpoints = wanted.endpoints
-        if not endpoints:
-            binary = find_server()
-            if binary.warning:
-                terminal.say(binary.warning, wall_s(), "warn")
-            server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", reachable(hosts, wanted.ssh_options))
-            closing.callback(server.stop)
-            endpoints = server.start()
-            watch = _Revived(server, endpoints, terminal)
+        stack.callback(run.release)
+        if run.finished.exists():
+            raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+        endpoints, watch = _etcd(wanted, hosts, run, terminal, stack)
         job = wanted.job or f"{run.root.name}-{_identity(run)}"
         journal = Journal(run.journal)
         journal.write(
@@ -118,8 +115,33 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
 
         least = min(sizes(nodes))
         code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch).run()
+        if _finished(endpoints.split(","), wanted.papers, job):
+            run.finished.touch()
         journal.write("end", wall_s(), code=code)
         return code
+
+
+def _etcd(
+    wanted: Wanted, hosts: Sequence[Host], run: RunDirectory, terminal: Terminal, stack: ExitStack
+) -> tuple[str, Callable[[], None]]:
+    """Endpoints of the one that was named, or of our own, and what keeps that alive."""
+    if wanted.endpoints:
+        return wanted.endpoints, lambda: None
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", reachable(hosts, wanted.ssh_options))
+    stack.callback(server.stop)
+    endpoint = server.start()
+    return endpoint, _Revived(server, endpoint, terminal)
+
+
+def _finished(endpoints: Sequence[str], papers: Papers, job: str) -> bool:
+    """Whether the training has reached its end, as the store has it."""
+    with suppress(ResilientError), closing(EtcdStore(endpoints, access=papers.access(os.environ))) as store:
+        entry = store.get(Keys(job).generation)
+        return entry is not None and loads(GenerationRecord, entry.value).complete
+    return False
 
 
 def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:

@@ -116,6 +116,9 @@ def status(directory: RunDirectory, as_json: bool) -> int:
             f"{wall_s() - said.at_s:.1f} s ago",
         )
     console.print(table)
+    for here in world.nodes.values():
+        if here.fit:
+            console.print(here.fit)
     if certified := [said.certified_steps[-1] for said in world.status.values() if said.certified_steps]:
         console.print(f"newest certified snapshot: step {min(certified)}")
     if any(said.observes for said in world.status.values()):

@@ -204,7 +204,7 @@ class SshLaunch:
                 self._say(f"the agent on {member.node} has left, with code {member.code}")
         if reason and not self._gave_up:
             self._gave_up = reason
-            self._tell_all(signal.SIGTERM.name)
+            self._tell_all(signal.SIGINT.name)  # which ends the job; SIGTERM is a word to one node
 
     def _hand_on(self) -> None:
         for number in self._signals[self._obeyed : 2]:

@@ -67,6 +67,8 @@ def unusable(world: World, node: NodeId, now: float) -> str:
     """Why this node, which is there, is not to train; empty: it may."""
     if world.record and world.nodes[node].instance in world.record.dismissed:
         return "it is drained"
+    if world.nodes[node].fit:
+        return world.nodes[node].fit
     shut_out = world.quarantine.get(node)
     if shut_out and now < shut_out.until_s and shut_out.instance in ("", world.nodes[node].instance):
         return shut_out.reason
@@ -81,7 +83,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     if not here:
         return None
     size = _fitting(world.spec.sizes, len(here))
-    complete = len(here) >= max(world.spec.sizes) + world.spec.spares
+    complete = len(world.nodes) >= max(world.spec.sizes) + world.spec.spares  # who is not to train has come, too
     quiet_s = now - max(world.nodes[node].since_s for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None

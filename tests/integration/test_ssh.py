@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mt_resilient.resilience.journal import Journal
+
 from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
 from ..sshd import PROGRAM, Sshd
 
@@ -223,8 +225,8 @@ def test_an_agent_that_is_killed_is_told(tmp_path: Path, sshd: Sshd) -> None:
 class Real:
     """`mt-resilient run --hostfile` itself, on two hosts with a rank each."""
 
-    def __init__(self, place: Path, sshd: Sshd, steps: int, *options: str) -> None:
-        (place / "hosts").write_text("a slots=1\nb slots=1 rack=r1\n")
+    def __init__(self, place: Path, sshd: Sshd, steps: int, *options: str, b: str = "") -> None:
+        (place / "hosts").write_text(f"a slots=1\nb slots=1 rack=r1 {b}\n")
         through = [word for option in sshd.options for word in ("--ssh-option", option)]
         fixed = ["--hostfile", "hosts", "--run-dir", "run", "--metrics-port", "0", *through, *options]
         script = ["torchrun", "--nproc-per-node", "1", str(MINIMAL), "--steps", str(steps), "--step-delay", "0.02"]
@@ -256,6 +258,9 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     assert "the agent on a has left, with code 0" in said
     assert "etcd was dead and has been started again" in said
     assert set(status["nodes"]) == {"a", "b"}
+    again = Real(tmp_path, sshd, 200)
+    assert again.process.wait(60) == 2
+    assert "is finished; name another directory with --run-dir" in again.errors.read_text()
 
 
 def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
@@ -271,3 +276,31 @@ def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> Non
     job = Real(tmp_path, sshd, 1, "--nodes", "3")
     assert job.process.wait(60) == 2
     assert "--nodes 3: the hostfile has 2 hosts; nothing was started" in job.errors.read_text()
+
+
+def test_a_job_for_which_too_few_hosts_can_be_reached(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 10, b="port=1")
+    assert job.process.wait(120) == 3, job.errors.read_text()
+    said = job.errors.read_text()
+    assert "b cannot be used (ssh: connect to host 127.0.0.1 port 1: Connection refused)" in said
+    assert "2 of the 2 hosts are wanted, and b cannot be used; the others were told to leave" in said
+
+
+def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 10, "--spares", "1", "--set", "nodes.join_s=1", b="port=1")
+    assert job.process.wait(120) == 0, job.errors.read_text()
+    assert "the job goes without it" in job.errors.read_text()
+    assert digest_of(job.output.read_text())
+
+
+def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 100000)
+    job.until_step(10)
+    agents = [each for each in psutil.process_iter() if str(tmp_path / "run" / "nodes" / "a") in each.cmdline()]
+    assert agents
+    job.process.kill()
+    job.process.wait()
+    for each in agents:
+        gone(each.pid, 90)
+    kinds = [line["kind"] for line in Journal(tmp_path / "run" / "nodes" / "a" / "journal.jsonl").read()]
+    assert kinds[-1] == "end"

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ import pytest
 from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
 from mt_resilient.agent.etcd_binary import find_server
 
-from ..harness import environment
-from .hosts import Net, sh
+from ..harness import MINIMAL, environment
+from .hosts import Cluster, Net, sh
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("tc"), reason="network namespaces and tc want root, and iproute2"
@@ -39,6 +39,12 @@ def net() -> Iterator[Net]:
     made = Net()
     yield made
     made.close()
+
+
+def shaped(net: Net, name: str, rate: str) -> None:
+    for space, device in ((net.space(name), "eth0"), (net.bridge, name)):
+        shape = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        sh("ip", "netns", "exec", space, *shape)
 
 
 @pytest.mark.parametrize("slow", ["", "n3"])
@@ -82,3 +88,26 @@ def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Net, slow
     assert {name: words for name, words in said.items() if words != "fit"}.keys() == {slow} - {""}, said
     if slow:
         assert said[slow].startswith("its links do at best 1"), said
+
+
+def test_a_node_that_is_not_fit_does_not_train(cluster: Callable[..., Cluster]) -> None:
+    checks = [
+        "--preflight",
+        "--set",
+        "preflight.device_s=0.1",
+        "--set",
+        "preflight.disk_mib=1",
+        "--set",
+        "preflight.wait_s=90",
+    ]
+    job = cluster("3", "--spares", "1", *checks, hosts=4, etcds=1, script=[str(MINIMAL), "--steps", "20"])
+    for name in job.hosts:
+        shaped(job.net, name, "50mbit" if name == "n2" else "500mbit")
+    job.start()
+    job.until_step(5)
+    assert job.members() == ["n1", "n3", "n4"]
+    world = job.world()
+    assert world
+    assert {name for name, node in world.nodes.items() if node.fit} == {"n2"}
+    assert set(job.finish(*job.hosts)) == {0}
+    assert "n2 is not fit: its links do at best" in (job.place / "n2.err").read_text()

@@ -84,6 +84,17 @@ def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
     assert seated(assignment.again(cluster("abc", "aBcd", dismissed=("agent-b",)), NOW)) == "a b c"
 
 
+def test_who_is_not_fit_does_not_train_and_nobody_waits_for_another() -> None:
+    here = cluster("", "abcd", (3,), 1)
+    nodes = {**here.nodes, NodeId("b"): replace(here.nodes[NodeId("b")], fit="b is not fit: its clock is wrong")}
+    found = assignment.first(replace(here, record=None, nodes=nodes), NOW, NodesPolicy(join_s=60))
+    assert found is not None
+    assert seated(found) == "a c d"
+    back = cluster("abc", "aBcd")
+    nodes = {**back.nodes, NodeId("b"): replace(back.nodes[NodeId("b")], fit="b is not fit: its clock is wrong")}
+    assert seated(assignment.again(replace(back, nodes=nodes), NOW)) == "a d c"
+
+
 FIRST = {
     # who is there, allowed numbers, spares, seconds since the last has joined → who trains
     ("ab", (3,), 0, 100): "",
