@@ -9,6 +9,9 @@ agent begins to lead, parses everything and is told apart: it is once per leader
 
 Predicted for 10,000 nodes, from a profile of an earlier form (97 ms to read, 16 to decide, most of it for what had not changed): 25 ms at
 rest, 40 while gathering, 60 when all are ready, 0.5 s for the first look.
+
+Measured beside a load of 12 on two cores, medians: 75 ms at rest, 30 gathering, 51 when all are ready, 49 when an agent is lost, and at the
+most 98; the first look 0.8 s.
 """
 
 from __future__ import annotations
