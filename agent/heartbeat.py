@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from random import random
 
 from ..resilience.errors import StoreUnavailable
 from ..resilience.keys import Keys
+from ..resilience.scale import jittered
 from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.store import Store
 from ..resilience.wire import dumps
@@ -36,7 +38,7 @@ class Heartbeat:
         if left_s <= 0:
             self._register()
         self.until_s = now_s + (left_s or self.ttl_s)
-        self._due_s = now_s + self.ttl_s / 3
+        self._due_s = now_s + jittered(self.ttl_s / 3, random())
 
     def _register(self) -> None:
         key = self._keys.node(self._node)

@@ -35,6 +35,7 @@ from ..resilience.metrics import Metrics
 from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.rescue import RescuePolicy
+from ..resilience.scale import pace
 from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
@@ -60,6 +61,8 @@ from .supervisor import Supervisor
 from .telling import Telling
 from .terminal import Terminal
 
+ALONE_S = 10
+"""Life of a lease where nobody else could take the job up: nothing depends on it."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -229,7 +232,9 @@ def run_job(
             policies["stragglers"],
         )
         closing.callback(node.close)
-        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour)
+        supervisor = _supervisor(
+            store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, max(numbers) + spares
+        )
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -350,9 +355,11 @@ def _supervisor(
     telling: Telling,
     over: int,
     neighbour: Neighbour | None,
+    nodes: int,
 ) -> Supervisor:
     policy: AgentPolicy = policies["agent"]
-    heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
+    ttl_s = policy.lease_ttl_s or (pace(nodes).lease_ttl_s if neighbour else ALONE_S)
+    heartbeat = Heartbeat(store, keys, node_id, me, ttl_s)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, deciding, telling.decided)
     company = Company(node_id, store, keys, heartbeat, neighbour, node, telling) if neighbour else None
@@ -378,4 +385,5 @@ def _supervisor(
         performer=performer,
         over=over,
         company=company,
+        status_s=min(pace(nodes).status_s, ttl_s) if neighbour else None,
     )

@@ -23,13 +23,13 @@ class AgentPolicy:
     stop_grace_s: float = 60.0
     """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it (where it was a scheduler's
     signal: `preemption.budget_s`)."""
-    lease_ttl_s: int = 10
-    """Life of this agent's lease in etcd, renewed at a third of it."""
+    lease_ttl_s: int = 0
+    """Life of this agent's lease in etcd, renewed at a third of it; 0: 10 s where it is alone, else by the number of nodes (`scale.pace`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.metrics_port < 65536:
             raise UsageError(f"agent.metrics_port is {self.metrics_port}; a port is 0 to 65535")
-        if self.lease_ttl_s < 2:
+        if self.lease_ttl_s == 1 or self.lease_ttl_s < 0:
             raise UsageError(f"agent.lease_ttl_s is {self.lease_ttl_s}; etcd keeps no lease shorter than 2 s")
         if self.stop_grace_s < 0:
             raise UsageError(f"agent.stop_grace_s is {self.stop_grace_s}; it cannot be negative")

@@ -61,8 +61,10 @@ class Supervisor:
         performer: Performer,
         over: int = 0,
         company: Company | None = None,
+        status_s: float | None = None,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
+        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others;
+        status_s: between words to etcd while ranks just train, where there are so many that it matters."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
         self.policy, self.preemption, self.telling = policy, preemption, telling
@@ -72,7 +74,7 @@ class Supervisor:
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write does not wake the loop before."""
-        self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
+        self._pace_s = min(PUBLISH_S, heartbeat.ttl_s / 4) if status_s is None else status_s
         self._signals: list[int] = []
         self._heard_s = 0.0
         self._request: Request | None = None
@@ -236,9 +238,10 @@ class Supervisor:
 
     def _publish(self, *, at_once: bool = False) -> None:
         status = self.node.status(self._generation())
-        pace_s = QUICK_S if self._busy() else self._pace_s
         told = self._published
-        if at_once or told is None or self._news(status) or status.at_s - told.at_s >= pace_s:
+        since_s = status.at_s - told.at_s if told else 0.0
+        busy = told is not None and self._busy() and since_s >= QUICK_S and replace(told, at_s=status.at_s) != status
+        if at_once or told is None or busy or self._news(status) or since_s >= self._pace_s:
             if self._reject_unusable():
                 status = self.node.status(self._generation())
             self.store.put(self.keys.status(self.id), dumps(status))
