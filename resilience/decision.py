@@ -62,6 +62,10 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     """`now`: wall-clock seconds."""
     if world.record is None or _starts_again(world, world.record):
         return _open_first(world, now, policy.nodes)
+    if (
+        world.spec and world.spec.first_generation > world.record.number
+    ):  # only the end of an earlier life is left to be written
+        world = replace(world, status={})
     before = {incident.id: incident for incident in world.incidents}
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world))
