@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--spares", type=int, metavar="K", help="further nodes that stand by (default 0)")
     run.add_argument("--node", metavar="NAME", help="this node's name (default: the host's)")
     run.add_argument("--address", metavar="HOST", help="where other nodes reach this one (default: as etcd sees it)")
+    _hosts_options(run)
     run.add_argument(
         "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
     )
@@ -60,15 +61,26 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--observe", action="store_true", help="judge and tell everything, and do nothing about it: for the first days"
     )
+    run.add_argument(
+        "--preflight", action="store_true", help="check each node before it joins; one that fails is not used"
+    )
     run.add_argument("--last-snapshot", action="store_true", help="take a snapshot before leaving on Ctrl-C or SIGTERM")
     run.add_argument("--no-warm", action="store_true", help="start every gang cold")
     run.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics (default 9464; 0: a free one)")
     run.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     run.add_argument("wrapped", nargs="*", metavar="-- torchrun …", help="the command to keep alive")
+    check = commands.add_parser("preflight", help="check this node alone: devices, memory, storage")
+    check.add_argument("--snapshots", metavar="DIR|URL", help="where snapshots would go (default: the run directory)")
+    check.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML")
+    check.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one configuration value"
+    )
+    check.add_argument("--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="(default: mt-runs)")
     status = commands.add_parser("status", help="what a running job is doing")
     status.add_argument("--json", action="store_true", help="as one JSON object")
     explain = commands.add_parser("explain", help="the story of an incident, or of all")
     explain.add_argument("incident", nargs="?", help="its number, as the list shows it")
+    _simulate_options(commands)
     orders = _order_actions(commands)
     snapshots = commands.add_parser(
         "snapshots", help="list, verify or digest the durable snapshots; take them to other formats"
@@ -79,6 +91,17 @@ def _parser() -> argparse.ArgumentParser:
         )
     _snapshot_actions(snapshots.add_subparsers(dest="action", required=True, parser_class=_Parser))
     return parser
+
+
+def _hosts_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the launching terminal alone."""
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each of these hosts, by ssh")
+    parser.add_argument(
+        "--ssh-option", action="append", default=[], metavar="KEY=VALUE", help="as for ssh -o; may be given again"
+    )
+    parser.add_argument(
+        "--export", action="append", default=[], metavar="NAME", help="a further variable for these hosts' environment"
+    )
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
@@ -97,6 +120,52 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
     stop = commands.add_parser("stop", help="end the job as Ctrl-C does; the same command goes on")
     stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot before")
     return [rewind, pause, resume, snapshot, drain, stop]
+
+
+def _simulate_options(commands: Any) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="what a training on a whole cluster would lose to faults",
+        description="Plays a training on a cluster of any size, with faults that a seed draws, and the decisions that this program would "
+        "take. No GPU, network or store is touched; a seed gives the same run every time.",
+    )
+    simulate.add_argument("--gpus", type=_count, default=16384, help="in all, spares left out (default %(default)s)")
+    simulate.add_argument(
+        "--per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default %(default)s)"
+    )
+    simulate.add_argument("--days", type=float, default=54.0, help="how long it trains (default %(default)g)")
+    simulate.add_argument(
+        "--faults",
+        default="llama3",
+        metavar="MODEL,…",
+        help="what strikes: llama3, stepfun, failslow, spikes, none, several with commas, or a file that ends in .toml (default llama3)",
+    )
+    simulate.add_argument(
+        "--rate", type=float, default=1.0, metavar="X", help="so many times as many faults (default %(default)g)"
+    )
+    simulate.add_argument(
+        "--spares",
+        type=_count,
+        default=64,
+        metavar="N",
+        help="nodes that wait, to take others' places (default %(default)s)",
+    )
+    simulate.add_argument(
+        "--least", type=_count, default=0, metavar="N", help="nodes to go on with at the least (default: only with all)"
+    )
+    simulate.add_argument("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
+    simulate.add_argument("--seed", type=_count, default=0, help="which run of all that may be (default %(default)s)")
+    simulate.add_argument(
+        "--config", type=Path, metavar="FILE", help="configuration in TOML: that of run, and a section [costs]"
+    )
+    simulate.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one value, such as costs.step_s=3"
+    )
+    simulate.add_argument(
+        "--sensitivity", action="store_true", help="also a table: restart time x snapshot interval x faults"
+    )
+    simulate.add_argument("--json", action="store_true", help="as one JSON object")
+    simulate.add_argument("--plots", type=Path, metavar="DIR", help="write pictures (SVG) there")
 
 
 def _count(text: str) -> int:
@@ -179,9 +248,13 @@ def _dispatch(words: list[str]) -> int:
     if options.command == "run":
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
-        return _run(options, words[cut + 1 :])
+        return _run(options, words[cut + 1 :], words[1:cut])
+    if options.command == "preflight":
+        return _preflight(options)
     if options.command == "snapshots":
         return {"export": _export, "import": _import}.get(options.action, _snapshots)(options)
+    if options.command == "simulate":
+        return _simulate(options)
     from .agent import inspect
 
     directory = inspect.find_directory(options.run_dir)
@@ -258,18 +331,34 @@ def _dcp_writer() -> Any:
     return dcp_export.write
 
 
-def _run(options: argparse.Namespace, command: list[str]) -> int:
+def _simulate(options: argparse.Namespace) -> int:
+    from .agent.job import SECTIONS
+    from .resilience.config import load
+    from .simulator.command import setting, simulate
+    from .simulator.costs import Costs
+
+    policies = load({**SECTIONS, "costs": Costs}, options.config, os.environ, _set(options.set))
+    what = setting(
+        gpus=options.gpus,
+        per_node=options.per_node,
+        days=options.days,
+        spares=options.spares,
+        least=options.least,
+        rate=options.rate,
+        seed=options.seed,
+        buddies=not options.no_buddies,
+        policies=policies,
+    )
+    return simulate(what, options.faults, as_json=options.json, plots_in=options.plots, table=options.sensitivity)
+
+
+def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     from .agent.job import SECTIONS, run_job
     from .agent.terminal import Terminal
     from .resilience.config import load
     from .resilience.windows import Window
 
-    flags = {}
-    for pair in options.set:
-        dotted, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--set {pair}: write it as --set section.key=value")
-        flags[dotted] = value
+    flags = _set(options.set)
     shorthands = {
         "control.etcd": options.etcd,
         "control.job": options.job,
@@ -280,6 +369,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         "snapshots.every_steps": options.snapshot_every,
         "snapshots.durable_every_steps": options.durable_every,
         "agent.observe": "true" if options.observe else None,
+        "preflight.enabled": "true" if options.preflight else None,
         "agent.last_snapshot": "true" if options.last_snapshot else None,
         "agent.warm": "false" if options.no_warm else None,
         "agent.metrics_port": options.metrics_port,
@@ -288,7 +378,70 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     policies = load(SECTIONS, options.config, os.environ, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)
+    if options.hostfile:
+        return _run_on_hosts(options, command, words, policies, terminal)
+    if options.ssh_option or options.export:
+        raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
     return run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal)
+
+
+def _set(pairs: Sequence[str]) -> dict[str, str]:
+    flags = {}
+    for pair in pairs:
+        dotted, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set {pair}: write it as --set section.key=value")
+        flags[dotted] = value
+    return flags
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from .agent.checks import alone
+    from .agent.job import SECTIONS
+    from .checkpoint import stores
+    from .checkpoint.files import Files
+    from .resilience.config import load
+    from .resilience.errors import NodeUnfit
+
+    policies = load(SECTIONS, options.config, os.environ, _set(options.set))
+    kept, folder = policies["snapshots"], options.run_dir.absolute()
+    places = (stores.at(stores.address(options.snapshots or str(folder), kept.endpoint, kept.region)), Files(folder))
+    failed: list[str] = []
+    for check in alone(policies["preflight"], sys.executable, 0, places, os.environ):
+        print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
+        failed += check.reasons
+    if failed:
+        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); mend it first")
+    return 0
+
+
+def _run_on_hosts(
+    options: argparse.Namespace, command: list[str], words: list[str], policies: dict[str, Any], terminal: Any
+) -> int:
+    from .agent.hostfile_job import Wanted, launch_on_hosts
+    from .agent.job import default_directory
+    from .agent.launch import understand
+
+    control, nodes = policies["control"], policies["nodes"]
+    if control.node or control.address:
+        raise UsageError("--node and --address are for one node, and the hostfile names several; nothing was started")
+    ours = _Parser()
+    _hosts_options(ours)
+    wanted = Wanted(
+        hostfile=options.hostfile,
+        ssh_options=tuple(options.ssh_option),
+        export=tuple(options.export),
+        endpoints=control.etcd,
+        papers=control.papers(),
+        nodes=nodes.number,
+        spares=nodes.spares,
+        job=control.job,
+        snapshots=options.snapshots or "",
+        ending_s=policies["preemption"].budget_s + 60.0,
+        words=tuple(ours.parse_known_args(words)[1]),
+    )
+    launch = understand(command, os.environ)
+    return launch_on_hosts(wanted, launch, command, options.run_dir or default_directory(launch), terminal)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""An etcd of the agent's own, on this machine only, for whoever has no cluster's etcd to name: `--etcd` is absent.
+"""An etcd of the agent's own, for whoever has no cluster's etcd to name: `--etcd` is absent. For one node it listens on the loopback
+interface; for a launch on several hosts, on the launching machine's address.
 
-Data flow: `etcd_binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on the loopback address. The server dies with the agent; its
-data stays in `data_dir`, and the next start goes on from it.
+Data flow: `etcd_binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent; its data
+stays in `data_dir`, and the next start goes on from it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..resilience import leash
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, StoreUnavailable
 from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import Access
 from .etcd_binary import ServerBinary, clean_environment
 from .ports import free_port, is_free
 
@@ -31,17 +33,19 @@ _PORT_TAKEN = "address already in use"
 _FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
 
 
-def probe(endpoint: str, deadline_s: float) -> None:
+def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> None:
     """Ask the etcd at `endpoint` one question. Raises StoreUnavailable if it does not answer, UsageError if it is malformed."""
-    with closing(EtcdStore([endpoint], deadline_s=deadline_s)) as store:
+    with closing(EtcdStore([endpoint], deadline_s=deadline_s, access=access)) as store:
         store.get("/mt/")
 
 
 class EmbeddedEtcd:
     """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are remembered beside `data_dir`, in etcd.json."""
 
-    def __init__(self, binary: ServerBinary, data_dir: Path, log_path: Path) -> None:
+    def __init__(self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK) -> None:
+        """address: of this machine (IPv4), where clients reach it."""
         self._binary = binary
+        self._address = address
         self._data_dir = data_dir
         self._log_path = log_path
         self._ports_path = data_dir.parent / "etcd.json"
@@ -62,7 +66,7 @@ class EmbeddedEtcd:
                     trouble = self._start_on(client_port, peer_port, log)
                     if trouble is None:
                         self._ports_path.write_text(json.dumps([client_port, peer_port]))
-                        return f"{_LOOPBACK}:{client_port}"
+                        return f"{self._address}:{client_port}"
                     if _PORT_TAKEN not in trouble:
                         break
         except OSError as error:
@@ -120,7 +124,7 @@ class EmbeddedEtcd:
     def _answers(self, process: subprocess.Popen[bytes], client_port: int) -> bool:
         """Wait until it answers. False when it exits first, or takes too long."""
         ends_s = monotonic_s() + _HEALTHY_WITHIN_S
-        with closing(EtcdStore([f"{_LOOPBACK}:{client_port}"], deadline_s=0.5)) as store:
+        with closing(EtcdStore([f"{self._address}:{client_port}"], deadline_s=0.5)) as store:
             while process.poll() is None and monotonic_s() < ends_s:
                 # Somebody else's server may answer on a port that was taken from us a moment ago.
                 if _listens(process.pid, client_port):
@@ -131,7 +135,7 @@ class EmbeddedEtcd:
         return False
 
     def _command(self, client_port: int, peer_port: int) -> list[str]:
-        client, peer = f"http://{_LOOPBACK}:{client_port}", f"http://{_LOOPBACK}:{peer_port}"
+        client, peer = f"http://{self._address}:{client_port}", f"http://{_LOOPBACK}:{peer_port}"
         flags = {
             "name": "embedded",
             "data-dir": str(self._data_dir),
@@ -155,10 +159,10 @@ class EmbeddedEtcd:
         """The last start's ports first, so that clients which outlived the server find it again; then free ones."""
         with suppress(OSError, ValueError, TypeError):  # none yet, or torn
             client_port, peer_port = json.loads(self._ports_path.read_text())
-            if is_free(client_port, _LOOPBACK) and is_free(peer_port, _LOOPBACK):
+            if is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
                 yield client_port, peer_port
         for _ in range(5):
-            yield free_port(_LOOPBACK), free_port(_LOOPBACK)
+            yield free_port(self._address), free_port(_LOOPBACK)
 
     def _last_words(self, log_from: int) -> str:
         lines = self._log_path.read_bytes()[log_from:].decode(errors="replace").splitlines()

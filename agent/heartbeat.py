@@ -14,7 +14,7 @@ from ..resilience.wire import dumps
 class Heartbeat:
     def __init__(self, store: Store, keys: Keys, node: NodeId, record: NodeRecord, ttl_s: int) -> None:
         self._store, self._keys, self._node, self._record = store, keys, node, record
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._due_s = 0.0
         self.until_s = 0.0
         """The lease lives at least so long, on the monotonic clock: counted from before the last renewal was sent."""
@@ -35,8 +35,8 @@ class Heartbeat:
         left_s = self._store.keepalive(self.lease) if self.lease else 0.0
         if left_s <= 0:
             self._register()
-        self.until_s = now_s + (left_s or self._ttl_s)
-        self._due_s = now_s + self._ttl_s / 3
+        self.until_s = now_s + (left_s or self.ttl_s)
+        self._due_s = now_s + self.ttl_s / 3
 
     def _register(self) -> None:
         key = self._keys.node(self._node)
@@ -47,7 +47,7 @@ class Heartbeat:
             self._store.revoke(before.lease)
         if self._unanswered:
             self._store.revoke(self._unanswered)
-        self._unanswered = self._store.grant(self._ttl_s)
+        self._unanswered = self._store.grant(self.ttl_s)
         self._store.put(key, dumps(self._record), self._unanswered)
         # Not before: a lease without a record would be kept alive, and nobody would know of this agent.
         self.lease, self._unanswered = self._unanswered, 0

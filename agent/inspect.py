@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+import os
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from ..resilience.boundary import COURSE
 from ..resilience.clock import wall_s
 from ..resilience.errors import FormatError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.orders import Incident
@@ -59,14 +62,13 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 def look(directory: RunDirectory) -> World | None:
     """The job as its store has it now; None when no agent is running."""
-    if not directory.endpoint.is_file():
-        return None
-    place = json.loads(directory.endpoint.read_text())
-    if not Path(f"/proc/{place['pid']}").exists():
+    place = directory.agent()
+    if place is None:
         return None
     keys = Keys(place["job"])
+    access = Papers(**place.get("papers", {})).access(os.environ)
     try:
-        with closing(EtcdStore(place["endpoints"], deadline_s=2.0)) as store:
+        with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
             return read_world(keys, {k: e.value for k, e in store.range(keys.root).items()})
     except StoreUnavailable:
         return None
@@ -114,6 +116,9 @@ def status(directory: RunDirectory, as_json: bool) -> int:
             f"{wall_s() - said.at_s:.1f} s ago",
         )
     console.print(table)
+    for here in world.nodes.values():
+        if here.fit:
+            console.print(here.fit)
     if certified := [said.certified_steps[-1] for said in world.status.values() if said.certified_steps]:
         console.print(f"newest certified snapshot: step {min(certified)}")
     if any(said.observes for said in world.status.values()):
@@ -139,9 +144,9 @@ def _status_object(world: World | None, finished: bool) -> dict[str, Any]:
 
 
 def incidents(directory: RunDirectory) -> dict[str, Incident]:
-    """All incidents of the journal in their last state, by the life of the agent and number."""
+    """All incidents of the journals in their last state, by the life of the agent and number."""
     found: dict[str, Incident] = {}
-    for line in Journal(directory.journal).read():
+    for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
         if line["kind"] == "incident":
             told = loads(Incident, json.dumps(line["incident"]))
             found[f"{told.generation}/{told.signature}/{told.at_s}"] = told

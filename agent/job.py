@@ -8,12 +8,13 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
+from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
 from ..resilience import describe, observing
 from ..resilience.assignment import NodesPolicy
@@ -22,14 +23,16 @@ from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.decision import Policy
 from ..resilience.election import Election
-from ..resilience.errors import MachineError, SnapshotError, UsageError
-from ..resilience.etcd import EtcdStore, parse_endpoint
+from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
+from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import PASSWORD, Access, Papers, parse_endpoint
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
+from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.rescue import RescuePolicy
 from ..resilience.signals import NodeId, NodeRecord
@@ -38,6 +41,8 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
+from . import checks, preflight, scheduler
+from .company import Company
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
 from .etcd_binary import find_server
@@ -47,6 +52,7 @@ from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
+from .preflight import PreflightPolicy
 from .registration import described, register
 from .revival import Revival
 from .run_directory import RunDirectory
@@ -69,6 +75,16 @@ class ControlPolicy:
     """Where the other nodes reach this one; empty: its address on the way to etcd."""
     deadline_s: float = 2.0
     """How long one call to etcd may take."""
+    etcd_ca: str = ""
+    """File with the certificates that sign those of https:// endpoints; empty: the system's."""
+    etcd_cert: str = ""
+    """File with this agent's own certificate, where etcd wants one of its clients,"""
+    etcd_key: str = ""
+    """and with its key."""
+    etcd_user: str = ""
+    """Where etcd has authentication switched on."""
+    etcd_password_file: str = ""
+    """File with that user's password, which nobody else may read; or else it is taken from MT_RESILIENT_ETCD_PASSWORD."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
@@ -79,6 +95,9 @@ class ControlPolicy:
                     f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
                 )
 
+    def papers(self) -> Papers:
+        return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
+
 
 SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
@@ -87,6 +106,8 @@ SECTIONS: dict[str, type] = {
     "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "nodes": NodesPolicy,
+    "preflight": PreflightPolicy,
+    "quarantine": QuarantinePolicy,
     "hang": HangPolicy,
     "stragglers": StragglerPolicy,
     "stability": StabilityPolicy,
@@ -121,6 +142,7 @@ def run_job(
     starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default. windows: batches of
     data that are left out."""
     launch = understand(command, os.environ)
+    control, wanted = placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
         run.take()
@@ -134,19 +156,32 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
-        control: ControlPolicy = policies["control"]
-        numbers, spares = _nodes(launch, policies["nodes"], control, agent)
+        numbers, spares = _nodes(wanted, control, agent)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
         journal = Journal(run.journal)
-        server, endpoints = _endpoints(control, run, terminal, closing)
-        store = EtcdStore(endpoints, deadline_s=control.deadline_s)
+        access = control.papers().access(os.environ)
+        os.environ.pop(PASSWORD, None)  # ranks are not to have it
+        server, endpoints = _endpoints(control, access, run, terminal, closing)
+        store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
         keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
-        node_id = NodeId(control.node or socket.gethostname())
+        metrics = Metrics(keys.job)
+        _serve(metrics, agent, terminal)
+        telling = Telling(terminal, journal, metrics)
+        node_id = NodeId(control.node)
+        checking: PreflightPolicy = policies["preflight"]
+        here = (
+            checks.alone(checking, launch.python, launch.ranks, (root, Files(run.root)), os.environ)
+            if checking.enabled
+            else ()
+        )
+        reasons = checks.told(here, telling)
+        if reasons and max(numbers) + spares == 1:
+            raise NodeUnfit(preflight.unfit(node_id, reasons) + "; nothing was started")
         neighbour = Neighbour() if max(numbers) + spares > 1 else None
         if neighbour:
             closing.callback(neighbour.close)
@@ -158,14 +193,24 @@ def run_job(
             port=neighbour.port if neighbour else 0,
             address=control.address or _address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}",
-            since_s=wall_s(),
         )
         spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
+        expected = max(spec.sizes) + spec.spares
+        if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
+            met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
+            reasons = (*reasons, *checks.told([met], telling))
+        me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
+        if me.fit:
+            telling.say(me.fit, "bad")
         journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
-        run.publish(keys.job, endpoints)
+        run.publish(keys.job, endpoints, control.papers())
         deciding = Policy(
-            recovery=policies["recovery"], ladder=policies["ladder"], nodes=policies["nodes"], observe=agent.observe
+            recovery=policies["recovery"],
+            ladder=policies["ladder"],
+            nodes=policies["nodes"],
+            quarantine=policies["quarantine"],
+            observe=agent.observe,
         )
         judged_by = RankPolicy(
             spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
@@ -184,9 +229,6 @@ def run_job(
             policies["stragglers"],
         )
         closing.callback(node.close)
-        metrics = Metrics(keys.job)
-        _serve(metrics, agent, terminal)
-        telling = Telling(terminal, journal, metrics)
         supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour)
         closing.callback(supervisor.heartbeat.end)
         if server:
@@ -225,13 +267,13 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
 
 
 def _endpoints(
-    control: ControlPolicy, run: RunDirectory, terminal: Terminal, closing: ExitStack
+    control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
     """Those that were given, if they answer; else those of a server of our own, started here."""
     if control.etcd:
         endpoints = control.etcd.split(",")
         for endpoint in endpoints:
-            probe(endpoint, control.deadline_s)
+            probe(endpoint, control.deadline_s, access)
         return None, endpoints
     binary = find_server()
     if binary.warning:
@@ -241,11 +283,24 @@ def _endpoints(
     return server, [server.start()]
 
 
-def _nodes(
-    launch: Launch, policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy
-) -> tuple[tuple[int, ...], int]:
+def _beginning(store: Store, keys: Keys, over: int) -> bool:
+    """Whether the nodes start together: nobody trains yet, or any more."""
+    return over > 0 or store.get(keys.generation) is None
+
+
+def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
+    """What was said, with what a scheduler and torchrun's options add to it. A job of one node goes by its run directory's name whatever a
+    scheduler calls it: it may be submitted again. Raises UsageError where they contradict each other."""
+    asked = scheduler.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
+    here = scheduler.place(asked, launch, os.environ, socket.gethostname())
+    several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
+    job = here.job if several else control.job
+    return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
+
+
+def _nodes(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> tuple[tuple[int, ...], int]:
     """How many nodes the job may have, and how many spares beside them. Raises UsageError for what several nodes lack."""
-    asked = policy.number or launch.nodes or "1"
+    asked = policy.number or "1"
     numbers = sizes(asked)
     if max(numbers) == 1 and not policy.spares:
         return numbers, 0
@@ -261,9 +316,9 @@ def _nodes(
 
 def _address(endpoint: str) -> str:
     """This node's address on the way to etcd: that of the cluster's network."""
-    host, _, port = parse_endpoint(endpoint).rpartition(":")
+    etcd = parse_endpoint(endpoint)
     try:
-        family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
             probe.connect(place)
             return str(probe.getsockname()[0])
@@ -300,6 +355,7 @@ def _supervisor(
     heartbeat = Heartbeat(store, keys, node_id, me, policy.lease_ttl_s)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, deciding, telling.decided)
+    company = Company(node_id, store, keys, heartbeat, neighbour, node, telling) if neighbour else None
     performer = Performer(
         node_id=node_id,
         instance=me.instance,
@@ -321,6 +377,5 @@ def _supervisor(
         telling=telling,
         performer=performer,
         over=over,
-        alone=neighbour is None,
-        neighbour=neighbour,
+        company=company,
     )

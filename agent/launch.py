@@ -39,6 +39,8 @@ class Launch:
     """What it says about the number of nodes; empty: nothing."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
+    rdzv_id: str = ""
+    """The job's name as torchrun was told it; empty: it was not."""
 
     @property
     def home(self) -> str:
@@ -70,7 +72,16 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
     if is_file and not os.access(script[0], os.R_OK):
         raise UsageError(f"the script {script[0]} cannot be read; nothing was started")
     ranks = _ranks(options.get("nproc_per_node") or environ.get("PET_NPROC_PER_NODE", "1"), environ)
-    return Launch(program=program, python=python, options=tuple(kept), ranks=ranks, nodes=nodes, script=tuple(script))
+    rdzv_id = options.get("rdzv_id") or environ.get("PET_RDZV_ID", "")
+    return Launch(
+        program=program,
+        python=python,
+        options=tuple(kept),
+        ranks=ranks,
+        nodes=nodes,
+        script=tuple(script),
+        rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
+    )
 
 
 def sizes(text: str) -> tuple[int, ...]:

@@ -8,18 +8,17 @@ The order stands in the store: whether somebody waits for it, or which agent lea
 from __future__ import annotations
 
 import getpass
-import json
+import os
 import secrets
 from contextlib import closing, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from ..checkpoint import catalog
 from ..checkpoint.layout import Attempt
 from ..resilience.clock import sleep, wall_s
 from ..resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
@@ -36,7 +35,7 @@ _LOOK_S = 0.1
 def order(directory: RunDirectory, request: Request) -> int:
     """Give the order and wait; prints one sentence. 0 when it is done, else the exit code of what kept it from being done. Raises
     UsageError where no agent is there to give it to, StoreUnavailable."""
-    place = _agent(directory)
+    place = directory.agent()
     if place is None:
         last = _last_said(directory, 0.0)
         raise UsageError(
@@ -44,7 +43,8 @@ def order(directory: RunDirectory, request: Request) -> int:
         )
     asked = replace(request, id=f"{int(wall_s() * 1e6):017d}-{secrets.token_hex(3)}", at_s=wall_s(), by=_who())
     keys = Keys(place["job"])
-    with closing(EtcdStore(place["endpoints"], deadline_s=2.0)) as store:
+    access = Papers(**place.get("papers", {})).access(os.environ)
+    with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
         store.put(keys.request(asked.id), dumps(asked))
         try:
             answer = _wait(directory, store, keys, asked, place["pid"])
@@ -61,18 +61,9 @@ def order(directory: RunDirectory, request: Request) -> int:
     return answer.exit_code
 
 
-def _agent(directory: RunDirectory) -> dict[str, Any] | None:
-    """Job, endpoints and pid of the agent that runs there; None where none does."""
-    try:
-        place: dict[str, Any] = json.loads(directory.endpoint.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return place if Path(f"/proc/{place['pid']}").exists() else None
-
-
 def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:
     while True:
-        present = _agent(directory)
+        present = directory.agent()
         if present is None or (asked.kind in LEAVING and present["pid"] != pid):
             return _without_agent(directory, asked)
         with suppress(StoreUnavailable):  # it may come back; the agent sees to it

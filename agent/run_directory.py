@@ -8,12 +8,16 @@ import json
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint import layout, stores
 from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError, UsageError
+from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
 
 MARK = layout.JOB
@@ -39,16 +43,31 @@ class RunDirectory:
         return self.root / "journal.jsonl"
 
     @property
+    def journals(self) -> list[Path]:
+        """Its own, and those of the nodes that were started from here, as far as they lie here: whoever led has told."""
+        return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
+
+    @property
     def endpoint(self) -> Path:
         """Job name and etcd endpoints of the running agent, for the other commands."""
         return self.root / "endpoint"
 
-    def publish(self, job: str, endpoints: Sequence[str]) -> None:
-        """Tell the other commands where the running agent's store is. Raises MachineError."""
+    def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
+        """Tell the other commands where the running agent's store is, and which files let them in; no secret is among it. Raises
+        MachineError."""
+        told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), "pid": os.getpid()}
         try:
-            self.endpoint.write_text(json.dumps({"job": job, "endpoints": [*endpoints], "pid": os.getpid()}))
+            self.endpoint.write_text(json.dumps(told))
         except OSError as error:
             raise MachineError(f"{self.endpoint} cannot be written ({error.strerror}); nothing was started") from error
+
+    def agent(self) -> dict[str, Any] | None:
+        """What the agent has published that runs here; None where none does."""
+        with suppress(FileNotFoundError, ValueError):
+            place: dict[str, Any] = json.loads(self.endpoint.read_text())
+            if Path(f"/proc/{place['pid']}").exists():
+                return place
+        return None
 
     def kept(self) -> Place:
         """The place that holds the `snapshots/` of the job that ran here last; of a directory that was moved or copied, its own."""

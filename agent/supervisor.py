@@ -20,13 +20,12 @@ from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, NodeRecord, NodeStatus, Request, Wish
+from ..resilience.signals import NodeId, NodeStatus, Request, Wish
 from ..resilience.store import LeaseGone, Store
 from ..resilience.verdict import HEARD_S
-from ..resilience.wire import dumps, loads
-from .fencing import Pulse, Standing, fenced
+from ..resilience.wire import dumps
+from .company import Company
 from .heartbeat import Heartbeat
-from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
@@ -37,8 +36,9 @@ QUICK_S, ORDERED_S, CALM_S = 0.02, 0.1, 1.0
 just train. Ended processes wake it at once."""
 PUBLISH_S = 2.0
 """Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
-
-
+RESTS = 4.0
+"""So many times as long as a look at the whole job takes, what others write is left to gather: with thousands of nodes there is always
+something."""
 ECHO_S = 1.0
 """A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
 STORE_GRACE_S = 5.0
@@ -60,23 +60,18 @@ class Supervisor:
         telling: Telling,
         performer: Performer,
         over: int = 0,
-        alone: bool = True,
-        neighbour: Neighbour | None = None,
+        company: Company | None = None,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none; alone: no other agent can take it up."""
+        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
         self.policy, self.preemption, self.telling = policy, preemption, telling
         self.record: GenerationRecord | None = None
-        self._over, self._alone = over, alone
-        self._pulse = Pulse()
-        self._neighbour = neighbour
-        self._ring = 0
-        """Generation whose neighbour is watched."""
-        self._dead: str = ""
-        """Instance of a neighbour that is dead, until etcd knows."""
+        self._over, self._company = over, company
         self._published: NodeStatus | None = None
         self._next_round_s = 0.0
+        self._rest_until_s = 0.0
+        """What others write does not wake the loop before."""
         self._pace_s = min(PUBLISH_S, policy.lease_ttl_s / 4)
         self._signals: list[int] = []
         self._heard_s = 0.0
@@ -115,16 +110,19 @@ class Supervisor:
             os.close(woken)
 
     def _wait(self, wake: int) -> list[int]:
-        calm = (
-            not self._busy() and self.record is not None and self.record.phase is Phase.RUN and not self._unfinished()
-        )
+        running = self.record is not None and self.record.phase is Phase.RUN
+        calm = running and not self._busy() and not self._unfinished()
         poller = select.poll()
-        for fd in (wake, *self.node.fds(), *(self._neighbour.fds() if self._neighbour else ())):
+        resting_s = max(0.0, self._rest_until_s - monotonic_s())
+        changes = () if resting_s else self.controller.fds()
+        for fd in (wake, *changes, *self.node.fds(), *(self._company.fds() if self._company else ())):
             poller.register(fd, select.POLLIN)
         longest_s = ORDERED_S if self._ordered() else min(CALM_S, self._pace_s)
-        ready = [fd for fd, _ in poller.poll((longest_s if calm else QUICK_S) * 1000)]
+        patience_s = longest_s if calm else QUICK_S
+        ready = [fd for fd, _ in poller.poll(1000 * (min(patience_s, resting_s) if resting_s else patience_s))]
         if wake in ready:
             os.read(wake, 4096)
+        if not {wake, *changes}.isdisjoint(ready):
             self._next_round_s = 0.0
         return ready
 
@@ -141,8 +139,7 @@ class Supervisor:
         if len(self._signals) > 1:
             self.telling.say("asked a second time: leaving at once", "warn")
             return 128 + self._signals[0]
-        self._fence(monotonic_s())
-        changed = self._look_around(monotonic_s())
+        changed = self._company is not None and self._company.look(monotonic_s())
         self.node.pace_durable()
         for act in (lambda: self.node.observe(ready), self._hear_helpers):
             try:
@@ -161,53 +158,16 @@ class Supervisor:
             return None
         if self.record.phase is Phase.ENDED:
             return self.record.exit_code
+        return self._dismissed(self.record)
+
+    def _dismissed(self, record: GenerationRecord) -> int | None:
+        """The exit code where the job goes on without this agent: it was drained, or it stands by and somebody wants it to end."""
         instance = self.heartbeat.instance
-        return 0 if instance in self.record.dismissed and instance not in self.record.members.values() else None
-
-    def _look_around(self, now_s: float) -> bool:
-        """Whether the next node's agent has been found dead."""
-        found = self._neighbour.look(now_s) if self._neighbour else None
-        if found:
-            self._dead = found[1]
-            self.telling.say(
-                f"the agent of {found[0]} is dead: its host refuses the connection that has stood so far", "warn"
-            )
-        return bool(found)
-
-    def _watch_over(self, record: GenerationRecord | None) -> None:
-        """Tell of the neighbour's death, and choose the one of this generation. Raises StoreUnavailable."""
-        if self._neighbour is None or record is None:
-            return
-        if self._dead:
-            self.store.put(self.keys.death(self._dead), b"", self.heartbeat.lease)
-            self._dead = ""
-        members = list(record.members)
-        if self.id in members and len(members) > 1 and record.number != self._ring:
-            following = members[(members.index(self.id) + 1) % len(members)]
-            entry = self.store.get(self.keys.node(following))
-            present = loads(NodeRecord, entry.value) if entry else None
-            if present and present.instance == record.members[following]:
-                self._neighbour.watch(following, present)
-            self._ring = record.number
-
-    def _fence(self, now_s: float) -> None:
-        gang = self.node.gang
-        if self._alone or gang is None or gang.fenced:
-            return
-        self._pulse.look(gang.generation, min(page.step for page in self.node.board.pages), now_s)
-        standing = Standing(
-            lease_until_s=self.heartbeat.until_s,
-            ttl_s=self.policy.lease_ttl_s,
-            stepped_s=self._pulse.stepped_s,
-            stride_s=self._pulse.stride_s,
-        )
-        if fenced(now_s, standing):
-            self.telling.say(
-                "no word from etcd for the life of this agent's lease, and the ranks finish no step: the others may go on without this "
-                "node, so its ranks are ended",
-                "bad",
-            )
-            self.node.fence()
+        if instance in record.members.values() or self._company is None:
+            return None
+        if instance in record.dismissed:
+            return self._request.exit_code if self._request else 0
+        return 128 + self._signals[0] if self._signals else None
 
     def _stumbled(self, error: OSError) -> None:
         if str(error) != self._last_stumble:
@@ -221,18 +181,21 @@ class Supervisor:
         news = self._news(status)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
+        self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else ORDERED_S if self._ordered() else self._pace_s)
         self.heartbeat.beat(now)
-        self._watch_over(self.record)
+        if self._company and self.record:
+            self._company.tell(self.record)
         self._ask_to_stop()
         for _ in range(20):
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
                 self._publish()
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
             self.record = self._read_record()
-            more = self.record is not None and self.performer.obey(self.record, self._publish)
+            more = self.record is not None and self.performer.obey(self.record, lambda: self._publish(at_once=True))
             if not wrote and not more:
                 break
+        self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
         self._store_is_back()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._published)
@@ -241,16 +204,13 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _read_record(self) -> GenerationRecord | None:
-        entry = self.store.get(self.keys.generation)
-        record = loads(GenerationRecord, entry.value) if entry else None
+        record = self.controller.record()
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
-        told = self._published.exits if self._published else ()
-        if any(
-            wall_s() - ended.at_s < HEARD_S for ended in told
-        ):  # who leads waits so long for the others' word, and no longer
-            return True
+        exits = self._published.exits if self._published else ()
+        if any(wall_s() - ended.at_s < HEARD_S for ended in exits):
+            return True  # who leads waits so long for the others' word, and no longer
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
 
     def _ordered(self) -> bool:
@@ -274,14 +234,11 @@ class Supervisor:
         quiet |= {"agreed_steps": (), "certified_steps": ()}
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
-    def _publish(self) -> None:
+    def _publish(self, *, at_once: bool = False) -> None:
         status = self.node.status(self._generation())
-        if (
-            self._published is None
-            or self._news(status)
-            or status.at_s - self._published.at_s >= self._pace_s
-            or self._busy()
-        ):
+        pace_s = QUICK_S if self._busy() else self._pace_s
+        told = self._published
+        if at_once or told is None or self._news(status) or status.at_s - told.at_s >= pace_s:
             if self._reject_unusable():
                 status = self.node.status(self._generation())
             self.store.put(self.keys.status(self.id), dumps(status))
@@ -316,11 +273,15 @@ class Supervisor:
         """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
         if not self._signals or self._request:
             return
+        if self._company and self.record and self.id not in self.record.members:
+            return  # a node that stands by ends without a word
         self.performer.hurry = True
         name = signal.Signals(self._signals[0]).name
         preempted = self._signals[0] in self.preemption.numbers
+        drains = preempted and self._company is not None  # the others go on, if they can
         request = Request(
-            kind=Wish.STOP,
+            kind=Wish.DRAIN if drains else Wish.STOP,
+            node=self.id if drains else "",
             snapshot=preempted or self.policy.last_snapshot,
             budget_s=self.preemption.budget_s if preempted else 0.0,
             exit_code=128 + self._signals[0],
@@ -333,7 +294,8 @@ class Supervisor:
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
         within = f" within {describe.seconds(request.budget_s)}" if preempted else ""
         how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
-        self.telling.say(f"{name}: ending the job, {how}; once more ends it at once", "warn")
+        what = "draining this node" if drains else "ending the job"
+        self.telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
 
     def _hear_helpers(self) -> bool:
         """True when the warm process has changed: a start may wait for it."""
@@ -360,7 +322,7 @@ class Supervisor:
             warm.why = "nothing is started again while observing"
         elif not self.policy.warm:
             warm.why = "warm starts are switched off"
-        elif told is None or told.stepped_s:
+        elif told is None or told.stepped_s or (self.record and self.id not in self.record.members):
             generation = told.generation if told else 0
             if warm.wanted(generation):
                 warm.start(self.node.environment(), generation)

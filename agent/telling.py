@@ -49,6 +49,9 @@ class Telling:
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))
             self._incident(incident)
+        for node, entry in decision.quarantine.items():
+            self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
+            self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
             if decision.record.phase is Phase.LAUNCH and decision.record.number > 1:

@@ -118,7 +118,7 @@ class Ours(AsyncPeer):
         """What a boundary does once all ranks know of each other."""
         assert self._training is not None
         newest, earlier = self._training[1].held
-        judgement = Judgement(directive=Directive.GO_ON, step=Step(self._step), newest=newest, earlier=earlier)
+        judgement = Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier)
         self._training[1].settle(judgement)
 
     def _before_update(self) -> None:

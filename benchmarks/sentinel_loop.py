@@ -22,7 +22,7 @@ from torch import distributed, nn
 
 from mt_resilient import Session
 from mt_resilient.resilience.board import Page
-from mt_resilient.training import council
+from mt_resilient.training.course import Course
 from mt_resilient.training.figures import Figures
 from mt_resilient.training.sentinel import Sentinel
 
@@ -63,7 +63,7 @@ def main() -> None:
     Sentinel.contribute = timed("contribute", Sentinel.contribute)  # type: ignore[method-assign]
     Sentinel.take = timed("take", Sentinel.take)  # type: ignore[method-assign]
     Page.beat = timed("beat", Page.beat)  # type: ignore[method-assign]
-    council.judge = timed("judge", council.judge)
+    Course.passes = timed("judge", Course.passes)  # type: ignore[method-assign]
     session = Session(model=nn.Linear(16, 16))
     session.begin(0)
     done, took = 0, defaultdict[str, list[float]](list)

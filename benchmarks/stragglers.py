@@ -90,11 +90,11 @@ def cost() -> None:
     own = OwnTime(Page(memoryview(bytearray(PAGE_BYTES))))
 
     def step() -> None:
-        own.begin()
-        own.end()
+        own.begin(time.monotonic_ns())
+        own.end(time.monotonic_ns())
 
     print(f"a step: {_us(step):.1f} µs")
-    own.begin()
+    own.begin(time.monotonic_ns())
     for name, act, was in (("backward", backward, before[0]), ("all_reduce", reduce, before[1])):
         print(f"{name}: {was:.1f} µs, and {_us(act) - was:+.1f} µs with its wait told apart")
 

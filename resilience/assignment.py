@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from .errors import UsageError
 from .signals import NodeId, NodeRecord
@@ -51,9 +52,10 @@ class Seats:
     """Gone, and waited for."""
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts `node-10` behind `node-9`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+@cache
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts `node-10` behind `node-9`. Kept, because thousands of names are sorted at every tick."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
 def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
@@ -65,6 +67,8 @@ def unusable(world: World, node: NodeId, now: float) -> str:
     """Why this node, which is there, is not to train; empty: it may."""
     if world.record and world.nodes[node].instance in world.record.dismissed:
         return "it is drained"
+    if world.nodes[node].fit:
+        return world.nodes[node].fit
     shut_out = world.quarantine.get(node)
     if shut_out and now < shut_out.until_s and shut_out.instance in ("", world.nodes[node].instance):
         return shut_out.reason
@@ -79,7 +83,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     if not here:
         return None
     size = _fitting(world.spec.sizes, len(here))
-    complete = len(here) >= max(world.spec.sizes) + world.spec.spares
+    complete = len(world.nodes) >= max(world.spec.sizes) + world.spec.spares  # who is not to train has come, too
     quiet_s = now - max(world.nodes[node].since_s for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None
@@ -90,7 +94,7 @@ def again(world: World, now: float, settled_s: float = 0.0) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it."""
     assert world.spec
     assert world.record
-    here, before = usable(world, now), list(world.record.members)
+    here, before = usable(world, now), world.record.members
     spares = [node for node in here if node not in before]
     places: list[tuple[NodeId, NodeId | None]] = []
     """Who had the place, and who is to have it."""
@@ -104,7 +108,7 @@ def again(world: World, now: float, settled_s: float = 0.0) -> Seats:
         kept = {s or node: here[s].instance if s else world.record.members[node] for node, s in places}
         return Seats(members=kept, successors=successors, missed=vacant)  # type: ignore[arg-type]
     # Who has trained already goes before who would have to fetch the state.
-    staying = sorted(filled, key=lambda node: (node not in before, filled.index(node)))[:size]
+    staying = {*sorted(filled, key=lambda node: node not in before)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if now - here[node].since_s >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])

@@ -7,6 +7,7 @@ row of several has a number that is stored last; that is enough where stores bec
 from __future__ import annotations
 
 import json
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _REWIND = 13
 """Numbers in one of them."""
 _ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
+_ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
+_PLACES = _ROW_AT, _ROW_AT + _SAID.size
+_ASKED, _ASKED_AT = struct.Struct("4q"), 19 * 8
 _FAREWELL_AT, _FAREWELL_END = 1600, 3840
 _SPENT_AT = _FAREWELL_END
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
@@ -154,6 +158,8 @@ class Page:
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
     """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
 
+    __slots__ = ("floats", "ints", "raw")
+
     def __init__(self, buffer: memoryview) -> None:
         self.raw = buffer
         self.ints = buffer.cast("q")
@@ -174,6 +180,15 @@ class Page:
         floats[6] = grad_norm
         ints[4] = step
         ints[7] = now_ns
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """What the agent asks for, all that a row tells of: `paused`, `ordered`, `order`, `durable`."""
+        return _ASKED.unpack_from(self.raw, _ASKED_AT)
+
+    def stalled(self, held_ns: int) -> None:
+        """The loop has spent so much more time in our hands."""
+        self.ints[15] += held_ns
 
     def timed(self, own_ns: int, computing_ns: int, queued_ns: int, steps: int = 1) -> None:
         """So many more steps are done, and took so much of this rank's own time (`straggler.Spent`)."""
@@ -268,19 +283,19 @@ class Page:
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
         """Say the `ordinal`-th row (from 1) to whoever reads this page: the other ranks of the node. It may be said when all of them
         have heard the one before; the one before that is gone."""
-        place = _ROW_AT // 8 + ordinal % 2 * (1 + ROW)
-        self.floats[place + 1 : place + 1 + ROW] = memoryview(array("d", row))
-        self.ints[place] = ordinal  # last: from here on the others read it
+        place = _PLACES[ordinal % 2]
+        _ROW.pack_into(self.raw, place + 8, *row)
+        self.ints[place // 8] = ordinal  # last: from here on the others read it
 
     @property
     def spoken(self) -> int:
         """How many rows have been said."""
-        return max(self.ints[_ROW_AT // 8], self.ints[_ROW_AT // 8 + 1 + ROW])
+        return max(self.ints[place // 8] for place in _PLACES)
 
-    def hear(self, ordinal: int) -> list[float] | None:
+    def hear(self, ordinal: int) -> tuple[float, ...] | None:
         """The `ordinal`-th row of the rank that this page belongs to; None while it has not said it."""
-        place = _ROW_AT // 8 + ordinal % 2 * (1 + ROW)
-        return list(self.floats[place + 1 : place + 1 + ROW]) if self.ints[place] == ordinal else None
+        said = _SAID.unpack_from(self.raw, _PLACES[ordinal % 2])  # in their order: the ordinal is read first
+        return said[1:] if said[0] == ordinal else None
 
     def clear(self, generation: int, rank: int = -1) -> None:
         """Ready for the rank of another generation; the agent does it while no rank is alive."""

@@ -20,8 +20,10 @@ from .signals import Order, Step
 from .spikes import Figure, Finding, Kind, SpikePolicy, spike
 
 ROW = 14
-"""Numbers in a contribution: step, -step, non-finite, the two latest snapshots, stride, durable, order, loss, gradient norm, fixed data,
-rewind, -rewind, -pause."""
+"""Numbers in a contribution: step, -step, loss, gradient norm, and what mostly stays as it is from step to step: non-finite, the two latest
+snapshots, stride, durable, order, fixed data, rewind, -rewind, -pause."""
+REST = 4
+"""Where in a row the latter begins. Tallies with equal rests, whose figures are no spike, are judged alike."""
 COURSE = "course"
 """Name, in a snapshot, of what the ranks have judged so far: no part of the training's own state."""
 _NONE = -math.inf
@@ -84,7 +86,6 @@ class Tally(NamedTuple):
 
 class Judgement(NamedTuple):
     directive: Directive
-    step: Step
     finding: Finding | None = None
     """With REWIND and GIVE_UP, and where ranks only observe: what is wrong,"""
     answer: Answer | None = None
@@ -101,20 +102,31 @@ class Judgement(NamedTuple):
     pause: bool = False
     """With GO_ON: wait before the next step."""
 
+    @property
+    def calm(self) -> bool:
+        """Nothing is to be done about this step, beyond what becomes of its snapshots."""
+        return self.directive is Directive.GO_ON and not (self.finding or self.durable or self.rewind or self.pause)
+
 
 def row(said: Tally) -> tuple[float, ...]:
     """One rank's contribution (its `same_step` is not asked), all of it meant for MAX."""
+    return (*head(said.step, said.loss, said.grad_norm), *rest(said))
+
+
+def head(step: int, loss: float | None, grad_norm: float | None) -> tuple[float, ...]:
+    """What in a row is another number at each step."""
+    return step, -step, _NONE if loss is None else loss, _NONE if grad_norm is None else grad_norm
+
+
+def rest(said: Tally) -> tuple[float, ...]:
+    """And what mostly is not."""
     numbers = (
-        said.step,
-        -said.step,
         said.non_finite,
         said.newest,
         said.earlier,
         said.stride,
         said.durable,
         said.order,
-        _NONE if said.loss is None else said.loss,
-        _NONE if said.grad_norm is None else said.grad_norm,
         said.fixed_data,
         said.rewind,
         -said.rewind,
@@ -124,7 +136,7 @@ def row(said: Tally) -> tuple[float, ...]:
 
 
 def tally(reduced: Sequence[float]) -> Tally:
-    high, low, non_finite, newest, earlier, stride, durable, order, loss, grad_norm, fixed_data, last, first, run = (
+    high, low, loss, grad_norm, non_finite, newest, earlier, stride, durable, order, fixed_data, last, first, run = (
         reduced
     )
     return Tally(
@@ -158,17 +170,16 @@ class RankPolicy:
 def judge(said: Tally, before: Collection[Figure], turns: Sequence[Turn], policy: RankPolicy) -> Judgement:
     """before: the figures of the steps before, ascending; turns: all rewinds of the job so far."""
     if not said.same_step and not policy.observe:
-        return Judgement(directive=Directive.DIVERGED, step=said.step)
+        return Judgement(directive=Directive.DIVERGED)
     found = _finding(said, before, policy.spikes)
     what = (
         answer(found, turns, policy.ladder, skippable=not said.fixed_data, rescue=policy.rescue.on) if found else None
     )
     if found and what and not policy.observe:  # and nothing is sealed by it: the ranks do not go on from here
         directive = Directive.GIVE_UP if what.remedy is Remedy.GIVE_UP else Directive.REWIND
-        return Judgement(directive=directive, step=said.step, finding=found, answer=what)
+        return Judgement(directive=directive, finding=found, answer=what)
     return Judgement(
         directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
-        step=said.step,
         finding=found,
         answer=what,
         # What is not finite, or not of one step, is no state to go back to.

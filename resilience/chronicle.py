@@ -49,6 +49,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         at_s=verdict.at_s,
         step_at_fault=reached,
         started=verdict.started,
+        nodes=tuple(dict.fromkeys(s.node for s in verdict.blamed)),
         onset=verdict.onset,
         signature=verdict.signature,
     )
@@ -75,7 +76,7 @@ def bereft(world: World, seats: Seats) -> tuple[Incident, ...]:
     """The restart that waits for a node that is gone: its ranks' peers have felt it before its lease was over, and have raised or hung."""
     assert world.record
     last = [i for i in world.incidents if i.open and i.rung in RESTARTS and i.generation == world.record.number - 1]
-    gone = [*seats.successors, *seats.dropped]
+    gone = [node for node in (*seats.successors, *seats.dropped) if node not in world.nodes]
     if not gone or not last or last[-1].cause in (Cause.AGENT_LOST, Cause.ORDERED, Cause.MOVED):
         return tuple(replace(i, rung=_rung(seats), plan=f"{i.plan}; {describe.seats(seats)}") for i in last[-1:])
     first = last[-1]
@@ -87,6 +88,7 @@ def bereft(world: World, seats: Seats) -> tuple[Incident, ...]:
         evidence=(describe.lost_agents(gone), f"seen before, as a consequence: {first.summary}", *first.evidence[1:]),
         plan=f"{first.plan}; {describe.seats(seats)}",
         signature=Cause.AGENT_LOST,
+        nodes=tuple(gone),
     )
     return (told,)
 
@@ -107,7 +109,7 @@ def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
                 continue
             signature = f"rewind:{told.generation}:{told.ordinal}"
             if signature not in known:
-                incident = _of_rewind(told, signature, next_id(world, len(fresh)))
+                incident = _of_rewind(told, signature, next_id(world, len(fresh)), world)
                 known[signature] = replace(incident, weighed=tuple(weighing.agreement(world.statuses())))
                 fresh.append(known[signature])
     ordered = [*(i for i in world.incidents if i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind)), *fresh]
@@ -131,7 +133,8 @@ def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
     )
 
 
-def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
+def _of_rewind(told: InPlaceRewind, signature: str, ident: str, world: World) -> Incident:
+    each = world.spec.ranks if world.spec else 0
     finding = Finding(
         kind=Kind(told.cause), onset=told.onset, seen=told.reached, value=told.value, expected=told.expected
     )
@@ -152,6 +155,7 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str) -> Incident:
         remedy=told.remedy,
         window=told.window,
         ranks=told.ranks,
+        nodes=tuple(dict.fromkeys(world.members[rank // each] for rank in told.ranks)) if each else (),
         phases_s={"restore": round(told.restore_s, 4)},
     )
 

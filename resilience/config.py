@@ -70,10 +70,10 @@ def _key(policy: type, key: str, where: str) -> str:
 
 def _policy(policy: type, section: str, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(policy)
-    return policy(**{key: _typed(hints[key], value, f"{section}.{key}") for key, value in values.items()})
+    return policy(**{key: typed(hints[key], value, f"{section}.{key}") for key, value in values.items()})
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
+def typed(hint: Any, value: Any, where: str) -> Any:
     """`value` as the field's type; texts, as the environment and the command line give them, are read as one would write them."""
     if (
         hint is bool

@@ -1,19 +1,27 @@
-"""The controller: one tick reads the whole World, asks `decide`, and writes its answer under the leader's fencing token.
+"""The controller: one tick looks at the whole World, asks `decide`, and writes its answer under the leader's fencing token.
 
-It holds nothing that it cannot read again, so that another agent's controller can go on in the middle of a recovery.
+Every agent has one. All of them watch the helm: who leads, and the record that everybody obeys. The one that leads watches the rest too.
+It holds nothing that it cannot read again, so that another agent's controller can go on in the middle of a recovery. A picture may be old:
+so a decision is written only if record, incidents and answers are those that it was made upon.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 
 from .decision import Decision, Policy, decide
 from .election import Election
 from .keys import Keys
-from .store import KeyAbsent, ModifiedAt, Put, Store
-from .wire import dumps
-from .world import read_world
+from .mirror import Mirror
+from .orders import GenerationRecord
+from .scale import campaign_after_s
+from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
+from .values import Values
+from .wire import dumps, loads
+from .world import world_of
 
 RETURN_S = 3.0
 """When this agent has lost its lease, others have too: etcd was away, or everybody slept. So long they may take to be back in it: they try
@@ -35,29 +43,77 @@ class Controller:
         self._election = election
         self._policy = policy
         self._told = told
+        self._helm = Mirror(store, keys.helm)
+        self._whole = Mirror(store, keys.root)
+        self._values = Values()
         self._lease, self._anew_s = 0, -math.inf
+        self._vacant_s: float | None = None
+        """Wall-clock time since when nobody has led, as far as this agent has heard."""
+
+    def record(self) -> GenerationRecord | None:
+        """The record to obey, as far as this agent has heard. Raises StoreUnavailable."""
+        entry = self._helm.entries().get(self._keys.generation)
+        return loads(GenerationRecord, entry.value) if entry else None
+
+    def fds(self) -> tuple[int, ...]:
+        """Become readable when something has changed that concerns this agent: its orders; where it leads, anything. They may be others
+        after each tick."""
+        return (*self._helm.fds(), *self._whole.fds())
 
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""
         if lease != self._lease:
             self._anew_s, self._lease = now if self._lease else -math.inf, lease
-        if self._election.campaign(lease) is None:
+        if not self._leads(lease, now):
+            self._whole.close()
             return False
-        entries = self._store.range(self._keys.root)
-        world = read_world(self._keys, {k: e.value for k, e in entries.items()})
+        entries = self._whole.entries()
+        seen = self._whole.revision
+        self._values.update(self._whole.changed())
+        world = world_of(self._keys, self._values)
         if len(world.members) > 1 and 0 <= now - self._anew_s < RETURN_S:
             return False
-        decision = decide(world, now, self._policy)
+        decision = _a_part(decide(world, now, self._policy))
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]
         puts += [Put(self._keys.answer(ident), dumps(answer)) for ident, answer in decision.answers.items()]
+        puts += [Put(self._keys.quarantine(node), dumps(entry)) for node, entry in decision.quarantine.items()]
         key = self._keys.generation
         if decision.record:
             puts.append(Put(key, dumps(decision.record)))
         if not puts:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)
-        accepted = self._store.transact([self._election.guard(), unchanged], puts)
+        told = [UnchangedSince(prefix, seen) for prefix in (self._keys.incidents, self._keys.answers)]
+        accepted = self._store.transact([self._election.guard(), unchanged, *told], puts)
         if accepted:
             self._told(decision)
+        else:
+            self._helm.doubt()
+            self._whole.doubt()
         return accepted
+
+    def close(self) -> None:
+        self._helm.close()
+        self._whole.close()
+
+    def _leads(self, lease: int, now: float) -> bool:
+        entry = self._helm.entries().get(self._keys.leader)
+        if entry is not None:
+            self._vacant_s = None
+            return self._election.won(entry, lease)
+        if self._vacant_s is None or now < self._vacant_s:
+            self._vacant_s = now
+        record = self.record()
+        turn_s = campaign_after_s(self._election.place(list(record.members.values()) if record else []))
+        return now - self._vacant_s >= turn_s and self._election.campaign(lease) is not None
+
+
+def _a_part(decision: Decision) -> Decision:
+    """As much of it as one transaction holds: first what is told, and only when nothing else is left, the record with its own incident.
+    What is left out the next tick decides again."""
+    if len(decision.incidents) + len(decision.answers) < MOST_OPERATIONS:
+        return decision
+    told = decision.incidents[: MOST_OPERATIONS // 2]
+    answers = dict(islice(decision.answers.items(), MOST_OPERATIONS // 2))
+    return replace(decision, record=None, incidents=told, answers=answers, reason="", said="")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import assignment, describe, moving, observing
+from . import assignment, describe, moving, observing, quarantine
 from .assignment import NodesPolicy, Seats
 from .chronicle import (
     bereft,
@@ -25,9 +25,10 @@ from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
 from .orders import GenerationRecord, Incident
+from .quarantine import QuarantinePolicy
 from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, plan, seated, unreadable
 from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, unheeded
-from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Step, Wish
+from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine, Step, Wish
 from .stability import ResumePoint, choose, exactly
 from .verdict import Verdict, judge, settled
 from .world import World
@@ -44,6 +45,8 @@ class Decision:
     reason: str = ""
     said: str = ""
     """What of a request has been passed on to the ranks."""
+    quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
+    """Nodes that are shut out from now on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Policy:
     ladder: LadderPolicy = LadderPolicy()
     """The ranks', whose rewinds it tells of."""
     nodes: NodesPolicy = NodesPolicy()
+    quarantine: QuarantinePolicy = QuarantinePolicy()
     observe: bool = False
     """Tell what would be done, and do nothing."""
 
@@ -62,10 +66,12 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     """`now`: wall-clock seconds."""
     if world.record is None or _starts_again(world, world.record):
         return _open_first(world, now, policy.nodes)
-    if (
-        world.spec and world.spec.first_generation > world.record.number
-    ):  # only the end of an earlier life is left to be written
+    # Of a life that is over, only the end is left to be written; its story has been deleted.
+    if world.spec and world.spec.first_generation > world.record.number:
         world = replace(world, status={})
+    shut_out = {} if policy.observe else quarantine.due(world, now, policy.quarantine)
+    if shut_out:
+        return Decision(quarantine=shut_out)
     before = {incident.id: incident for incident in world.incidents}
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world))
@@ -197,9 +203,9 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
 
 
 def _others_wanted(world: World, now: float) -> bool:
-    """Whether a place that nobody could take when the generation was opened has found somebody."""
+    """Whether the place of one who is gone, or shut out, can be taken now."""
     record = world.record
-    if record is None or record.phase is not Phase.GATHER or all(node in world.nodes for node in record.members):
+    if record is None or record.phase is not Phase.GATHER or {*record.members} <= assignment.usable(world, now).keys():
         return False
     return [*assignment.again(world, now).members] != [*record.members]
 
@@ -232,7 +238,8 @@ def step_reached(world: World) -> Step:
 
 def _said(world: World) -> list[NodeStatus]:
     """Of the members. What memory holds of other ranks than a node is to have is of no use to it."""
-    said = [(world.status[n], (rank, len(world.members))) for rank, n in enumerate(world.members) if n in world.status]
+    members = world.members
+    said = [(world.status[n], (rank, len(members))) for rank, n in enumerate(members) if n in world.status]
     return [s if s.seat in ((), seat) else replace(s, memory_steps=()) for s, seat in said]
 
 

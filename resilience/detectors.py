@@ -128,6 +128,11 @@ def replaced_agents(world: World) -> list[Suspicion]:
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
+        if instance in world.dead and not present:
+            seen, text = (
+                world.dead[instance].at_s,
+                f"the agent of {node} is dead: so says the one that held a connection",
+            )
         started = node in world.status and world.status[node].max_step >= 0
         found.append(Suspicion(cause=cause, node=node, at_s=seen, evidence=text, started=started, signature=cause))
     return found
@@ -136,9 +141,9 @@ def replaced_agents(world: World) -> list[Suspicion]:
 def hung_ranks(world: World) -> list[Suspicion]:
     """The ranks that hold up all others, once it is certain that they hang. Every node has to have said that its ranks are silent: one
     that has not may have the rank that the others wait for, at work."""
-    number = world.record.number if world.record else 0
-    said = [(n, s) for n, s in world.status.items() if n in world.members and s.generation == number and s.stalls]
-    if not said or len(said) < len(world.members):
+    number, members = (world.record.number, world.record.members) if world.record else (0, {})
+    said = [(n, s) for n, s in world.status.items() if s.stalls and n in members and s.generation == number]
+    if not said or len(said) < len(members):
         return []
     of_node = {stall.rank: node for node, status in said for stall in status.stalls}
     stalls = [stall for _, status in said for stall in status.stalls]

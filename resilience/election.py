@@ -10,6 +10,8 @@ is won on the next tick, and an earlier life of this agent with the same name do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import InternalError
 from .store import CreatedAt, Delete, Entry, KeyAbsent, LeaseGone, Put, Store
 
@@ -30,10 +32,21 @@ class Election:
             except LeaseGone:
                 return None
             entry = self._store.get(self._key)
-        if entry is None or not self._is_ours(entry, lease):
-            return None
-        self._guard = CreatedAt(self._key, entry.create_revision)
-        return entry.create_revision
+        return entry.create_revision if entry is not None and self.won(entry, lease) else None
+
+    def won(self, entry: Entry, lease: int) -> bool:
+        """Whether `entry`, the leader key's, names us; `guard` is then that of this leadership."""
+        ours = self._is_ours(entry, lease)
+        if ours:
+            self._guard = CreatedAt(self._key, entry.create_revision)
+        return ours
+
+    def _is_ours(self, entry: Entry, lease: int) -> bool:
+        return entry.lease == lease and entry.value == self._identity.encode()
+
+    def place(self, members: Sequence[str]) -> int:
+        """How many go before us where `members`, identities, stand for election in their order; whoever is none stands last."""
+        return members.index(self._identity) if self._identity in members else len(members)
 
     def guard(self) -> CreatedAt:
         """The compare that holds only while the leadership last won lasts. After a loss it goes on existing, and fails."""
@@ -49,6 +62,3 @@ class Election:
     def leader(self) -> str | None:
         entry = self._store.get(self._key)
         return None if entry is None else entry.value.decode()
-
-    def _is_ours(self, entry: Entry, lease: int) -> bool:
-        return entry.lease == lease and entry.value == self._identity.encode()

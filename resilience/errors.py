@@ -8,6 +8,7 @@
     │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
+    │   ├── NodeUnfit          8   this machine has failed a check before it joined (`--preflight`)
     │   ├── SilentCorruption   7   the replicas of this machine's ranks go apart again and again
     │   └── StoreUnavailable   4   etcd does not answer
     │       └── LeaseGone          (resilience/store.py) it answers that our lease is over
@@ -55,6 +56,10 @@ class MachineError(SiteError):
 
 class StoreUnavailable(SiteError):
     exit_code = 4
+
+
+class NodeUnfit(SiteError):
+    exit_code = 8
 
 
 class SilentCorruption(SiteError):

@@ -12,23 +12,22 @@ from typing import Any
 
 import grpc
 
+from .etcd_member import Member
 from .etcd_messages import method
 
 
 class KeepaliveStream:
     """For one caller at a time. After `renew` has raised, cancel the stream and open another: a late answer would be taken for the next."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.channel = channel
+    def __init__(self, member: Member) -> None:
+        self.member = member
         rpc = method("Lease", "LeaseKeepAlive")
         self._request = rpc.request
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ended = False
         """No answer will come any more: the server restarted, the connection broke, or we cancelled."""
-        self._stream: Any = channel.stream_stream(
-            rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
-        )(iter(self._requests.get, None))
+        self._stream: Any = member.stream(rpc, iter(self._requests.get, None))
         threading.Thread(target=self._receive, name="etcd-keepalive", daemon=True).start()
 
     def renew(self, lease: int, timeout_s: float) -> float:

@@ -20,7 +20,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from .errors import MachineError
-from .store import Compare, CreatedAt, Delete, Entry, KeyAbsent, ModifiedAt, Operation, Put
+from .store import Change, Compare, CreatedAt, Delete, Entry, KeyAbsent, ModifiedAt, Operation, Put, UnchangedSince
 
 _FILES = ("auth_pb2.py", "kv_pb2.py", "rpc_pb2.py")  # each imports only those before it
 _SERIALIZED = re.compile(r"serialized_pb=_b\(('.*')\)$", re.MULTILINE)
@@ -91,7 +91,19 @@ def entry_of(found: Any) -> Entry:
     )
 
 
+def change_of(event: Any) -> Change:
+    deleted = event.type == event.DELETE
+    return Change(event.kv.key.decode(), event.kv.mod_revision, None if deleted else entry_of(event.kv))
+
+
 def compare_fields(compare: Compare) -> dict[str, Any]:
+    if isinstance(compare, UnchangedSince):  # nothing there: then etcd compares a revision of 0
+        return {
+            **interval_fields(compare.prefix),
+            "target": "MOD",
+            "result": "LESS",
+            "mod_revision": compare.revision + 1,
+        }
     key = compare.key.encode()
     match compare:
         case KeyAbsent():

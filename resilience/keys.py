@@ -20,12 +20,17 @@ class Keys:
         return self.root + "spec"
 
     @property
+    def helm(self) -> str:
+        """What every agent watches; all else only the leader does."""
+        return self.root + "helm/"
+
+    @property
     def leader(self) -> str:
-        return self.root + "leader"
+        return self.helm + "leader"
 
     @property
     def generation(self) -> str:
-        return self.root + "generation"
+        return self.helm + "generation"
 
     @property
     def nodes(self) -> str:
@@ -55,6 +60,22 @@ class Keys:
     def answers(self) -> str:
         return self.root + "answers/"
 
+    @property
+    def meeting(self) -> str:
+        """Nodes that wait to measure each other."""
+        return self.root + "preflight/here/"
+
+    @property
+    def roster(self) -> str:
+        return self.root + "preflight/roster"
+
+    def met(self, node: NodeId) -> str:
+        return self.meeting + node
+
+    def links(self, session: str, number: int) -> str:
+        """Of one of the two pairings."""
+        return f"{self.root}preflight/links/{session}/{number}/"
+
     def node(self, node: NodeId) -> str:
         return self.nodes + node
 
@@ -70,6 +91,11 @@ class Keys:
     @property
     def deaths(self) -> str:
         return self.root + "deaths/"
+
+    @property
+    def modules(self) -> str:
+        """What the ranks import, zlib: for the warm processes of those that stand by."""
+        return self.root + "modules"
 
     def death(self, instance: str) -> str:
         """Written by the neighbour of an agent that has died, and bound to its lease."""

@@ -150,6 +150,8 @@ class Incident:
     """the batches that they leave out since,"""
     ranks: tuple[Rank, ...] = ()
     """whose own gradient was out of line then,"""
+    nodes: tuple[NodeId, ...] = ()
+    """where it struck first,"""
     origin: str = ""
     """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     launch: str = ""

@@ -351,6 +351,8 @@ class NodeRecord:
     """What tells the holder of this name from another who claims it: the host's boot, and the run directory."""
     since_s: float = 0.0
     """Wall-clock time at which it joined."""
+    fit: str = ""
+    """Why it is not to be used, a sentence: a check before it joined has failed; empty: none has."""
 
 
 class AckKind(StrEnum):
@@ -416,6 +418,13 @@ class Answer:
     """0: it is done."""
     step: Step = Step(-1)
     """That it was about: restored, on disk, reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """An agent is dead although its lease lives: its neighbour says so."""
+
+    at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

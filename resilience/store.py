@@ -1,8 +1,8 @@
 """The store that agents and the controller agree through: a small, revisioned key-value space with leases.
 
-Data flow: agents put their node's facts, the controller swaps the generation record, everybody ranges over the prefix. `Store` is
-what the rest of the program sees; `MemoryStore` here serves the simulator and the tests, `etcd.EtcdStore` a cluster, and
-tests/contract_store.py holds both to the same behaviour.
+Data flow: agents put their node's facts, the controller swaps the generation record, everybody watches what concerns them (`mirror.py`).
+`Store` is what the rest of the program sees; `memory_store.MemoryStore` serves the simulator and the tests, `etcd.EtcdStore` a cluster,
+and tests/contract_store.py holds both to the same behaviour.
 
 The rules are etcd's: every accepted write raises one revision counter for the whole store, an entry remembers the revision that
 created it and the one that last changed it, and an entry bound to a lease is deleted when that lease ends.
@@ -10,10 +10,7 @@ created it and the one that last changed it, and an entry bound to a lease is de
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +25,25 @@ class Entry:
     mod_revision: int
     lease: int
     """The lease that the entry lives and dies with; 0: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Everything under a prefix, at one revision of the store."""
+
+    revision: int
+    entries: dict[str, Entry]
+    """Ordered by key."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key was written, or deleted, at `revision`."""
+
+    key: str
+    revision: int
+    entry: Entry | None
+    """None: deleted."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,14 @@ class ModifiedAt:
 
 
 @dataclass(frozen=True)
+class UnchangedSince:
+    """Holds while every entry whose key starts with `prefix` was last written at `revision` or before. (Deleting does not count.)"""
+
+    prefix: str
+    revision: int
+
+
+@dataclass(frozen=True)
 class Put:
     key: str
     value: bytes
@@ -65,12 +89,38 @@ class Delete:
     key: str
 
 
-Compare = KeyAbsent | CreatedAt | ModifiedAt
+Compare = KeyAbsent | CreatedAt | ModifiedAt | UnchangedSince
 Operation = Put | Delete
 
 
 class LeaseGone(StoreUnavailable):
     """A put named a lease that has ended. The put was not made: grant a new lease first."""
+
+
+class HistoryGone(StoreUnavailable):
+    """The store no longer has what a watch is to go on from. List anew, and watch from there."""
+
+
+class Watch(Protocol):
+    """What changes under one prefix, from a revision on: nothing twice, nothing left out, in order, until `HistoryGone`.
+
+    It goes on by itself when a member or the connection fails, from the last change that has come. What has come is taken by one thread."""
+
+    owed: int
+    """Revision of the newest write under the prefix that was made through the same `Store`: unless it has been given, `take` will have
+    it."""
+    doubtful: bool
+    """A write through the same `Store`, since this was last set to False, has had no answer: it may have been made, or be made yet."""
+
+    def fileno(self) -> int:
+        """Becomes readable when `take` has something, for poll."""
+        ...
+
+    def take(self) -> list[Change]:
+        """What has come since the last time; all changes of one revision come together. Raises HistoryGone, from then on each time."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Store(Protocol):
@@ -79,6 +129,14 @@ class Store(Protocol):
 
     def range(self, prefix: str) -> dict[str, Entry]:
         """Every entry whose key starts with `prefix`, ordered by key, all of one and the same revision."""
+        ...
+
+    def listing(self, prefix: str) -> Listing:
+        """The same, with the revision: no older than the newest write that anybody has had an answer to."""
+        ...
+
+    def watch(self, prefix: str, since: int) -> Watch:
+        """What changes under `prefix` after revision `since`. Never raises: what is wrong, `take` says, or it is tried again."""
         ...
 
     def get(self, key: str) -> Entry | None: ...
@@ -98,7 +156,7 @@ class Store(Protocol):
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Make all `operations` in one revision if all `compares` hold, else none and return False. Raises LeaseGone.
 
-        A key may be named by one operation only.
+        A key may be named by one operation only, and there are `MOST_OPERATIONS` at the most.
         """
         ...
 
@@ -117,129 +175,13 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def check_distinct_keys(operations: Sequence[Operation]) -> None:
+MOST_OPERATIONS = 100
+"""In one transaction; etcd takes 128 unless it is told otherwise."""
+
+
+def check_operations(operations: Sequence[Operation]) -> None:
     """Raises InternalError where etcd would refuse the transaction."""
+    if len(operations) > MOST_OPERATIONS:
+        raise InternalError(f"a transaction has {len(operations)} operations; {MOST_OPERATIONS} are the most")
     if len({operation.key for operation in operations}) < len(operations):
         raise InternalError(f"a transaction names a key twice: {operations}")
-
-
-@dataclass
-class _Lease:
-    ttl_s: int
-    ends_s: float
-
-
-class MemoryStore:
-    """A store inside one process, whose leases follow `now`, a clock in seconds that the caller moves."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
-        self._leases: dict[int, _Lease] = {}
-        self._granted = 0
-        self._revision = 1
-        # No lease ends before this: spares a simulated cluster of 10,000 nodes a walk over all leases on every call.
-        self._next_end_s = math.inf
-
-    def range(self, prefix: str) -> dict[str, Entry]:
-        with self._settled():
-            return {key: self._entries[key] for key in sorted(self._entries) if key.startswith(prefix)}
-
-    def get(self, key: str) -> Entry | None:
-        with self._settled():
-            return self._entries.get(key)
-
-    def put(self, key: str, value: bytes, lease: int = 0) -> None:
-        self.transact([], [Put(key, value, lease)])
-
-    def delete(self, key: str) -> bool:
-        with self._settled():
-            return self._apply([Delete(key)]) == 1
-
-    def delete_prefix(self, prefix: str) -> int:
-        with self._settled():
-            return self._apply([Delete(key) for key in self._entries if key.startswith(prefix)])
-
-    def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        check_distinct_keys(operations)
-        with self._settled():
-            if not all(self._holds(compare) for compare in compares):
-                return False
-            for operation in operations:
-                if isinstance(operation, Put) and operation.lease and operation.lease not in self._leases:
-                    raise LeaseGone(
-                        f"lease {operation.lease:x} has ended, {operation.key} was not written; grant a new one"
-                    )
-            self._apply(operations)
-            return True
-
-    def grant(self, ttl_s: int) -> int:
-        with self._settled() as now:
-            self._granted += 1
-            self._leases[self._granted] = _Lease(ttl_s, now + ttl_s)
-            self._next_end_s = min(self._next_end_s, now + ttl_s)
-            return self._granted
-
-    def keepalive(self, lease: int) -> float:
-        with self._settled() as now:
-            if lease not in self._leases:
-                return 0.0
-            held = self._leases[lease]
-            held.ends_s = now + held.ttl_s
-            return float(held.ttl_s)
-
-    def revoke(self, lease: int) -> None:
-        with self._settled():
-            self._end(lease)
-
-    def close(self) -> None:
-        """Nothing: others in this process go on using the store."""
-
-    @contextmanager
-    def _settled(self) -> Iterator[float]:
-        """Hold the lock, with the leases ended that are due; yields the time."""
-        with self._lock:
-            now = self._now()
-            if now >= self._next_end_s:
-                for lease in [lease for lease, held in self._leases.items() if held.ends_s <= now]:
-                    self._end(lease)
-                self._next_end_s = min((held.ends_s for held in self._leases.values()), default=math.inf)
-            yield now
-
-    def _end(self, lease: int) -> None:
-        if self._leases.pop(lease, None):
-            self._apply([Delete(key) for key, entry in self._entries.items() if entry.lease == lease])
-
-    def _holds(self, compare: Compare) -> bool:
-        entry = self._entries.get(compare.key)
-        match compare:
-            case KeyAbsent():
-                return entry is None
-            case CreatedAt(_, revision):
-                return (entry.create_revision if entry else 0) == revision
-            case ModifiedAt(_, revision):
-                return (entry.mod_revision if entry else 0) == revision
-
-    def _apply(self, operations: Sequence[Operation]) -> int:
-        """Make the operations in one new revision; how many of them changed something."""
-        revision, changed = self._revision + 1, 0
-        for operation in operations:
-            old = self._entries.get(operation.key)
-            match operation:
-                case Put(key, value, lease):
-                    self._entries[key] = Entry(
-                        key=key,
-                        value=value,
-                        create_revision=old.create_revision if old else revision,
-                        mod_revision=revision,
-                        lease=lease,
-                    )
-                case Delete(key):
-                    if old is None:
-                        continue
-                    del self._entries[key]
-            changed += 1
-        if changed:
-            self._revision = revision
-        return changed

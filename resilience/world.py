@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
-from .signals import Ack, AckKind, Answer, NodeId, NodeRecord, NodeStatus, Quarantine, Request, Spec
-from .wire import loads
+from .signals import Ack, AckKind, Answer, Death, NodeId, NodeRecord, NodeStatus, Quarantine, Request, Spec
+from .values import Values
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,8 @@ class World:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """By request."""
     quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
+    dead: Mapping[str, Death] = field(default_factory=dict)
+    """By instance."""
 
     @property
     def members(self) -> tuple[NodeId, ...]:
@@ -42,34 +47,34 @@ class World:
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
-        number = self.record.number if self.record else 0
-        return [s for n, s in self.status.items() if n in self.members and s.generation == number]
+        number, members = (self.record.number, self.record.members) if self.record else (0, {})
+        return [s for n, s in self.status.items() if n in members and s.generation == number]
 
 
-def read_world(keys: Keys, entries: Mapping[str, bytes]) -> World:
+def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
     """The World from all values under the job's prefix."""
+    return world_of(keys, Values(values))
 
-    ordered = sorted(entries.items())
 
-    def under(prefix: str) -> list[tuple[str, bytes]]:
-        return [(key.removeprefix(prefix), value) for key, value in ordered if key.startswith(prefix)]
-
-    record = loads(GenerationRecord, entries[keys.generation]) if keys.generation in entries else None
-    acks: dict[NodeId, Ack] = {}
-    if record:
-        for name, value in under(f"{keys.acks}{record.number}/"):
-            ack = loads(Ack, value)
-            if record.members.get(NodeId(name)) == ack.instance:
-                acks[NodeId(name)] = ack
-    nodes = {name: loads(NodeRecord, value) for name, value in under(keys.nodes)}
+def world_of(keys: Keys, values: Values) -> World:
+    """The same, for who has parsed most of them before."""
+    record = values.one(keys.generation, GenerationRecord)
+    acks = values.under(f"{keys.acks}{record.number}/", Ack) if record else {}
+    members: Mapping[NodeId, str] = record.members if record else {}
+    nodes, dead = _by_node(values.under(keys.nodes, NodeRecord)), values.under(keys.deaths, Death)
     return World(
-        spec=loads(Spec, entries[keys.spec]) if keys.spec in entries else None,
+        spec=values.one(keys.spec, Spec),
         record=record,
-        nodes={NodeId(name): node for name, node in nodes.items() if keys.death(node.instance) not in entries},
-        status={NodeId(name): loads(NodeStatus, value) for name, value in under(keys.statuses)},
-        acks=acks,
-        incidents=tuple(loads(Incident, value) for _, value in under(keys.incidents)),
-        requests=tuple(replace(loads(Request, value), id=name) for name, value in under(keys.requests)),
-        answers={name: loads(Answer, value) for name, value in under(keys.answers)},
-        quarantine={NodeId(name): loads(Quarantine, value) for name, value in under(keys.quarantines)},
+        nodes={name: node for name, node in nodes.items() if node.instance not in dead},
+        dead=dead,
+        status=_by_node(values.under(keys.statuses, NodeStatus)),
+        acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},
+        incidents=tuple(values.under(keys.incidents, Incident).values()),
+        requests=tuple(replace(found, id=name) for name, found in values.under(keys.requests, Request).items()),
+        answers=values.under(keys.answers, Answer),
+        quarantine=_by_node(values.under(keys.quarantines, Quarantine)),
     )
+
+
+def _by_node(found: dict[str, T]) -> dict[NodeId, T]:
+    return found  # type: ignore[return-value]

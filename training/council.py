@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..resilience import describe, ladder, windows
 from ..resilience.board import Rewound, Sighted
-from ..resilience.boundary import Directive, Judgement, Tally, judge
+from ..resilience.boundary import REST, Directive, Held, Judgement, Tally, head, judge, rest, tally
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError
 from ..resilience.ladder import Remedy, Turn
@@ -21,10 +21,14 @@ from .attach import Attachment
 from .course import Course
 from .figures import Figures, finite
 from .gradients import OwnGradients, culprits
+from .nodes import Row
 from .pace import Pace
 from .rescue import Rescue
 from .rewind import Tape
 from .sentinel import Sentinel
+
+_SETTLED = Held.WHOLE, Held.WHOLE
+"""What is said of snapshots whose fate all ranks know: nobody asks."""
 
 
 class Incurable(BudgetSpent):
@@ -56,36 +60,60 @@ class Council:
         """The row that is said has the figures of a step."""
         self.paused = False
         """All ranks wait before the next step."""
+        self._key: tuple[object, ...] = ()
+        self._rest: Row = ()
+        """The rest of the row, and what it was made of: mostly what it was a step ago."""
+        self._calm: Judgement | None = None
+        self._heard: Row = ()
+        """The last judgement, where it has changed nothing but the course, and the rest of the tally that it was of."""
 
     def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
         """This rank's row of the state after `step` steps. sound: it holds no NaN or Inf, as far as is known. figures: None where no step
-        was done since the last row."""
-        page, self._stepped = self._at.page, figures is not None
-        known = figures if figures is not None and not figures.skipped else Figures()
-        newest, earlier = self._tape.held
-        said = Tally(
-            step=Step(step),
-            non_finite=not sound,
-            newest=newest,
-            earlier=earlier,
-            stride=self._pace.stride,
-            durable=self._at.local_rank == 0 and page.durable > self._asked,
-            order=Order(page.order),
-            loss=finite(known.loss),
-            grad_norm=finite(known.grad_norm),
-            fixed_data=fixed_data,
-            rewind=page.ordered if page.ordered > self._obeyed else 0,
-            pause=bool(page.paused),
+        was done since the last row; finite, where it is sound."""
+        self._stepped = figures is not None
+        held, asked = self._tape.held if self._tape.unsettled else _SETTLED, self._at.page.asked
+        key = (sound, held, asked, self._pace.stride, fixed_data, self._asked, self._obeyed)
+        if key != self._key:
+            self._key, self._rest = key, self._said(sound, held, asked, fixed_data)
+        loss = grad_norm = None
+        if figures is not None and not figures.skipped:
+            loss, grad_norm = figures.loss, figures.grad_norm
+            if not sound:
+                loss, grad_norm = finite(loss), finite(grad_norm)
+        self._sentinel.contribute((*head(step, loss, grad_norm), *self._rest))
+
+    def _said(self, sound: bool, held: tuple[Held, Held], asked: tuple[int, ...], fixed_data: bool) -> Row:
+        """What a row says beside step and figures."""
+        newest, earlier = held
+        paused, ordered, order, durable = asked
+        return rest(
+            Tally(
+                step=Step(0),
+                non_finite=not sound,
+                newest=newest,
+                earlier=earlier,
+                stride=self._pace.stride,
+                durable=self._at.local_rank == 0 and durable > self._asked,
+                order=Order(order),
+                fixed_data=fixed_data,
+                rewind=ordered if ordered > self._obeyed else 0,
+                pause=bool(paused),
+            )
         )
-        self._sentinel.contribute(said)
 
     def judged(self) -> Judgement | None:
         """React to the tally that is due, if one is. Collective where an order to go back is due. Raises Incurable when nothing helps."""
-        said = self._sentinel.take()
-        if said is None:
+        row = self._sentinel.take()
+        if row is None:
             return None
-        before = self._course.before(said.figure) if self._stepped else ()
+        high, low, loss, grad_norm = row[:REST]
+        as_before = row[REST:] == self._heard and high == -low and not self._tape.unsettled
+        if self._calm and as_before and self._course.passes(int(high), loss, grad_norm):
+            return self._calm
+        said, self._heard = tally(row), row[REST:]
+        before = self._course.figures if self._stepped and not self._course.plain(loss, grad_norm) else ()
         judgement = judge(said, before, self._course.turns, self._policy)
+        self._calm = judgement if judgement.calm else None
         self._tape.settle(judgement)
         self.paused = judgement.pause
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):

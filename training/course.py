@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ class Course:
         self._usual = Usual(policy)
         self._rows = np.full((policy.baseline_steps + policy.run_steps, 3), math.nan)
         """Step, loss and norm of the last steps, each in the place that its number gives; NaN for what is not known."""
-        self._flat: Any = self._rows.reshape(-1).data
-        """The same memory, faster to write to."""
+        self._unwritten = 0
+        """How many of the figures are not there yet."""
         self.figures: deque[Figure] = deque(maxlen=len(self._rows))
         """The same, ascending."""
         self.turns: list[Turn] = list(handoff.turns)
@@ -40,17 +40,20 @@ class Course:
 
     def judged(self, figure: Figure) -> None:
         """Of one further step, found right."""
-        step, loss, grad_norm = figure
-        at, flat = step % len(self._rows) * 3, self._flat
-        flat[at] = step
-        flat[at + 1] = math.nan if loss is None else loss
-        flat[at + 2] = math.nan if grad_norm is None else grad_norm
+        self._unwritten += 1
         self.figures.append(figure)
         self._usual.add(figure)
 
-    def before(self, figure: Figure) -> Collection[Figure]:
-        """What `figure` has to be judged by: nothing, where it is plain that it is no spike."""
-        return () if self._usual.plain(figure) else self.figures
+    def passes(self, step: int, loss: float, grad_norm: float) -> bool:
+        """Judge one further step that is plainly right; where it is not plain, nothing is done."""
+        if not self._usual.plain(loss, grad_norm):
+            return False
+        self.judged(Figure(Step(step), loss, grad_norm))
+        return True
+
+    def plain(self, loss: float, grad_norm: float) -> bool:
+        """Whether it is plain that figures are no spike, without a look at those before."""
+        return self._usual.plain(loss, grad_norm)
 
     def turned(self, turn: Turn) -> None:
         self.turns.append(turn)
@@ -69,6 +72,9 @@ class Course:
     # -- as a source of state ----------------------------------------------------------------------------------------------
 
     def collect(self) -> Nested:
+        for step, *known in islice(reversed(self.figures), self._unwritten):
+            self._rows[step % len(self._rows)] = step, *(math.nan if value is None else value for value in known)
+        self._unwritten = 0
         return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows]}
 
     def restore(self, kept: Nested) -> None:
@@ -77,6 +83,7 @@ class Course:
         self._rows.fill(math.nan)
         self.figures.clear()
         self._usual = Usual(self._policy)
+        self._unwritten = 0
         for row in sorted(rows)[-len(self._rows) :]:
             self.judged(_figure(row))
         self._past = [Window(start, stop) for start, stop in kept["windows"]]

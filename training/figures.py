@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+_INF = math.inf
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -20,7 +22,8 @@ class Figures:
 
     @property
     def finite(self) -> bool:
-        return self.skipped or all(math.isfinite(x) for x in (self.loss, self.grad_norm) if x is not None)
+        loss, norm = self.loss, self.grad_norm
+        return self.skipped or ((loss is None or -_INF < loss < _INF) and (norm is None or -_INF < norm < _INF))
 
 
 def number(value: Any) -> float | None:
@@ -30,7 +33,3 @@ def number(value: Any) -> float | None:
 
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

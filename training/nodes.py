@@ -6,7 +6,7 @@ goes on while the next step is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from queue import SimpleQueue
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ..resilience.boundary import ROW
 
-Row: TypeAlias = Sequence[float]
+Row: TypeAlias = tuple[float, ...]
 NO_END = timedelta(days=7)
 """How long to wait for the others: whether one of them hangs is the agent's to judge, which knows who evaluates and who starts."""
 _made = count()
@@ -49,7 +49,7 @@ class Rounds:
             self._out[k].numpy()[:] = row
             going = group.send([self._out[k]], behind, k)
             coming[k].wait()
-            row = list(map(max, row, self._in[k].tolist()))
+            row = tuple(map(max, row, self._in[k].tolist()))
             going.wait()
         return row
 
@@ -75,7 +75,7 @@ class Speaker:
         try:
             while True:
                 ordinal, mine = self._said.get()
-                known = [max(column) for column in zip(mine, *self._hear(ordinal), strict=True)]
+                known = tuple(max(column) for column in zip(mine, *self._hear(ordinal), strict=True))
                 self._speak(ordinal, self._rounds.maxima(known))
         except Exception as error:  # for the main thread, which waits for what was not said
             self.failure = error

@@ -48,9 +48,9 @@ class OwnTime:
         dist.Work.wait = self._around(dist.Work.wait, self._waits)  # type: ignore[method-assign]
         torch.autograd.backward = self._around(torch.autograd.backward, self._sleeps)  # type: ignore[assignment]
 
-    def begin(self) -> None:
+    def begin(self, now_ns: int) -> None:
         """A step begins."""
-        self._waited_ns, self._from_ns = 0, monotonic_ns()
+        self._waited_ns, self._from_ns = 0, now_ns
         if not self._told_ns:
             self._told_ns, *told = self._clocks()
             self._told = told[0], told[1]
@@ -60,11 +60,10 @@ class OwnTime:
         self._from_ns, self._told_ns = None, 0
         self._own_ns = self._steps = 0
 
-    def end(self) -> None:
+    def end(self, now_ns: int) -> None:
         """A step is done."""
         if self._from_ns is None:
             return
-        now_ns = monotonic_ns()
         self._own_ns += now_ns - self._from_ns - self._waited_ns
         self._steps += 1
         self._from_ns = None

@@ -21,6 +21,8 @@ class Pace:
     def __init__(self, every_steps: int) -> None:
         """every_steps: what the user has fixed, or AUTO."""
         self._fixed = every_steps
+        self.stride = 1 if every_steps == AUTO else every_steps
+        """Steps from one snapshot to the next, as the last one has shown."""
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
         self._held_s: deque[float] = deque(maxlen=_KEPT)
         self._copied_s: deque[float] = deque(maxlen=_KEPT)
@@ -32,13 +34,14 @@ class Pace:
     def recorded(self, held_s: float) -> None:
         """One snapshot has held the loop for so long at its boundary."""
         self._held_s.append(held_s)
+        self.stride = self._affordable()
 
     def copied(self, took_s: float) -> None:
         """The copies from the device behind one of them took so long, from the boundary on."""
         self._copied_s.append(took_s)
+        self.stride = self._affordable()
 
-    @property
-    def stride(self) -> int:
+    def _affordable(self) -> int:
         if self._fixed != AUTO:
             return self._fixed
         if len(self._held_s) < _ENOUGH or len(self._steps_s) < _ENOUGH:

@@ -55,6 +55,8 @@ class Tape:
         self._restorer = Restorer(sources, self.randomness, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest."""
+        self.unsettled = False
+        """All ranks do not know yet what has become of one of them."""
         self._sides: Sides | None = None
         self._written: list[tuple[bool, frozenset[str]]] = []
         """By what of the models the forward pass writes, they were divided."""
@@ -82,10 +84,12 @@ class Tape:
     @property
     def finite(self) -> bool:
         """No snapshot that was begun has shown NaN or Inf in the parameters."""
-        return all(attempt.job is None or attempt.job.finite for attempt in self._attempts)
+        return self._offload is None or all(attempt.job is None or attempt.job.finite for attempt in self._attempts)
 
     def settle(self, judgement: Judgement) -> None:
         """What all ranks know now of the latest attempts: sealed, or given up."""
+        if not self.unsettled:
+            return
         for attempt, held in zip(reversed(self._attempts), (judgement.newest, judgement.earlier), strict=False):
             if attempt.settled or held is Held.UNDER_WAY:
                 continue
@@ -102,6 +106,7 @@ class Tape:
                 slot.free()
             # What cannot be saved is not tried at each step: the next one that is due will tell.
             self.owed = self.owed or (attempt.durable and held is not Held.UNSAVABLE)
+        self.unsettled = not all(attempt.settled for attempt in self._attempts)
 
     def may_record(self) -> bool:
         """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
@@ -112,7 +117,7 @@ class Tape:
         waits); a rank that is not `finite`, or has no slot or no memory for it within `patience_s`, has missed it, counted on its page."""
         first, self._recorded = not self._recorded, True
         attempt = Attempt(step, durable)
-        self._attempts = [*self._attempts[-1:], attempt]
+        self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
         if durable and self._at.page.durable_step < 0:
             self._at.page.durable_step = step
         self.owed = self.owed and not durable
@@ -261,7 +266,7 @@ class Tape:
     def go_back(self, step: int) -> None:
         """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        self._attempts, self.owed = [], False
+        self._attempts, self.unsettled, self.owed = [], False, False
         slot = self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
             self._restorer.from_store(stores.at(self._at.handoff.snapshots), step)

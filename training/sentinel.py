@@ -1,6 +1,6 @@
 """The ranks' own word at each boundary, exchanged while the next step is computed.
 
-Row of this rank → MAX over all ranks → `Tally`, the same on every rank. Ranks of one node write their rows on their board pages and
+Row of this rank → MAX over all ranks → a row again, the same on every rank. Ranks of one node write their rows on their board pages and
 read each other's; of several nodes, the first rank of each speaks with the others' (`nodes.py`). Nothing of this meets the script's
 collectives.
 """
@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from ..resilience.board import Page
-from ..resilience.boundary import ROW, Tally, row, tally
+from ..resilience.boundary import ROW
 from ..resilience.clock import sleep
 from .attach import Attachment
 from .board import page_of
-from .nodes import NO_END, Rounds, Speaker
+from .nodes import NO_END, Rounds, Row, Speaker
 
 _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
 """Sleeps while a rank of this node has not said its row: doubled from one to the other."""
@@ -32,20 +32,22 @@ class Sentinel:
         self._exchange = _exchange(at, os.environ)
         self._pending = False
 
-    def contribute(self, said: Tally) -> None:
+    def contribute(self, row: Row) -> None:
         """This rank's row. Returns at once."""
-        self.take()  # of a loop that was left before its last step was judged
-        self._exchange.say(row(said))
+        if self._pending:  # of a loop that was left before its last step was judged
+            self._exchange.reduced()
+        self._exchange.say(row)
         self._pending = True
 
-    def take(self) -> Tally | None:
-        """The tally of the last contribution, waiting for it where it is not there yet; None where none is due."""
+    def take(self) -> Row | None:
+        """The greatest of all ranks' numbers of the last contribution, waiting for them where they are not there yet; None where none are
+        due."""
         if not self._pending:
             return None
         self._pending = False
-        return tally(self._exchange.reduced())
+        return self._exchange.reduced()
 
-    def greatest(self, *values: float) -> Sequence[float]:
+    def greatest(self, *values: float) -> Row:
         """The greatest of all ranks' first, second, … value. Collective, and waited for; nothing is pending."""
         self._exchange.say((*values, *[0.0] * (ROW - len(values))))
         return self._exchange.reduced()[: len(values)]
@@ -73,27 +75,31 @@ def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:
 class Exchange(Protocol):
     """`say` and `reduced` are called in turn, on every rank."""
 
-    def say(self, mine: Sequence[float]) -> None: ...
+    def say(self, mine: Row) -> None: ...
 
-    def reduced(self) -> Sequence[float]: ...
+    def reduced(self) -> Row: ...
 
 
 class Pages:
     """Through the memory that all ranks of one node share: no system call, no thread, nothing to wake."""
 
     def __init__(self, mine: Page, all_ranks: Sequence[Page]) -> None:
-        self._mine, self._all = mine, all_ranks
+        self._mine, self._others = mine, [page for page in all_ranks if page is not mine]
         self._ordinal = mine.spoken  # by an earlier sentinel of this process
+        self._said: Row = ()
 
-    def say(self, mine: Sequence[float]) -> None:
+    def say(self, mine: Row) -> None:
         self._ordinal += 1
+        self._said = mine
         self._mine.speak(self._ordinal, mine)
 
-    def reduced(self) -> Sequence[float]:
-        return [max(column) for column in zip(*map(self._heard, self._all), strict=True)]
-
-    def _heard(self, page: Page) -> Sequence[float]:
-        return _heard(page, self._ordinal)
+    def reduced(self) -> Row:
+        known = self._said
+        for page in self._others:
+            heard = page.hear(self._ordinal) or _heard(page, self._ordinal)
+            if heard != known:  # mostly they are not
+                known = tuple(map(max, known, heard))
+        return known
 
 
 class Nodes:
@@ -110,15 +116,15 @@ class Nodes:
             else Speaker(rounds, lambda ordinal: [_heard(p, ordinal) for p in others], mine.speak)
         )
 
-    def say(self, mine: Sequence[float]) -> None:
+    def say(self, mine: Row) -> None:
         self._ordinal += 1
         (self._speaker.say if self._speaker else self._mine.speak)(self._ordinal, mine)
 
-    def reduced(self) -> Sequence[float]:
-        return _heard(self._first, self._ordinal, self._speaker)
+    def reduced(self) -> Row:
+        return self._first.hear(self._ordinal) or _heard(self._first, self._ordinal, self._speaker)
 
 
-def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Sequence[float]:
+def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
     """What this page says under that number, waited for: for ever, since the agent looks after ranks that hang. Raises what has ended
     the `speaker` that is to say it."""
     pause_s = _SHORTEST_S
@@ -142,12 +148,12 @@ class Group:
         self._options.reduceOp = dist.ReduceOp.MAX
         self._turn = 0
 
-    def say(self, mine: Sequence[float]) -> None:
+    def say(self, mine: Row) -> None:
         self._turn ^= 1
         self._rows[self._turn].numpy()[:] = mine
         # The group's own method: the checks and logging of dist.all_reduce cost half of the contribution (measured).
         self._work = self._group.allreduce([self._rows[self._turn]], self._options)
 
-    def reduced(self) -> Sequence[float]:
+    def reduced(self) -> Row:
         self._work.wait()
-        return self._rows[self._turn].tolist()
+        return tuple(self._rows[self._turn].tolist())

@@ -12,6 +12,7 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from . import modules
 from .attach import Attachment, attach
 from .council import Council, obey
 from .course import Course
-from .figures import Figures, number, or_nan
+from .figures import Figures, number
 from .gradients import OwnGradients
 from .own_time import OwnTime
 from .pace import Pace
@@ -191,7 +192,7 @@ class Session:
         if first:
             self._page.step = step
             self._tape.finish()
-        self._contribute(step, sound=True)
+        self._council.contribute(step, True, self.fixed_data, None)
         return self._enter(step)
 
     def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
@@ -204,11 +205,12 @@ class Session:
             return Directive.GO_ON
         entered = monotonic_ns()
         if self._own_time:
-            self._own_time.end()
+            self._own_time.end(entered)
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
         self._own_gradients.stepped(step)
-        self._page.beat(step, or_nan(figures.loss), or_nan(figures.grad_norm), entered)
+        loss, grad_norm = figures.loss, figures.grad_norm
+        self._page.beat(step, math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm, entered)
         if self._first:
             self._first_boundary(entered)
         if step == self._handoff.replay_until:
@@ -222,9 +224,9 @@ class Session:
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
         self._left_ns = monotonic_ns()
-        self._page.stall_ns += self._left_ns - entered - held_ns
+        self._page.stalled(self._left_ns - entered - held_ns)
         if self._own_time:
-            self._own_time.begin()
+            self._own_time.begin(self._left_ns)
         return directive
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
@@ -249,7 +251,7 @@ class Session:
             )
         if judged_now or leave:
             self._tape.finish()
-        self._contribute(step, sound=finite and self._tape.finite, figures=figures)
+        self._council.contribute(step, finite and self._tape.finite, self.fixed_data, figures)
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._council.judged()
@@ -257,8 +259,10 @@ class Session:
                 directive, self._postponed = Directive.REWIND, before if leave else None
             elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
                 self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
-        self._page.doing = Doing.STEP
-        self._rescue.turn(self._course.careful(step))
+        if wanted:
+            self._page.doing = Doing.STEP
+        if self._course.turns:
+            self._rescue.turn(self._course.careful(step))
         return directive
 
     def _hold(self, step: int, leaves: bool = True) -> Directive:
@@ -268,7 +272,7 @@ class Session:
             while True:
                 judgement = self._council.judged()
                 if judgement is None:
-                    self._contribute(step, sound=self._tape.finite)
+                    self._council.contribute(step, self._tape.finite, self.fixed_data, None)
                     continue
                 if judgement.directive is Directive.LEAVE:
                     self._postponed = judgement
@@ -279,7 +283,7 @@ class Session:
                 sleep(_LOOK_S)
                 if self._tape.owed and self._tape.may_record():
                     self._tape.record(step, durable=True)
-                self._contribute(step, sound=self._tape.finite)
+                self._council.contribute(step, self._tape.finite, self.fixed_data, None)
         finally:
             self._page.doing = Doing.STEP
 
@@ -318,10 +322,6 @@ class Session:
             self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _contribute(self, step: int, *, sound: bool, figures: Figures | None = None) -> None:
-        assert self._council is not None
-        self._council.contribute(step, sound, self.fixed_data, figures)
 
     def _parameters_finite(self) -> bool:
         """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..harness import GATED, MINIMAL, Job, digest_of, undisturbed
 
-STEPS = 90
+STEPS = 120
 
 
 def test_the_helpers_die_one_after_the_other_and_then_a_rank(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def group() -> Iterator[Path]:
 
 
 def test_a_rank_killed_for_want_of_memory(group: Path, tmp_path: Path) -> None:
-    arguments = ["--steps", "40", "--step-delay", "0.02"]
-    expected, _ = undisturbed(MINIMAL, "--steps", "40")
+    arguments = ["--steps", "60", "--step-delay", "0.02"]
+    expected, _ = undisturbed(MINIMAL, "--steps", "60")
     command = ["--nproc-per-node", "2", str(HUNGRY), str(MINIMAL), *arguments]
     job = Job(tmp_path, command, GROUP=str(group), MARKER=str(tmp_path / "eaten"))
     assert job.finish() == 0, job.said()

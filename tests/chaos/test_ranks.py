@@ -32,28 +32,23 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
 
 
-def test_a_killed_rank_costs_one_step_and_no_bit(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+def test_killed_again_and_again_and_no_bit_is_lost(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = minimal(tmp_path)
     job.until_said("the warm process is ready")
-    job.kill_rank(1)
-    same(job, expected)
-    (incident,) = job.incidents()
-    assert (incident.cause, incident.rung, incident.launch) == ("rank_killed", 2, "warm")
-    assert "rank 1" in incident.summary
-    assert "signal 9" in incident.summary
-    assert incident.lost_steps <= 2
-    assert list(incident.phases_s) == ["detect", "stop", "start", "build", "restore", "step", "replay"]
-    assert not incident.open
-
-
-def test_killed_again_and_again(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
-    job = minimal(tmp_path)
-    job.until_said("the warm process is ready")
-    for generation, rank in enumerate((0, 1, 0), 1):
+    for generation, rank in enumerate((1, 0, 0), 1):
         job.until(lambda now, g=generation: now.generation == g and now.stepped_s > 0 and all(now.pids))
         job.kill_rank(rank)
     same(job, expected)
-    assert [incident.launch for incident in job.incidents()] == ["warm"] * 3
+    incidents = job.incidents()
+    assert [(i.cause, i.rung, i.launch) for i in incidents] == [("rank_killed", 2, "warm")] * 3
+    first, last = incidents[0], incidents[-1]
+    assert "rank 1" in first.summary
+    assert "signal 9" in first.summary
+    assert first.lost_steps <= 2, (
+        "it was at the gate; where ranks run and the machine is busy, a snapshot may be left out"
+    )
+    assert list(last.phases_s) == ["detect", "stop", "start", "build", "restore", "step", "replay"]
+    assert not last.open
 
 
 def test_a_cold_start_ends_with_the_same_bits(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
@@ -98,7 +93,7 @@ def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expecte
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
-    arguments = ["--steps", str(STEPS), *LAYOUTS[layout]]
+    arguments = ["--steps", "40", *LAYOUTS[layout]]
     digest, lines = undisturbed(GPT, *arguments)
     faults = ["--step-delay", "0.02", "--poison-gradient", "8:1", "--poison-marker", str(tmp_path)]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(GPT), *arguments, *faults], "--durable-every", "20")

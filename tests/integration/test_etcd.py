@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
@@ -18,10 +19,12 @@ from mt_resilient.agent.embedded_etcd import EmbeddedEtcd, probe
 from mt_resilient.agent.etcd_binary import VARIABLE, find_server
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable, UsageError
-from mt_resilient.resilience.etcd import EtcdStore, parse_endpoint
+from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.etcd_access import Endpoint, parse_endpoint
+from mt_resilient.resilience.etcd_messages import method
 from mt_resilient.resilience.store import Put, Store
 
-from ..contract_store import StoreContract, Tick
+from ..contract_store import Compact, StoreContract, Tick
 
 
 def embedded(folder: Path) -> EmbeddedEtcd:
@@ -45,6 +48,15 @@ def eventually(true: Callable[[], bool], within_s: float) -> None:
     while not true():
         assert time.monotonic() < ends, f"not so after {within_s} s"
         time.sleep(0.05)
+
+
+def compacted(endpoint: str, revision: int) -> None:
+    rpc = method("KV", "Compact")
+    with grpc.insecure_channel(endpoint) as channel:
+        ask = channel.unary_unary(
+            rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
+        )
+        ask(rpc.request(revision=revision, physical=True), timeout=5.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +86,18 @@ def server(tmp_path: Path) -> Iterator[EmbeddedEtcd]:
     server = embedded(tmp_path)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def other(shared_endpoint: str) -> Iterator[EtcdStore]:
+    store = EtcdStore([shared_endpoint])
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def compact(shared_endpoint: str) -> Compact:
+    return lambda revision: compacted(shared_endpoint, revision)
 
 
 class TestEtcdStore(StoreContract):
@@ -182,21 +206,22 @@ def test_a_stopped_leader_is_succeeded_and_its_next_write_refused(store: EtcdSto
 @pytest.mark.parametrize(
     ("text", "endpoint"),
     [
-        ("10.0.0.5:2379", "10.0.0.5:2379"),
-        ("http://etcd-0.etcd:2379/", "etcd-0.etcd:2379"),
-        ("[::1]:2379", "[::1]:2379"),
+        ("10.0.0.5:2379", Endpoint("10.0.0.5:2379")),
+        ("http://etcd-0.etcd:2379/", Endpoint("etcd-0.etcd:2379")),
+        ("https://etcd-0.etcd:2379", Endpoint("etcd-0.etcd:2379", tls=True)),
+        ("[::1]:2379", Endpoint("[::1]:2379")),
     ],
 )
-def test_an_endpoint_is_host_and_port(text: str, endpoint: str) -> None:
+def test_an_endpoint_is_host_and_port(text: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(text) == endpoint
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "etcd", "etcd:", "etcd:port", "etcd:99999", ":2379", "https://e:2379", "http://e:1/path", "me@e:1", "e:1,f:1"],
+    ["", "etcd", "etcd:", "etcd:port", "etcd:99999", ":2379", "ftp://e:2379", "http://e:1/path", "me@e:1", "e:1,f:1"],
 )
 def test_a_malformed_endpoint_is_the_users_to_correct(text: str) -> None:
-    with pytest.raises(UsageError, match=r"write HOST:PORT .* like 10\.0\.0\.5:2379"):
+    with pytest.raises(UsageError, match=r"write HOST:PORT, .* like 10\.0\.0\.5:2379"):
         EtcdStore([text])
 
 

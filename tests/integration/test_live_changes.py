@@ -46,7 +46,7 @@ class Script:
 
     def record(self, step: int) -> None:
         self._tape.record(step, durable=False)
-        self._tape.settle(Judgement(directive=Directive.GO_ON, step=step, newest=Held.WHOLE, earlier=Held.WHOLE))
+        self._tape.settle(Judgement(directive=Directive.GO_ON, newest=Held.WHOLE, earlier=Held.WHOLE))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         state = {f"{n}.{k}": v for n, s in enumerate(self.optimizer.state.values()) for k, v in s.items()}

@@ -57,7 +57,7 @@ def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
 
 def agreed(newest, earlier=Held.WHOLE):
-    return Judgement(directive=Directive.GO_ON, step=0, newest=newest, earlier=earlier)
+    return Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier)
 
 step()
 """

@@ -60,7 +60,7 @@ class Rank:
         at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
         self.tape = Tape(at, {"model": source_of("model", self.model)}, Pace(1))
         self.tape.record(1, durable=True)
-        self.tape.settle(Judgement(directive=Directive.GO_ON, step=1, newest=Held.WHOLE, earlier=Held.WHOLE))
+        self.tape.settle(Judgement(directive=Directive.GO_ON, newest=Held.WHOLE, earlier=Held.WHOLE))
         slots = [[Slot(path) for path in row] for row in paths]
         report = drain(slots, Attempt(run="5eed5eed", stamp=Stamp(1, 0, 1)), Files(root), 0, writer(Files(root)))
         for slot in chain(*slots):

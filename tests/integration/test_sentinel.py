@@ -24,10 +24,10 @@ def _talk(exchange: Exchange, rank: int, steps: int) -> None:
     """Say rows of which each rank has the largest number now and then; take what they make together."""
     chance = random.Random(rank)
     for step in range(steps):
-        exchange.say([float(step), *(float((step + column) % RANKS == rank) * step for column in range(ROW - 1))])
+        exchange.say((float(step), *(float((step + column) % RANKS == rank) * step for column in range(ROW - 1))))
         if chance.random() < 0.02:
             time.sleep(0.001)
-        assert list(exchange.reduced()) == [float(step)] * ROW
+        assert exchange.reduced() == (float(step),) * ROW
 
 
 def _exchange(way: str, rank: int, pages: list[Page], file: Path) -> Exchange:

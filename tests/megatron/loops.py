@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +147,19 @@ def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str],
         "OMP_NUM_THREADS": "1",  # the bits depend on it
     }
     return [*launcher, str(loop.script), *loop.arguments, *extra_arguments], environment
+
+
+@functools.cache
+def undisturbed(loop: Loop, *arguments: str) -> tuple[Record, str]:
+    """What a run under plain torchrun computes and prints, which is done once a session."""
+    with tempfile.TemporaryDirectory() as place:
+        argv, environment = command(loop, arguments)
+        environment.update(recording(Path(place)))
+        done = subprocess.run(argv, env=environment, cwd=place, capture_output=True, text=True, timeout=240)
+        record = read_record(Path(place))
+    # The exit code does not matter: gloo's threads abort the teardown now and then (torch 2.13).
+    assert len(record.digests) == loop.ranks, done.stdout[-3000:] + done.stderr[-3000:]
+    return record, done.stdout
 
 
 def behind(loop: Loop, place: Path, *options: str, arguments: Sequence[str] = (), nemesis: str = "") -> Job:

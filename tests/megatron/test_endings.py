@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from .loops import MEGATRON_DP2, Loop, Record, behind, command, read_record, recording
+from .loops import MEGATRON_DP2, Loop, behind, read_record, undisturbed
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -22,21 +21,13 @@ def loop() -> Loop:
     return MEGATRON_DP2
 
 
-def undisturbed(loop: Loop, place: Path, *arguments: str) -> tuple[Record, str]:
-    place.mkdir()
-    argv, environment = command(loop, arguments)
-    environment.update(recording(place))
-    done = subprocess.run(argv, env=environment, cwd=place, capture_output=True, text=True, timeout=240)
-    return read_record(place), done.stdout
-
-
 def validations(output: str) -> dict[str, str]:
     """Place → its last result; the tail of a line is the same text."""
     return dict(re.findall(r"validation loss at (.*?) \| (lm loss value: \S+)", output))
 
 
 def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
-    expected, output = undisturbed(loop, tmp_path / "plain", *VALIDATES)
+    expected, output = undisturbed(loop, *VALIDATES)
     job = behind(
         loop, tmp_path / "disturbed", "--durable-every", "1000", arguments=VALIDATES, nemesis="nan-grad@4:1,kill@9:0"
     )
@@ -49,7 +40,7 @@ def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["interval", "signal"])
 def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, tmp_path: Path) -> None:
     arguments = ("--exit-interval", "7") if how == "interval" else ("--exit-signal-handler",)
-    expected, _ = undisturbed(loop, tmp_path / "plain")
+    expected, _ = undisturbed(loop)
     job = behind(
         loop,
         tmp_path / "early",

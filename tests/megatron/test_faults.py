@@ -3,7 +3,6 @@ undisturbed run under plain torchrun."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,9 @@ from .loops import (
     MEGATRON_DP2,
     MEGATRON_INTERLEAVED,
     Loop,
-    Record,
     behind,
-    command,
     read_record,
-    recording,
+    undisturbed,
 )
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
@@ -30,24 +27,12 @@ ALL = [
 ]
 
 
-def undisturbed(loop: Loop, directory: Path) -> Record:
-    directory.mkdir()
-    argv, environment = command(loop)
-    environment.update(recording(directory))
-    done = subprocess.run(argv, env=environment, cwd=directory, capture_output=True, text=True, timeout=240)
-    record = read_record(
-        directory
-    )  # the exit code does not matter: gloo's threads abort the teardown now and then (torch 2.13)
-    assert len(record.digests) == loop.ranks, done.stdout[-3000:] + done.stderr[-3000:]
-    return record
-
-
 @pytest.mark.parametrize("loop", ALL)
 def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     reason = loop.missing()
     if reason is not None:
         pytest.skip(reason)
-    expected = undisturbed(loop, tmp_path / "plain")
+    expected, _ = undisturbed(loop)
     place = tmp_path / "disturbed"
     job = behind(loop, place, "--durable-every", "5", nemesis="nan-grad@4:1,kill@9:0")
     assert job.finish(280) == 0, job.said()[-4000:]
@@ -64,7 +49,7 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
     reason = loop.missing()
     if reason is not None:
         pytest.skip(reason)
-    expected = undisturbed(loop, tmp_path / "plain")
+    expected, _ = undisturbed(loop)
     place = tmp_path / "disturbed"
     job = behind(loop, place, "--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", nemesis="hang@9:1")
     assert job.finish(280) == 0, job.said()[-4000:]

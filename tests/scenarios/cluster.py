@@ -17,10 +17,10 @@ from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
 from mt_resilient.resilience.signals import NodeId, Request
-from mt_resilient.resilience.store import MemoryStore
 from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World, read_world
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.store import Compare, Entry, LeaseGone, MemoryStore, Operation, Put
+from mt_resilient.resilience.memory_store import MemoryStore
+from mt_resilient.resilience.store import Compare, CreatedAt, Entry, LeaseGone, Operation, Put
 
 NEVER = -1.0
 
@@ -77,7 +78,7 @@ class Etcd:
         made = self.inner.transact(compares, operations)
         told = tuple(o for o in operations if isinstance(o, Put) and self._is_decision(o))
         if made and told:
-            led = any(compare.key == self._keys.leader for compare in compares)
+            led = any(isinstance(compare, CreatedAt) and compare.key == self._keys.leader for compare in compares)
             self._heard(Accepted(by, leader, told, led))
         return made
 

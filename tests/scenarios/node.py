@@ -36,6 +36,7 @@ from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.signals import (
     Ack,
     AckKind,
+    Death,
     InPlaceRewind,
     NodeId,
     NodeRecord,
@@ -204,7 +205,7 @@ class Node:
                 return self._obey(now_s)
             self.heartbeat.beat(now_s)
             if self.dead:
-                self.store.put(KEYS.death(self.dead), b"", self.heartbeat.lease)
+                self.store.put(KEYS.death(self.dead), dumps(Death(at_s=self.job.wall_s)), self.heartbeat.lease)
                 self.dead = ""
             if self.asked:
                 self.store.put(KEYS.request(f"stop-{self.name}"), dumps(self.asked))

@@ -18,7 +18,6 @@ from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.orders import Incident
 from mt_resilient.resilience.signals import Ack, AckKind, NodeId, Step
 from mt_resilient.resilience.store import KeyAbsent
-from mt_resilient.resilience.wire import loads
 from mt_resilient.resilience.world import World
 from mt_resilient.training.course import Course
 
@@ -51,17 +50,12 @@ def _both(one: Plant, other: Plant) -> Plant:
 
 
 def _any_ack(real: Any) -> Any:
-    def read_world(keys: Any, entries: Any) -> Any:
+    def world_of(keys: Any, values: Any) -> Any:
         """Whoever wrote it, and in whichever generation."""
-        world = real(keys, entries)
-        told = {
-            NodeId(key.rpartition("/")[2]): loads(Ack, value)
-            for key, value in sorted(entries.items())
-            if key.startswith(keys.acks)
-        }
-        return replace(world, acks=told)
+        told = {NodeId(name.rpartition("/")[2]): ack for name, ack in values.under(keys.acks, Ack).items()}
+        return replace(real(keys, values), acks=told)
 
-    return read_world
+    return world_of
 
 
 def _reopened(real: Any) -> Any:
@@ -134,7 +128,7 @@ _UNBOUND = _swap(decision, "bound", lambda real: lambda past: Step(-1))
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (1, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
     "leadership not looked at": (1, _swap(Election, "_is_ours", lambda real: lambda self, entry, lease: True)),
-    "stale ack accepted": (1, _swap(controller, "read_world", _any_ack)),
+    "stale ack accepted": (1, _swap(controller, "world_of", _any_ack)),
     "incident reopened": (1, _swap(decision, "phases_told", _reopened)),
     "generator forgotten in the snapshot": (
         2,

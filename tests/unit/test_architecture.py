@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOT_THE_PROGRAM = {"tests", "examples", "typings", "benchmarks", "scripts", "build", "docs"}
 BELOW = {
-    "": {"", "training", "agent", "formats", "checkpoint", "resilience"},
+    "": {"", "training", "agent", "formats", "simulator", "checkpoint", "resilience"},
     "training": {"training", "checkpoint", "resilience"},
     "agent": {"agent", "checkpoint", "resilience"},
     "formats": {"formats", "checkpoint", "resilience"},
+    "simulator": {"simulator", "agent", "checkpoint", "resilience"},
     "checkpoint": {"checkpoint", "resilience"},
     "resilience": {"resilience"},
 }
@@ -24,7 +25,12 @@ BELOW = {
 
 ONLY_IN = {
     "tensorstore": {"checkpoint/slabs.py", "checkpoint/objects.py"},
-    "grpc": {"resilience/etcd.py", "resilience/etcd_keepalive.py", "resilience/etcd_messages.py"},
+    "grpc": {
+        "resilience/etcd.py",
+        "resilience/etcd_keepalive.py",
+        "resilience/etcd_member.py",
+        "resilience/etcd_watch.py",
+    },
     "prometheus_client": {"resilience/metrics.py"},
     "torch_musa": set(),
     "zarr": {"formats/zarr_store.py"},
@@ -36,6 +42,8 @@ PURE = {
     "resilience/orders.py",
     "resilience/keys.py",
     "resilience/world.py",
+    "resilience/values.py",
+    "resilience/scale.py",
     "resilience/detectors.py",
     "resilience/verdict.py",
     "resilience/stability.py",
@@ -54,6 +62,9 @@ PURE = {
     "resilience/weighing.py",
     "resilience/straggler.py",
     "agent/duty.py",
+    "agent/hosts.py",
+    "agent/preflight.py",
+    "agent/scheduler.py",
     "checkpoint/agreement.py",
     "checkpoint/cadence.py",
     "checkpoint/frames.py",
@@ -62,6 +73,16 @@ PURE = {
     "checkpoint/ring.py",
     "checkpoint/tiers.py",
     "formats/zarr_nodes.py",
+    "simulator/progress.py",
+    "simulator/training.py",
+    "simulator/cluster.py",
+    "simulator/books.py",
+    "simulator/figures.py",
+    "simulator/obeying.py",
+    "simulator/strikes.py",
+    "simulator/outcome.py",
+    "simulator/formula.py",
+    "simulator/plots.py",
 }
 IMPURE = {
     "time",
@@ -146,6 +167,18 @@ def test_imports_point_down_only(source: str) -> None:
         if (found := target(source, level, module)) is not None and found not in BELOW[package]
     ]
     assert wrong == []
+
+
+def test_the_simulator_plays_with_what_is_pure() -> None:
+    """It obeys a record as agents do, and takes snapshots as often, by the very functions."""
+    found = {
+        (where, module)
+        for source in sources()
+        if package_of(source) == "simulator"
+        for level, module in imports(source)
+        if (where := target(source, level, module)) in ("agent", "checkpoint")
+    }
+    assert found == {("agent", "agent.duty"), ("checkpoint", "checkpoint.cadence")}
 
 
 def third_party(source: str, at_import_time: bool = False) -> set[str]:

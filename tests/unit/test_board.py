@@ -82,8 +82,8 @@ def test_a_row_is_heard_until_the_one_after_the_next() -> None:
     assert written.hear(1) is None
     for ordinal in range(1, 7):
         written.speak(ordinal, [ordinal + 0.5] * ROW)
-        assert written.hear(ordinal) == [ordinal + 0.5] * ROW
-        assert ordinal == 1 or written.hear(ordinal - 1) == [ordinal - 0.5] * ROW
+        assert written.hear(ordinal) == (ordinal + 0.5,) * ROW
+        assert ordinal == 1 or written.hear(ordinal - 1) == (ordinal - 0.5,) * ROW
         assert ordinal <= 2 or written.hear(ordinal - 2) is None
         assert written.hear(ordinal + 1) is None
     assert (written.farewell(), written.rewind(1)) == ({"error": "said before"}, rewound(3))
@@ -96,7 +96,7 @@ def test_a_message_leaves_the_fields_alone() -> None:
     for name in INTS:
         setattr(written, name, -7)
     written.say_farewell(error="x" * 5000, traceback="y" * 5000)
-    assert (written.hear(1), written.rewind(1)) == ([5.0] * ROW, rewound(3))
+    assert (written.hear(1), written.rewind(1)) == ((5.0,) * ROW, rewound(3))
     assert {getattr(written, name) for name in INTS} == {-7}
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.boundary import ROW, Directive, Held, Judgement, RankPolicy, Tally, judge, row, tally
+from mt_resilient.resilience.boundary import REST, ROW, Directive, Held, Judgement, RankPolicy, Tally, judge, row, tally
 from mt_resilient.resilience.ladder import Answer, Remedy, Turn
 from mt_resilient.resilience.signals import Order, Step
 from mt_resilient.resilience.spikes import Figure, Kind, SpikePolicy
@@ -35,7 +35,7 @@ def test_truth_table(same_step: bool, wrong: str, earlier: Held, newest: Held, o
     )
     judgement = judge(said, HIGH if "spike" in wrong else CALM, [], POLICY)
     if not same_step:  # nothing else that such a tally says can be believed
-        expected = Judgement(directive=Directive.DIVERGED, step=Step(30))
+        expected = Judgement(directive=Directive.DIVERGED)
     elif wrong:  # before any order: nobody leaves with, and nothing seals, a state that is wrong
         kind, onset = (Kind.NON_FINITE, 30) if "nan" in wrong else (Kind.LOSS_SPIKE, 28)
         assert (judgement.directive, judgement.newest, judgement.snapshot) == (Directive.REWIND, Held.UNDER_WAY, False)
@@ -49,9 +49,7 @@ def test_truth_table(same_step: bool, wrong: str, earlier: Held, newest: Held, o
             Order.STOP: (Directive.LEAVE, False),
             Order.SNAPSHOT_AND_STOP: (Directive.LEAVE, True),
         }[order]
-        expected = Judgement(
-            directive=directive, step=Step(30), newest=newest, earlier=earlier, stride=3, snapshot=snapshot
-        )
+        expected = Judgement(directive=directive, newest=newest, earlier=earlier, stride=3, snapshot=snapshot)
     assert judgement == expected
 
 
@@ -85,6 +83,18 @@ tallies = st.builds(
 def test_a_row_alone_is_its_own_tally(said: Tally) -> None:
     assert len(row(said)) == ROW
     assert tally(row(said)) == said
+
+
+@given(tallies, tallies, st.booleans())
+def test_tallies_with_equal_rests_and_plain_figures_are_judged_alike(one: Tally, other: Tally, observe: bool) -> None:
+    """So whoever has judged the one need not judge the other (`Council.judged`)."""
+    other = one._replace(step=other.step, loss=other.loss, grad_norm=other.grad_norm)
+    assert row(one)[REST:] == row(other)[REST:]
+    policy = RankPolicy(spikes=POLICY.spikes, observe=observe)
+    assert judge(one, (), [], policy)[:1] == judge(other, (), [], policy)[:1]
+    if not one.non_finite:
+        assert judge(one, (), [], policy) == judge(other, (), [], policy)
+    assert not (judge(one, (), [], policy).calm and one.non_finite)
 
 
 @given(st.lists(tallies, min_size=1, max_size=6), st.randoms(use_true_random=False))

@@ -78,6 +78,7 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
         at_s=NOW - 0.5,
         step_at_fault=Step(10),
         started=False,
+        nodes=(A,),
         signature="rank_killed:-9:",
     )
 

@@ -1,5 +1,6 @@
 """One tick: read the whole World, decide, write under the fencing token. Over a real MemoryStore."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,10 @@ from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord, Incident
-from mt_resilient.resilience.signals import AckKind, Generation, Request, Spec
-from mt_resilient.resilience.store import Entry, MemoryStore
+from mt_resilient.resilience.signals import AckKind, Complaint, Generation, Request, Spec
+from mt_resilient.resilience.store import Compare, Listing, Operation
 from mt_resilient.resilience.wire import dumps, loads
 
 from .worlds import NOW, A, ack, gone, node, record, status
@@ -98,17 +100,17 @@ def test_who_does_not_lead_writes_nothing() -> None:
 
 
 class Interrupted(MemoryStore):
-    """Calls `between` once, after the next range was read: what happens between a controller's read and its write."""
+    """Calls `between` once, before the next decision is written: what happens between a controller's read and its write."""
 
     def __init__(self) -> None:
         super().__init__(lambda: NOW)
         self.between = lambda: None
 
-    def range(self, prefix: str) -> dict[str, Entry]:
-        read = super().range(prefix)
-        between, self.between = self.between, lambda: None
-        between()
-        return read
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        if len(compares) > 1:  # no campaign
+            between, self.between = self.between, lambda: None
+            between()
+        return super().transact(compares, operations)
 
 
 def test_a_record_that_changed_meanwhile_is_not_overwritten() -> None:
@@ -196,7 +198,7 @@ def test_a_new_leader_goes_on_in_the_middle_of_each_phase(phase: Phase, news: di
 
 def test_the_store_s_silence_is_the_caller_s_to_hear() -> None:
     class Silent(MemoryStore):
-        def range(self, prefix: str) -> dict[str, Entry]:
+        def listing(self, prefix: str) -> Listing:
             raise StoreUnavailable("no answer")
 
     controller, lease = Scene(Silent(lambda: NOW)).controller("one")
@@ -210,3 +212,34 @@ def test_a_record_that_cannot_be_read_is_our_error_and_not_a_new_beginning() -> 
     scene.store.put(KEYS.generation, b"{}")
     with pytest.raises(InternalError, match="GenerationRecord"):
         controller.tick(lease, NOW)
+
+
+def test_of_many_members_only_the_first_ask_for_a_vacant_leadership_at_once() -> None:
+    scene = Scene()
+    scene.say(spec=Spec(command=("torchrun",), sizes=(30,)))
+    scene.say(record=record(members=tuple(f"n{number:02d}" for number in range(30))))
+    (first, lease), (last, other) = scene.controller("agent-n05"), scene.controller("agent-n25")
+    assert not last.tick(other, NOW)
+    assert scene.store.get(KEYS.leader) is None
+    assert not last.tick(other, NOW + 0.9)
+    first.tick(lease, NOW + 0.9)
+    assert (found := scene.store.get(KEYS.leader)) is not None
+    assert found.value == b"agent-n05"
+    assert not last.tick(other, NOW + 2)
+    scene.store.revoke(lease)
+    last.tick(other, NOW + 5)
+    assert scene.store.get(KEYS.leader) is None
+    last.tick(other, NOW + 6)
+    assert scene.store.get(KEYS.leader) is not None
+
+
+def test_more_than_one_transaction_holds_is_written_in_parts_and_the_record_last() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    sick = tuple(Complaint(device=f"gpu {n}", words="ecc", at_s=NOW, step=1) for n in range(120))
+    scene.say(record=record(), ack=ack(AckKind.RUNNING), status=status(max_step=10, complaints=sick, exits=(gone(),)))
+    for told, number in ((50, 1), (121, 2)):
+        assert controller.tick(lease, NOW)
+        assert (len(scene.incidents()), scene.record().number) == (told, number)
+    assert len({i.signature for i in scene.incidents()}) == 121
+    assert not controller.tick(lease, NOW)

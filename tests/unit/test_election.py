@@ -4,7 +4,8 @@ import pytest
 
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
-from mt_resilient.resilience.store import Compare, MemoryStore, Operation, Put
+from mt_resilient.resilience.memory_store import MemoryStore
+from mt_resilient.resilience.store import Compare, Operation, Put
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from mt_resilient.resilience.store import MemoryStore
+from mt_resilient.resilience.memory_store import MemoryStore
 
-from ..contract_store import StoreContract, Tick
+from ..contract_store import Compact, StoreContract, Tick
 
 
 class Clock:
@@ -34,6 +34,16 @@ def tick(clock: Clock) -> Tick:
     return later
 
 
+@pytest.fixture
+def other(store: MemoryStore) -> MemoryStore:
+    return store
+
+
+@pytest.fixture
+def compact(store: MemoryStore) -> Compact:
+    return store.compact
+
+
 class TestMemoryStore(StoreContract):
     pass
 
@@ -54,7 +64,8 @@ def test_leases_end_when_the_clock_says_so_each_at_its_own_time(store: MemorySto
 
 
 def test_whoever_needs_no_etcd_does_not_load_grpc() -> None:
-    program = (
-        "import sys, mt_resilient.resilience.store, mt_resilient.resilience.election; sys.exit('grpc' in sys.modules)"
+    modules = ", ".join(
+        f"mt_resilient.resilience.{name}" for name in ("memory_store", "mirror", "election", "controller")
     )
+    program = f"import sys, {modules}; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

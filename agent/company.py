@@ -1,0 +1,115 @@
+"""This agent among the others of its job: whose death it would see first, and whether they may have gone on without it.
+
+neighbour's connection ──▶ `keys.death` ──▶ controller        lease, and the ranks' steps ──`fencing`──▶ the ranks are ended
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from ..resilience.clock import wall_s
+from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
+from ..resilience.signals import Death, NodeId, NodeRecord
+from ..resilience.store import Store
+from ..resilience.wire import dumps, loads
+from .fencing import Pulse, Standing, fenced
+from .heartbeat import Heartbeat
+from .neighbour import Neighbour
+from .node import Node
+from .telling import Telling
+
+
+class Company:
+    def __init__(
+        self,
+        me: NodeId,
+        store: Store,
+        keys: Keys,
+        heartbeat: Heartbeat,
+        neighbour: Neighbour,
+        node: Node,
+        telling: Telling,
+    ) -> None:
+        self._me, self._store, self._keys, self._heartbeat = me, store, keys, heartbeat
+        self._neighbour, self._node, self._telling = neighbour, node, telling
+        self._pulse = Pulse()
+        self._ring = 0
+        """Generation in which the neighbour was chosen."""
+        self._dead: tuple[NodeId, str, float] | None = None
+        """One that is dead, its instance, and since when, until etcd knows."""
+        self._shared = False
+        """What the ranks import is known to those that stand by."""
+
+    def fds(self) -> list[int]:
+        """Readable when something has happened."""
+        return self._neighbour.fds()
+
+    def look(self, now_s: float) -> bool:
+        """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""
+        self._fence(now_s)
+        found = self._neighbour.look(now_s)
+        if found:
+            self._dead = (*found, wall_s())
+        return bool(found)
+
+    def tell(self, record: GenerationRecord) -> None:
+        """Tell of a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
+        if self._dead:
+            node, instance, since_s = self._dead
+            if self._present(node) == instance:  # who leaves in order takes its record along
+                self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
+                sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
+                self._telling.say(sentence, "warn")
+            self._dead = None
+        self._share(record)
+        members = list(record.members)
+        if record.number == self._ring or self._me not in members or len(members) == 1:
+            return
+        following = members[(members.index(self._me) + 1) % len(members)]
+        present = self._record(following)
+        if present and present.instance == record.members[following]:
+            self._neighbour.watch(following, present)
+        self._ring = record.number
+
+    def _share(self, record: GenerationRecord) -> None:
+        """What the ranks of the first node have imported, those that stand by import ahead of need."""
+        modules = self._node.directory.modules
+        if self._shared or not record.members:
+            return
+        if next(iter(record.members)) == self._me and modules.exists():
+            self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
+            self._shared = True
+        elif self._me not in record.members and not modules.exists():
+            entry = self._store.get(self._keys.modules)
+            if entry:
+                modules.write_bytes(zlib.decompress(entry.value))
+                self._shared = True
+
+    def _record(self, node: NodeId) -> NodeRecord | None:
+        entry = self._store.get(self._keys.node(node))
+        return loads(NodeRecord, entry.value) if entry else None
+
+    def _present(self, node: NodeId) -> str:
+        """Instance of its agent, as far as etcd knows."""
+        record = self._record(node)
+        return record.instance if record else ""
+
+    def _fence(self, now_s: float) -> None:
+        gang = self._node.gang
+        if gang is None or gang.fenced:
+            return
+        self._pulse.look(gang.generation, min(page.step for page in self._node.board.pages), now_s)
+        standing = Standing(
+            lease_until_s=self._heartbeat.until_s,
+            ttl_s=self._heartbeat.ttl_s,
+            stepped_s=self._pulse.stepped_s,
+            stride_s=self._pulse.stride_s,
+        )
+        if fenced(now_s, standing):
+            self._telling.say(
+                "no word from etcd for the life of this agent's lease, and the ranks finish no step: the others may go on without this "
+                "node, so its ranks are ended",
+                "bad",
+            )
+            self._node.fence()

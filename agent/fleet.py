@@ -1,0 +1,61 @@
+"""What has become of the agents that `run --hostfile` has started: whether the job can still begin, and how it has ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..resilience.errors import MachineError
+
+SSH_FAILED = 255
+"""ssh's own exit code, for all that is wrong with the connection (ssh(1), EXIT STATUS)."""
+_KILLED = 128 + 9
+
+
+class Phase(StrEnum):
+    CONNECTING = "connecting"
+    UP = "up"
+    """Its agent was started."""
+    UNUSABLE = "unusable"
+    """It never was: ssh, or the host, could not."""
+    LOST = "lost"
+    """The connection broke, or the agent was killed."""
+    ENDED = "ended"
+    """Its agent has left in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    node: str
+    phase: Phase = Phase.CONNECTING
+    code: int = 0
+    """Of the agent, or of ssh."""
+    ended_s: float = 0.0
+    """Monotonic."""
+
+
+def gone(started: bool, code: int) -> Phase:
+    """What it means that ssh has ended with `code`."""
+    if not started:
+        return Phase.UNUSABLE
+    return Phase.LOST if code in (SSH_FAILED, _KILLED) or code < 0 else Phase.ENDED
+
+
+def hopeless(members: Sequence[Member], least: int) -> str:
+    """Why the job cannot begin any more; empty: it can, or may yet."""
+    unusable = [member.node for member in members if member.phase is Phase.UNUSABLE]
+    left = len(members) - len(unusable)
+    if not unusable or left >= least:
+        return ""
+    return (
+        f"{least} of the {len(members)} hosts are wanted, and {', '.join(unusable)} cannot be used; the others were told to leave. "
+        "Mend that and give the same command again, or do with fewer nodes: --spares K, --nodes MIN:MAX"
+    )
+
+
+def exit_code(members: Sequence[Member]) -> int:
+    """The job's: that of the agent which left last in order. One that has left before was not needed for the end. With none left in order,
+    MachineError's."""
+    ended = [member for member in members if member.phase is Phase.ENDED]
+    return max(ended, key=lambda member: member.ended_s).code if ended else MachineError.exit_code

@@ -1,0 +1,229 @@
+"""`run --hostfile`: hosts, an etcd where none is named, a folder for each node, and an agent on each host.
+
+The launching terminal has the run directory's lock, its etcd and its `endpoint`; node N has `nodes/N` in it, on its own disk or on a
+shared one, and all have one place for the snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..resilience import describe
+from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.errors import MachineError, ResilientError, UsageError
+from ..resilience.etcd import EtcdStore
+from ..resilience.etcd_access import Papers
+from ..resilience.journal import Journal
+from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
+from ..resilience.wire import loads
+from . import scheduler, ssh_launch
+from .embedded_etcd import EmbeddedEtcd
+from .etcd_binary import find_server
+from .hosts import Host, alike, parse
+from .launch import Launch, sizes
+from .run_directory import RunDirectory
+from .ssh_launch import SshLaunch
+from .terminal import Terminal
+
+EXPORTED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "ACCELERATOR_BACKEND",
+)
+EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MT_RESILIENT_", "MUSA_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_",
+                     "TORCH", "TRITON_", "UCX_")  # fmt: skip
+"""What the agents get of this terminal's environment; the rest is the host's own, as ssh gives it. `--export NAME` for one more."""
+_RESOLVE_S = 20.0
+_REVIVE_S = 5.0
+"""Between two tries to start a dead etcd again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the command line says about such a launch."""
+
+    hostfile: Path
+    ssh_options: tuple[str, ...] = ()
+    """For `ssh -o`."""
+    export: tuple[str, ...] = ()
+    """Names of further variables."""
+    endpoints: str = ""
+    """Of an etcd; empty: one of our own."""
+    papers: Papers
+    """What lets this terminal's commands into it."""
+    nodes: str = ""
+    """As `--nodes` has it; empty: by torchrun's `--nnodes`, or all hosts but the spares."""
+    spares: int = 0
+    job: str = ""
+    """Empty: by the run directory."""
+    snapshots: str = ""
+    """Empty: in the run directory."""
+    ending_s: float
+    """How long an agent may take to leave when its connection is gone."""
+    words: tuple[str, ...] = ()
+    """Options of `run` as they were given, which each agent gets too."""
+
+
+def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], directory: Path, terminal: Terminal) -> int:
+    """Until all agents have left; the job's exit code. Raises ResilientError for what keeps it from starting."""
+    hosts = _hosts(wanted.hostfile)
+    nodes, spares = seats(wanted, launch, len(hosts))
+    environment = exported(os.environ, wanted.export)
+    run = RunDirectory(directory)
+    with ExitStack() as stack:
+        run.take()
+        stack.callback(run.release)
+        if run.finished.exists():
+            raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+        endpoints, watch = _etcd(wanted, hosts, run, terminal, stack)
+        job = wanted.job or f"{run.root.name}-{_identity(run)}"
+        journal = Journal(run.journal)
+        journal.write(
+            "start", wall_s(), command=list(command), snapshots=wanted.snapshots or str(run.root), pid=os.getpid()
+        )
+        run.publish(job, endpoints.split(","), wanted.papers)
+        terminal.say(
+            f"job {job}: an agent on each of {describe.count(len(hosts), 'host')}, etcd at {endpoints}; everything about it in {run.root}",
+            wall_s(),
+        )
+
+        def agent(host: Host) -> list[str]:
+            fixed = ["--node", host.node, "--nodes", nodes, "--spares", str(spares), "--job", job, "--etcd", endpoints]
+            places = [
+                "--run-dir",
+                str(run.root / "nodes" / host.node),
+                "--snapshots",
+                wanted.snapshots or str(run.root),
+            ]
+            return [sys.executable, "-P", "-m", "mt_resilient", "run", *wanted.words, *fixed, *places, "--", *command]
+
+        least = min(sizes(nodes))
+        code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch).run()
+        if _finished(endpoints.split(","), wanted.papers, job):
+            run.finished.touch()
+        journal.write("end", wall_s(), code=code)
+        return code
+
+
+def _etcd(
+    wanted: Wanted, hosts: Sequence[Host], run: RunDirectory, terminal: Terminal, stack: ExitStack
+) -> tuple[str, Callable[[], None]]:
+    """Endpoints of the one that was named, or of our own, and what keeps that alive."""
+    if wanted.endpoints:
+        return wanted.endpoints, lambda: None
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", reachable(hosts, wanted.ssh_options))
+    stack.callback(server.stop)
+    endpoint = server.start()
+    return endpoint, _Revived(server, endpoint, terminal)
+
+
+def _finished(endpoints: Sequence[str], papers: Papers, job: str) -> bool:
+    """Whether the training has reached its end, as the store has it."""
+    with suppress(ResilientError), closing(EtcdStore(endpoints, access=papers.access(os.environ))) as store:
+        entry = store.get(Keys(job).generation)
+        return entry is not None and loads(GenerationRecord, entry.value).complete
+    return False
+
+
+def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
+    """How many train, as `--nodes` has it, and how many wait. Raises UsageError."""
+    if not wanted.nodes:
+        return scheduler.reconciled(launch.nodes, wanted.spares, hosts, "the hostfile has"), wanted.spares
+    numbers = sizes(wanted.nodes)
+    if min(numbers) > hosts:
+        raise UsageError(
+            f"--nodes {wanted.nodes}: the hostfile has {describe.count(hosts, 'host')}; nothing was started. Name more hosts in it"
+        )
+    return wanted.nodes, wanted.spares or max(0, hosts - max(numbers))
+
+
+def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Raises UsageError for a name that is not set here."""
+    for name in names:
+        if name not in environ:
+            raise UsageError(f"--export {name}: there is no such variable here; nothing was started")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in EXPORTED or name in names or name.startswith(EXPORTED_PREFIXES)
+    }
+
+
+def reachable(hosts: Sequence[Host], options: Sequence[str]) -> str:
+    """This machine's address (IPv4) on the way to the hosts; where it has several, the one that most of the others are reached from.
+    Raises MachineError."""
+    found = Counter(_address_towards(host, options) for host in hosts)
+    others = {address: count for address, count in found.items() if not address.startswith("127.")}
+    return max(others or found, key=lambda address: found[address])
+
+
+def _address_towards(host: Host, options: Sequence[str]) -> str:
+    """ssh knows what its aliases mean; the kernel knows the way. Nothing is sent."""
+    asked = [*ssh_launch.command(host, options), "-G", host.host]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=_RESOLVE_S, check=True).stdout
+        name = next((line.split()[1] for line in told.splitlines() if line.startswith("hostname ")), host.host)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((name, 9))
+            return str(probe.getsockname()[0])
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MachineError(
+            f"the way to {host.node} is not known here ({error}), and so where an etcd of our own could be reached; nothing was started. "
+            "Name one that all hosts reach, with --etcd HOST:PORT"
+        ) from error
+
+
+def _hosts(file: Path) -> tuple[Host, ...]:
+    try:
+        hosts = parse(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the hostfile {file} cannot be read ({error}); nothing was started") from error
+    alike(hosts)
+    return hosts
+
+
+def _identity(run: RunDirectory) -> str:
+    """The same for each launch from this directory, and no other's."""
+    file = run.root / "launch"
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex)
+    return file.read_text()[:8]
+
+
+class _Revived:
+    """Starts our etcd again when it is dead; training goes on meanwhile."""
+
+    def __init__(self, server: EmbeddedEtcd, endpoint: str, terminal: Terminal) -> None:
+        self._server, self._endpoint, self._terminal = server, endpoint, terminal
+        self._not_before_s = 0.0
+
+    def __call__(self) -> None:
+        if self._server.alive() or monotonic_s() < self._not_before_s:
+            return
+        self._not_before_s = monotonic_s() + _REVIVE_S
+        try:
+            if self._server.start() != self._endpoint:
+                self._server.stop()
+                raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
+            self._terminal.say("etcd was dead and has been started again", wall_s(), "good")
+        except ResilientError as error:
+            self._terminal.say(f"{error}; training goes on, tried again in {_REVIVE_S:.0f} s", wall_s(), "bad")

@@ -1,0 +1,59 @@
+"""The agent that leads, for `control_plane.py`: the real controller on the real store, as its loop would call it.
+
+    python head.py ENDPOINT
+
+Prints a line of JSON for each tick and for each record that it has written; ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from contextlib import suppress
+
+from crowd import KEYS
+
+from mt_resilient.resilience.controller import Controller
+from mt_resilient.resilience.decision import Decision, Policy
+from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.etcd import EtcdStore
+
+AT_MOST_S, AT_LEAST_S = 1.0, 0.02
+"""Between two rounds of the agent's loop while nothing comes, and while much does."""
+
+
+def told(decision: Decision) -> None:
+    if decision.record:
+        number, phase = decision.record.number, decision.record.phase
+        print(json.dumps({"record": number, "phase": phase, "at_s": time.time()}), flush=True)
+
+
+def main() -> None:
+    store = EtcdStore([sys.argv[1]], deadline_s=20.0)
+    lease = store.grant(60)
+    controller = Controller(store, KEYS, Election(store, KEYS.leader, "head"), Policy(), told)
+    renewed_s = time.monotonic()
+    while True:
+        poller = select.poll()
+        for fd in (0, *controller.fds()):
+            poller.register(fd, select.POLLIN)
+        if any(fd == 0 for fd, _ in poller.poll(1000 * AT_MOST_S)):
+            return
+        began_s, used_s = time.monotonic(), time.thread_time()
+        with suppress(StoreUnavailable):  # the round is lost
+            more = True
+            while more:
+                begin_s = time.thread_time()
+                more = controller.tick(lease, time.time())
+                print(json.dumps({"tick_s": time.thread_time() - begin_s}), flush=True)
+            if began_s - renewed_s > 10.0:
+                store.keepalive(lease)
+                renewed_s = began_s
+        time.sleep(max(AT_LEAST_S, time.thread_time() - used_s))  # half of a core at the most
+
+
+if __name__ == "__main__":
+    main()

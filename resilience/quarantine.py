@@ -1,0 +1,84 @@
+"""Which nodes are to train no more for a while: World → those that their own faults speak against. Pure.
+
+A fault is a node's own where its hardware is blamed (a replica that computed wrongly, a gradient that was out of line once and not
+again), or where it has struck there before anywhere else (its rank died or hung, its agent was lost). Nobody is shut out whom the job
+cannot do without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from . import assignment
+from .detectors import Cause
+from .errors import UsageError
+from .ladder import Origin
+from .orders import Incident
+from .signals import NodeId, Quarantine
+from .world import World
+
+_STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST, Cause.AGENT_RESTARTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantinePolicy:
+    hardware_faults: int = 2
+    """So many faults that its hardware is blamed for shut a node out. One flipped bit is bad luck (Llama 3: 6 in 54 days of 16,384
+    GPUs)."""
+    faults: int = 3
+    """And so many that have struck it, whatever was to blame: most nodes have none in a month, and a few lemons have most of all
+    faults (StepFun; Meta, arXiv:2410.21680, section 4)."""
+    within_h: float = 24.0
+    """Hours that faults are counted over."""
+    lasts_h: float = 24.0
+    """Hours that it lasts."""
+
+    def __post_init__(self) -> None:
+        for name in ("hardware_faults", "faults"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"quarantine.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("within_h", "lasts_h"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"quarantine.{name} is {getattr(self, name)}; it must be more than 0")
+
+
+def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quarantine]:
+    """Those that are to be shut out now. now: wall-clock seconds."""
+    recent = [i for i in world.incidents if i.would is None and i.at_s >= now - policy.within_h * 3600]
+    hardware = Counter(node for incident in recent if _hardware(incident) for node in incident.nodes)
+    struck = Counter(node for incident in recent if _counts(incident) for node in incident.nodes)
+    found: dict[NodeId, Quarantine] = {}
+    for node in (n for n in assignment.usable(world, now) if struck[n]):
+        last_s = max((i.at_s for i in recent if node in i.nodes), default=0.0)
+        known = world.quarantine.get(node)
+        if known and known.until_s - policy.lasts_h * 3600 >= last_s:
+            continue  # it was shut out for these
+        if hardware[node] >= policy.hardware_faults:
+            why = f"its hardware is blamed for {hardware[node]} faults within {policy.within_h:g} h"
+        elif struck[node] >= policy.faults:
+            why = f"{struck[node]} faults have struck it within {policy.within_h:g} h"
+        else:
+            continue
+        entry = Quarantine(reason=why, until_s=now + policy.lasts_h * 3600)
+        if _dispensable(world, node, entry, now):
+            found[node] = entry
+            world = replace(world, quarantine={**world.quarantine, node: entry})
+    return found
+
+
+def _hardware(incident: Incident) -> bool:
+    if incident.cause == Cause.FINGERPRINT_MISMATCH:
+        return True  # replicas are compared within a node
+    return incident.origin == Origin.TRANSIENT and bool(incident.ranks)
+
+
+def _counts(incident: Incident) -> bool:
+    return incident.cause in _STRUCK or _hardware(incident)
+
+
+def _dispensable(world: World, node: NodeId, entry: Quarantine, now: float) -> bool:
+    if world.record is None or world.spec is None:
+        return False
+    without = replace(world, quarantine={**world.quarantine, node: entry})
+    return not assignment.again(without, now).missed

@@ -1,0 +1,60 @@
+"""How often a job's agents speak with the store, by how many they are: so that one etcd carries them all. Pure; the table is the rule.
+
+One etcd does 3,000 to 5,000 operations a second before watchers lag by seconds (measured on two cores, with 120 µs of etcd a keepalive
+and 190 to 340 µs a put), and a lag looks like mass death. So the sum of keepalives and statuses stays below 3,500 a second:
+
+    nodes      keepalive   status     operations a second, at most
+      300        1 s         1 s         632
+    1,000        1.6 s       4 s         921
+    7,500        3 s        10 s       3,421
+   11,000        5 s        10 s       3,474
+   24,000       10 s        30 s       3,368   beyond: relays, or several etcds
+
+A lease lives for three keepalives. What is news is told at once, whatever the table says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    lease_ttl_s: int
+    """How long an agent may be silent until the others take it for dead."""
+    keepalive_s: float
+    status_s: float
+    """The longest between two statuses of a node from which there is no news."""
+
+    def operations_per_s(self, nodes: int) -> float:
+        """Of agents in which nothing happens."""
+        return (nodes / self.keepalive_s + nodes / self.status_s) / jittered(1.0, 0.5)
+
+
+_TABLE = (
+    (300, Pace(lease_ttl_s=3, keepalive_s=1.0, status_s=1.0)),
+    (1_000, Pace(lease_ttl_s=5, keepalive_s=1.6, status_s=4.0)),
+    (7_500, Pace(lease_ttl_s=10, keepalive_s=3.0, status_s=10.0)),
+    (11_000, Pace(lease_ttl_s=15, keepalive_s=5.0, status_s=10.0)),
+)
+_BEYOND = Pace(lease_ttl_s=30, keepalive_s=10.0, status_s=30.0)
+
+_AT_ONCE = 20
+"""Agents that ask for a vacant leadership at the same time: two operations each."""
+
+
+def pace(nodes: int) -> Pace:
+    """nodes: of the whole job, spares included."""
+    return next((found for most, found in _TABLE if nodes <= most), _BEYOND)
+
+
+def jittered(period_s: float, share: float) -> float:
+    """The period, shortened by up to a tenth. share: from [0, 1), drawn anew each time: agents that were started by one command, or met the
+    same pause of etcd, would otherwise all speak at the same moments."""
+    return period_s * (1.0 - 0.1 * share)
+
+
+def campaign_after_s(place: int) -> float:
+    """How long the agent at `place` among the members, from 0, leaves a vacant leadership to those before it: with thousands asking at
+    once nobody would be elected for seconds."""
+    return float(place // _AT_ONCE)

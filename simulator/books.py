@@ -1,0 +1,55 @@
+"""Where the time of a run went: every second is in one account, and all together are the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+STEPS, REPLAY, SNAPSHOTS, STRAGGLERS, FEWER = "steps", "replay", "snapshots", "stragglers", "fewer"
+ACCOUNTS: Mapping[str, str] = {
+    STEPS: "steps that count, at their full speed",
+    "detect": "from a fault to the decision",
+    "stop": "until nothing of the old gang is left, and all nodes have said so",
+    "nodes": "for a node to take a lost one's place, its fetch of the state included",
+    "start": "until the new ranks are there",
+    "build": "until process groups and model are there",
+    "restore": "of the state, into new processes or in place",
+    "step": "what a first step takes longer",
+    REPLAY: "steps computed again, and the one that a fault cut off",
+    SNAPSHOTS: "boundaries, and stalls of snapshots in memory and on disk",
+    STRAGGLERS: "steps that a slow node made longer",
+    FEWER: "steps that fewer nodes than all made longer, at the same batch",
+    "operator": "for somebody to start a job again that had given up",
+}
+"""In the order in which a recovery goes."""
+TRAINING = "training"
+"""No account: time between two entries that `trained` deals out."""
+
+
+class Books:
+    def __init__(self, step_s: float, now_s: float) -> None:
+        """step_s: of a step, with nothing of ours."""
+        self.spent_s = dict.fromkeys(ACCOUNTS, 0.0)
+        self.reached = 0.0
+        """The furthest that the training has ever been, in steps: up to there each was computed before."""
+        self._step_s = step_s
+        self._since_s, self._account = now_s, "start"
+
+    def enter(self, now_s: float, account: str) -> None:
+        """From now on time goes there."""
+        if self._account != TRAINING:
+            self.spent_s[self._account] += now_s - self._since_s
+        self._since_s, self._account = now_s, account
+
+    def trained(self, now_s: float, before: float, after: float, added_s: float, shared_s: float) -> None:
+        """Since the last entry, steps were computed: from `before` to `after`, each with so many seconds of ours, and so many more since
+        fewer nodes share it."""
+        assert self._account == TRAINING
+        new = max(0.0, after - max(before, self.reached))
+        took_s, steps = now_s - self._since_s, after - before
+        self.spent_s[STEPS] += new * self._step_s
+        self.spent_s[REPLAY] += (steps - new) * self._step_s
+        self.spent_s[SNAPSHOTS] += steps * added_s
+        self.spent_s[FEWER] += steps * shared_s
+        self.spent_s[STRAGGLERS] += took_s - steps * (self._step_s + added_s + shared_s)
+        self.reached = max(self.reached, after)
+        self._since_s = now_s

@@ -1,0 +1,118 @@
+"""`mt-resilient simulate`: options → setting and faults → a run → text, JSON, plots."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..resilience.decision import Policy
+from ..resilience.errors import MachineError, UsageError
+from . import models, plots, report, sensitivity
+from .play import played
+from .setting import Setting
+
+
+def setting(
+    *,
+    gpus: int,
+    per_node: int,
+    days: float,
+    spares: int,
+    least: int,
+    rate: float,
+    seed: int,
+    buddies: bool,
+    policies: Mapping[str, Any],
+) -> Setting:
+    """What the options amount to. gpus: in all, spares left out; least: nodes with which the job goes on at the least, 0: only with all;
+    policies: sections of the configuration. Raises UsageError."""
+    if per_node < 1 or gpus < per_node or gpus % per_node:
+        raise UsageError(
+            f"--gpus {gpus} cannot be had with nodes of {per_node}; nothing was simulated. Give a multiple of --per-node"
+        )
+    nodes = gpus // per_node
+    if least > nodes:
+        raise UsageError(f"--least {least} is more than the {nodes} nodes that there are; nothing was simulated")
+    decides = Policy(
+        recovery=policies["recovery"],
+        ladder=policies["ladder"],
+        nodes=policies["nodes"],
+        quarantine=policies["quarantine"],
+    )
+    return Setting(
+        nodes=nodes,
+        per_node=per_node,
+        spares=spares,
+        sizes=tuple(range(least, nodes + 1)) if least else (),
+        days=days,
+        rate=rate,
+        seed=seed,
+        buddies=buddies,
+        costs=policies["costs"],
+        snapshots=policies["snapshots"],
+        policy=decides,
+        hang=policies["hang"],
+        spikes=policies["spikes"],
+    )
+
+
+def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None, table: bool) -> int:
+    """Run it, print what has come of it, and give the exit code. faults: names of models, or files. Raises UsageError, MachineError."""
+    model = models.named(faults)
+    if plots_in:
+        _writable(plots_in)
+    with _progress("simulating") as told:
+        outcome = played(what, model, told)
+    cells: list[sensitivity.Cell] = []
+    if table:
+        with _progress("the table") as told:
+            cells = sensitivity.table(what, model, told=told)
+    if as_json:
+        found = outcome.as_json() | {"faults_model": model.name}
+        if cells:
+            found["sensitivity"] = [vars(cell) for cell in cells]
+        print(json.dumps(found))
+    else:
+        report.show(report.told(outcome, model.name))
+        if cells:
+            report.show(
+                ["effective training time by restart, snapshots in memory and faults:", report.sensitivity(cells)]
+            )
+    if plots_in:
+        for name, picture in plots.of(outcome, cells).items():
+            (plots_in / name).write_text(picture)
+        print(f"mt-resilient: plots are in {plots_in}", file=sys.stderr)
+    return 0
+
+
+def _writable(directory: Path) -> None:
+    """Before anything is computed for it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        trial = directory / ".trial"
+        trial.write_text("")
+        trial.unlink()
+    except OSError as error:
+        raise MachineError(
+            f"plots cannot be written to {directory} ({error.strerror}); nothing was simulated. Name another directory"
+        ) from error
+
+
+@contextmanager
+def _progress(words: str) -> Iterator[Callable[[float], None]]:
+    """On a terminal, how far it is."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda share: None
+        return
+    columns = (TextColumn(words), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(words, total=1.0)
+        yield lambda share: shown.update(task, completed=share)

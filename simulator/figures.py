@@ -1,0 +1,158 @@
+"""Faults of what is computed: a slow node, a wrong replica, a spike of the loss; and what ranks and agents find of them, how late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..resilience import ladder
+from ..resilience.signals import Generation, InPlaceRewind, Mismatch, NodeId, Rank, Step, Straggler
+from ..resilience.spikes import Finding, Kind
+from ..resilience.straggler import Lost
+from . import obeying
+from .faults import Fault
+
+if TYPE_CHECKING:
+    from .play import Play
+
+
+@dataclass
+class Spike:
+    """One that is not over."""
+
+    onset: int
+    again: bool
+    turns: list[ladder.Turn] = field(default_factory=list)
+
+
+def slows(play: Play, fault: Fault, name: NodeId) -> None:
+    play.slow[fault.machine] = fault.source.factor
+    play.repace()
+    play.later(play.costs.straggler_s, _told_slow, play, fault.machine)
+    play.later(fault.lasts_s, _fast_again, play, fault.machine)
+
+
+def _told_slow(play: Play, machine: int) -> None:
+    cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
+    name = cluster.names[machine]
+    if (
+        gang is None
+        or track is None
+        or name not in cluster.place
+        or machine not in play.slow
+        or name in gang.stragglers
+    ):
+        return
+    own_s = play.costs.step_s * play.slow[machine]
+    gang.stragglers[name] = Straggler(
+        rank=cluster.rank(name),
+        at_s=play.now_s,
+        step=Step(track.finished(play.now_s)),
+        own_s=own_s,
+        peers_s=play.costs.step_s,
+        usual=1.0,
+        lost=Lost.COMPUTING,
+    )
+    play.news()
+
+
+def _fast_again(play: Play, machine: int) -> None:
+    if play.slow.pop(machine, None) is None:
+        return
+    play.repace()
+    gang = play.cluster.gang
+    if gang and gang.stragglers.pop(play.cluster.names[machine], None):
+        play.news()
+
+
+def corrupts(play: Play, name: NodeId) -> None:
+    """The next snapshot shows it, once it has been compared. (Where the ranks are started again before that, it is forgotten here.)"""
+    gang, track = play.cluster.gang, play.training.track
+    if gang is None or track is None:
+        return
+    onset = track.finished(play.now_s) + 1
+    seen_s = track.when(play.training.next_sealed(onset)) - play.now_s + play.costs.compare_s
+    play.later(seen_s, _compared, play, gang.generation, name, onset)
+
+
+def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> None:
+    cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
+    if gang is None or gang.generation != generation or track is None or track.begun >= onset:
+        return
+    cluster.bad_from = onset
+    rank = cluster.rank(name)
+    gang.mismatches[name] = Mismatch(
+        generation=generation,
+        onset=Step(onset),
+        agreed=Step(onset - 1),
+        tensors=("model/simulated",),
+        count=1,
+        ranks=(rank, Rank(rank + 1), Rank(rank + 2)),
+        wrong=(rank,),
+        at_s=play.now_s,
+    )
+    play.news()
+
+
+def spikes(play: Play, fault: Fault) -> None:
+    """Ranks find it by themselves, some steps after its onset, and go back by their own ladder."""
+    track = play.training.track
+    if track is None or play.spike is not None:
+        play.outcome.idle += 1
+        return
+    play.outcome.struck[fault.source.name] += 1
+    play.spike = Spike(onset=track.finished(play.now_s) + 1, again=fault.again)
+    resumed(play)
+
+
+def resumed(play: Play) -> None:
+    """The ranks train (again): what is not over comes again."""
+    gang, track, spike = play.cluster.gang, play.training.track, play.spike
+    assert gang
+    assert track
+    for machine in sorted(play.slow):
+        play.later(play.costs.straggler_s, _told_slow, play, machine)
+    if spike is None:
+        return
+    if track.begun >= spike.onset:
+        play.spike = None
+        return
+    found_at = spike.onset + play.setting.spikes.run_steps
+    play.later(track.when(found_at) - play.now_s, _found, play, gang.generation, len(gang.rewinds), spike)
+
+
+def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> None:
+    gang, track = play.cluster.gang, play.training.track
+    stale = gang is None or gang.generation != generation or len(gang.rewinds) != rewinds
+    if stale or gang is None or track is None or play.spike is not spike:
+        return
+    reached = track.finished(play.now_s)
+    if reached < spike.onset + play.setting.spikes.run_steps:  # steps have become slower
+        resumed(play)
+        return
+    policy = play.setting.policy.ladder
+    finding = Finding(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
+    answer = ladder.answer(finding, spike.turns, policy, skippable=True)
+    held = [step for step in play.training.held(play.now_s) if step < spike.onset]
+    to = Step(max([step for step in held if step <= answer.at_most] or held, default=0))
+    remedy = ladder.done(answer, spike.turns, to)
+    windows = [turn.window for turn in spike.turns if turn.window]
+    window = answer.window(Step(spike.onset), to, windows)
+    spike.turns.append(ladder.Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window))
+    if remedy in ladder.SKIPS or not spike.again:
+        play.spike = None
+    told = InPlaceRewind(
+        ordinal=len(gang.rewinds) + 1,
+        generation=generation,
+        cause=Kind.LOSS_SPIKE,
+        onset=Step(spike.onset),
+        to=to,
+        reached=Step(reached),
+        remedy=remedy,
+        window=window,
+        value=finding.value,
+        expected=finding.expected,
+        at_s=play.now_s,
+        restore_s=play.costs.rewind_s,
+    )
+    obeying.go_back(play, told)

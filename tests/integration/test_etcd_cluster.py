@@ -1,0 +1,232 @@
+"""An etcd cluster of three: the store contract; and calls, watches and mirrors while members are killed, stopped, deposed and come back."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.mirror import Mirror
+from mt_resilient.resilience.store import Change, Store
+
+from ..contract_store import Compact, StoreContract, Tick, taken, told
+from ..etcd_cluster import Cluster, answers, ask, eventually
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For tests that leave its members alone."""
+    cluster = Cluster(tmp_path_factory.mktemp("etcd"), 3).start()
+    yield cluster.ready()
+    cluster.stop()
+
+
+@pytest.fixture
+def store(shared: Cluster) -> Iterator[EtcdStore]:
+    store = EtcdStore(shared.endpoints)
+    store.delete_prefix("")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def other(shared: Cluster) -> Iterator[EtcdStore]:
+    """Speaks with another member first."""
+    store = EtcdStore([*shared.endpoints[1:], shared.endpoints[0]])
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def tick() -> Tick:
+    return lambda: time.sleep(0.1)
+
+
+@pytest.fixture
+def compact(shared: Cluster) -> Compact:
+    return lambda revision: ask(shared.endpoints[0], "KV", "Compact", revision=revision, physical=True)
+
+
+class TestThreeMembers(StoreContract):
+    pass
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """For tests that hurt it."""
+    cluster = Cluster(tmp_path, 3).start()
+    yield cluster.ready()
+    cluster.stop()
+
+
+class Scribe:
+    """Writes /job/count again and again, through a store of its own, until it is stopped."""
+
+    def __init__(self, endpoints: list[str]) -> None:
+        self.store = EtcdStore(endpoints, deadline_s=1.0)
+        self.made = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+
+    def _write(self) -> None:
+        while not self._done.is_set():
+            try:
+                self.store.put("/job/count", b"%d" % self.made)
+                self.made += 1
+            except StoreUnavailable:
+                pass
+            time.sleep(0.01)
+
+    def goes_on(self) -> None:
+        before = self.made
+        eventually(lambda: self.made > before + 5, within_s=15.0)
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+        self.store.close()
+
+
+def kill_one(cluster: Cluster) -> None:
+    cluster.signal(0, signal.SIGKILL)
+
+
+def stop_one(cluster: Cluster) -> None:
+    cluster.signal(0, signal.SIGSTOP)
+
+
+def lose_the_majority_for_a_while(cluster: Cluster) -> None:
+    for member in (0, 1):
+        cluster.signal(member, signal.SIGKILL)
+    time.sleep(2.0)
+    cluster.start(0, 1)
+
+
+def stop_the_majority_for_a_while(cluster: Cluster) -> None:
+    for member in (0, 2):
+        cluster.signal(member, signal.SIGSTOP)
+    time.sleep(2.0)
+    for member in (0, 2):
+        cluster.signal(member, signal.SIGCONT)
+
+
+def move_the_leader(cluster: Cluster) -> None:
+    for _ in range(3):
+        cluster.move_leader()
+        time.sleep(0.3)
+
+
+def kill_them_one_by_one(cluster: Cluster) -> None:
+    for member in range(3):
+        cluster.signal(member, signal.SIGKILL)
+        time.sleep(0.7)
+        cluster.start(member)
+        eventually(lambda member=member: up(cluster.endpoints[member]), within_s=10.0)
+
+
+def up(endpoint: str) -> bool:
+    with closing(EtcdStore([endpoint], deadline_s=0.5)) as store:
+        return answers(store)
+
+
+FAULTS = (
+    kill_one,
+    stop_one,
+    lose_the_majority_for_a_while,
+    stop_the_majority_for_a_while,
+    move_the_leader,
+    kill_them_one_by_one,
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_watch_and_mirror_miss_nothing_and_calls_go_on(cluster: Cluster, fault: Callable[[Cluster], None]) -> None:
+    scribe = Scribe(cluster.endpoints)
+    # An agent asks the store for something once a second at least: that is how it finds out about a member that is silent.
+    asking = EtcdStore(cluster.endpoints, deadline_s=1.0)
+    with closing(asking), closing(Mirror(asking, "/job/")) as mirror:
+        lease = asking.grant(30)
+        scribe.goes_on()
+        since = len(dict(mirror.entries())) and mirror.revision
+        watch = asking.watch("/job/", since)
+        fault(cluster)
+        scribe.goes_on()
+        eventually(lambda: renewed(asking, lease), within_s=10.0)
+        scribe.stop()
+        found = taken(watch, 1)
+        with closing(EtcdStore(cluster.endpoints[1:2])) as witness:
+            eventually(lambda: answers(witness), within_s=10.0)
+            last = witness.listing("/job/")
+            while found[-1].revision < last.entries["/job/count"].mod_revision:
+                found += taken(watch, 1, within_s=15.0)
+            whole = history(witness, since, last.entries["/job/count"].mod_revision)
+        assert told(found) == told(whole)
+        assert [change.revision for change in found] == [change.revision for change in whole]
+        eventually(lambda: dict(mirror.entries()) == last.entries, within_s=5.0)
+
+
+def renewed(store: Store, lease: int) -> bool:
+    try:
+        return store.keepalive(lease) > 0.0
+    except StoreUnavailable:
+        return False
+
+
+def history(store: Store, since: int, until: int) -> list[Change]:
+    """What etcd itself remembers."""
+    with closing(store.watch("/job/", since)) as watch:
+        found: list[Change] = []
+        while not found or found[-1].revision < until:
+            found += taken(watch, 1)
+        return found
+
+
+def test_a_watch_hears_of_a_change_within_milliseconds(cluster: Cluster) -> None:
+    with closing(EtcdStore(cluster.endpoints)) as reader, closing(EtcdStore(cluster.endpoints[1:])) as writer:
+        watch = reader.watch("/job/", reader.listing("/job/").revision)
+        took = []
+        for _ in range(50):
+            writer.put("/job/a", b"")
+            began = time.monotonic()
+            taken(watch, 1)
+            took.append(time.monotonic() - began)
+        assert sorted(took)[25] < 0.05
+
+
+def test_a_store_whose_cluster_is_away_takes_no_processor(cluster: Cluster) -> None:
+    with closing(EtcdStore(cluster.endpoints)) as store:
+        watches = [store.watch(f"/{number}/", store.listing("").revision) for number in range(5)]
+        for member in range(3):
+            cluster.signal(member, signal.SIGKILL)
+        time.sleep(0.5)
+        before, began = sum(os.times()[:2]), time.monotonic()
+        time.sleep(3.0)
+        used = (sum(os.times()[:2]) - before) / (time.monotonic() - began)
+        assert used < 0.15, f"{used:.2f} of a core"
+        cluster.start()
+        eventually(lambda: answers(store), within_s=15.0)
+        for number, watch in enumerate(watches):
+            store.put(f"/{number}/a", b"")
+            assert told(taken(watch, 1, within_s=10.0)) == [(f"/{number}/a", b"")]
+
+
+def test_a_write_that_had_no_answer_is_looked_for(cluster: Cluster) -> None:
+    with closing(EtcdStore(cluster.endpoints, deadline_s=1.0)) as store, closing(Mirror(store, "/job/")) as mirror:
+        mirror.entries()
+        for member in (1, 2):
+            cluster.signal(member, signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable):
+            store.put("/job/a", b"perhaps")
+        with pytest.raises(StoreUnavailable):  # it has to be listed, and cannot
+            mirror.entries()
+        for member in (1, 2):
+            cluster.signal(member, signal.SIGCONT)
+        eventually(lambda: answers(store), within_s=10.0)
+        assert dict(mirror.entries()) == store.range("/job/")

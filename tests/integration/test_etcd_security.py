@@ -1,0 +1,256 @@
+"""A real etcd behind TLS, client certificates and users: the store contract, and one clear sentence for each way of not being let in."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.resilience.errors import StoreUnavailable, UsageError
+from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.etcd_access import PASSWORD, Access, Papers
+
+from ..contract_store import Compact, StoreContract, Tick, taken, told
+from ..etcd_cluster import Authority, Cluster, answers, ask, eventually
+from ..harness import MINIMAL, Job, cli
+
+SECRET = "correct horse"
+ROOT = "battery staple"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    authority = Authority(tmp_path_factory.mktemp("papers")).found()
+    authority.sign("server")
+    authority.sign("client")
+    authority.sign("elsewhere", names="DNS:etcd.example")
+    authority.sign("expired", days=-1)
+    return authority
+
+
+def shown(authority: Authority, name: str = "client", **more: str) -> Access:
+    return Access(
+        ca=str(authority.ca),
+        cert=str(authority.folder / f"{name}.pem"),
+        key=str(authority.folder / f"{name}.key"),
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """TLS, a certificate wanted of clients, and users."""
+    wants = ("--client-cert-auth", f"--trusted-ca-file={authority.ca}", "--auth-token-ttl=3")
+    cluster = Cluster(tmp_path_factory.mktemp("etcd"), 1, *wants, authority=authority).start()
+    cluster.ready(shown(authority))
+    cluster.require_users(shown(authority), root=ROOT, mt=SECRET)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def store(guarded: Cluster, authority: Authority) -> Iterator[EtcdStore]:
+    store = EtcdStore(guarded.endpoints, access=shown(authority, user="mt", password=SECRET))
+    store.delete_prefix("")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def other(guarded: Cluster, authority: Authority) -> Iterator[EtcdStore]:
+    store = EtcdStore(guarded.endpoints, access=shown(authority, user="mt", password=SECRET))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def tick() -> Tick:
+    return lambda: time.sleep(0.1)
+
+
+@pytest.fixture
+def compact(guarded: Cluster, authority: Authority) -> Compact:
+    access = shown(authority, user="root", password=ROOT)
+    return lambda revision: ask(guarded.endpoints[0], "KV", "Compact", access, revision=revision, physical=True)
+
+
+class TestBehindTlsAndUsers(StoreContract):
+    pass
+
+
+def refusal(endpoint: str, access: Access) -> str:
+    with closing(EtcdStore([endpoint], deadline_s=2.0, access=access)) as store:
+        with pytest.raises(StoreUnavailable) as caught:
+            store.get("/mt/")
+        return str(caught.value)
+
+
+def test_a_token_that_has_expired_is_renewed_and_the_call_made(store: EtcdStore) -> None:
+    watch = store.watch("/job/", store.listing("/job/").revision)
+    for value in (b"1", b"2"):
+        store.put("/job/a", value)
+        assert told(taken(watch, 1)) == [("/job/a", value)]
+        time.sleep(4.0)
+    store.transact([], [])
+
+
+def test_tokens_die_with_the_server_and_are_had_anew(authority: Authority, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1).start()
+    try:
+        cluster.ready()
+        cluster.require_users(root=ROOT)
+        assert "wants a user: name one with control.etcd_user" in refusal(cluster.endpoints[0], Access())
+        with closing(EtcdStore(cluster.endpoints, access=Access(user="root", password=ROOT))) as store:
+            store.put("/job/a", b"1")
+            lease = store.grant(30)
+            assert store.keepalive(lease) > 0
+            watch = store.watch("/job/", store.listing("/job/").revision)
+            cluster.signal(0, signal.SIGKILL)
+            cluster.start(0)
+            eventually(lambda: answers(store), within_s=10.0)
+            store.put("/job/a", b"2")
+            assert told(taken(watch, 1, within_s=10.0)) == [("/job/a", b"2")]
+            assert store.keepalive(lease) > 0
+    finally:
+        cluster.stop()
+
+
+def test_a_wrong_password_is_named(guarded: Cluster, authority: Authority) -> None:
+    said = refusal(guarded.endpoints[0], shown(authority, user="mt", password="wrong"))
+    assert "correct control.etcd_user or its password" in said
+    assert "wrong" not in said.replace("wrong CA", "")
+
+
+def test_a_certificate_without_a_user_is_known_by_its_name_which_may_do_nothing(
+    guarded: Cluster, authority: Authority
+) -> None:
+    said = refusal(guarded.endpoints[0], shown(authority))
+    assert "grant the user (control.etcd_user, else the name in the certificate) a role" in said
+
+
+def test_a_client_certificate_that_is_missing_is_asked_for(guarded: Cluster, authority: Authority) -> None:
+    said = refusal(guarded.endpoints[0], Access(ca=str(authority.ca), user="mt", password=SECRET))
+    assert "it wants a certificate from its clients, and none is given" in said
+    assert "control.etcd_cert" in said
+
+
+def test_a_client_certificate_that_is_out_of_date_is_named(guarded: Cluster, authority: Authority) -> None:
+    assert "it refuses our certificate" in refusal(guarded.endpoints[0], shown(authority, "expired"))
+
+
+def test_a_server_of_another_authority_is_named(guarded: Cluster, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "stranger").found()
+    said = refusal(guarded.endpoints[0], Access(ca=str(stranger.ca)))
+    assert f"its certificate is not signed by {stranger.ca}" in said
+    assert "control.etcd_ca" in said
+
+
+def test_plain_text_to_a_server_that_speaks_tls_is_named(guarded: Cluster) -> None:
+    address = guarded.endpoints[0].removeprefix("https://")
+    assert f"it speaks TLS, and was spoken to in plain text: write https://{address}" in refusal(address, Access())
+
+
+def test_tls_to_a_server_that_speaks_plain_text_is_named(authority: Authority, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1).start()
+    try:
+        (address,) = cluster.ready().endpoints
+        said = refusal(f"https://{address}", Access(ca=str(authority.ca)))
+        assert f"it speaks plain text, and was spoken to in TLS: write http://{address}" in said
+        said = refusal(address, Access(user="mt", password=SECRET))
+        assert "authentication is not enabled; leave control.etcd_user out" in said
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("server", "sentence"),
+    [("expired", "its certificate is out of date"), ("elsewhere", "its certificate is not for 127.0.0.1")],
+)
+def test_a_server_certificate_that_will_not_do_is_named(
+    authority: Authority, tmp_path: Path, server: str, sentence: str
+) -> None:
+    cluster = Cluster(tmp_path, 1, authority=authority, server=server).start()
+    try:
+        assert cluster.processes[0] is not None
+        eventually(lambda: sentence in refusal(cluster.endpoints[0], Access(ca=str(authority.ca))), within_s=10.0)
+    finally:
+        cluster.stop()
+
+
+def test_certificates_that_are_renewed_on_disk_are_taken_up(authority: Authority, tmp_path: Path) -> None:
+    """The agent's own has run out; somebody puts another one in its place, and the store goes on by itself."""
+    for end in ("pem", "key"):
+        (tmp_path / f"own.{end}").write_bytes((authority.folder / f"expired.{end}").read_bytes())
+    own = Access(ca=str(authority.ca), cert=str(tmp_path / "own.pem"), key=str(tmp_path / "own.key"))
+    wants = ("--client-cert-auth", f"--trusted-ca-file={authority.ca}")
+    cluster = Cluster(tmp_path, 1, *wants, authority=authority).start()
+    try:
+        cluster.ready(shown(authority))
+        with closing(EtcdStore(cluster.endpoints, access=own)) as store:
+            assert not answers(store)
+            for end in ("pem", "key"):
+                (tmp_path / f"own.{end}").write_bytes((authority.folder / f"client.{end}").read_bytes())
+            eventually(lambda: answers(store), within_s=5.0)
+    finally:
+        cluster.stop()
+
+
+# -- a job ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_and_the_commands_beside_it_are_let_in(guarded: Cluster, authority: Authority, tmp_path: Path) -> None:
+    """The password is in nobody's arguments, in no file of the run directory, and not in the ranks' environment."""
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    file.chmod(0o600)
+    names = {"ca": authority.ca, "cert": authority.folder / "client.pem", "key": authority.folder / "client.key"}
+    papers = {**names, "user": "mt", "password_file": file}
+    options = [word for name, value in papers.items() for word in ("--set", f"control.etcd_{name}={value}")]
+    script = ["--nproc-per-node", "1", str(MINIMAL), "--steps", "100000", "--step-delay", "0.05"]
+    job = Job(tmp_path, script, "--etcd", guarded.endpoints[0], "--no-warm", *options, **{PASSWORD: SECRET})
+    try:
+        now = job.until_step(3)
+        secret = SECRET.encode()
+        assert secret not in Path(f"/proc/{now.pids[0]}/environ").read_bytes()
+        told = (path for path in job.directory.rglob("*") if path.is_file() and path.stat().st_size < 1 << 20)
+        assert not [path for path in told if secret in path.read_bytes()]
+        assert cli("status", "--run-dir", str(job.directory)).returncode == 0
+        stopped = cli("stop", "--run-dir", str(job.directory))
+        assert stopped.returncode == 0, stopped.stderr
+        assert job.agent.wait(30) == 130
+    finally:
+        if job.agent.poll() is None:
+            job.kill_everything()
+
+
+# -- what the configuration says ------------------------------------------------------------------------------------------------
+
+
+def test_the_password_comes_from_a_file_that_nobody_else_may_read_or_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    papers = Papers(user="mt", password_file=str(file))
+    assert papers.access({}).password == SECRET
+    assert SECRET not in repr(papers.access({}))
+    assert Papers(user="mt").access({PASSWORD: SECRET}).password == SECRET
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match=r"may be read by others.*chmod 600"):
+        papers.access({})
+
+
+def test_what_is_missing_is_the_users_to_give(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"there is no password.*etcd_password_file.*{PASSWORD}"):
+        Papers(user="mt").access({})
+    with pytest.raises(UsageError, match=r"etcd_cert and control\.etcd_key belong together"):
+        Papers(cert="client.pem").access({})
+    with pytest.raises(UsageError, match=r"control.etcd_ca: .*absent.pem cannot be read \(No such file"):
+        Papers(ca=str(tmp_path / "absent.pem")).access({})
+
+
+def test_paths_hold_in_another_directory() -> None:
+    papers = Papers(ca="ca.pem", user="mt", password_file="~/pw").absolute()
+    assert papers == Papers(ca=f"{os.getcwd()}/ca.pem", user="mt", password_file=f"{os.getcwd()}/~/pw")

@@ -1,0 +1,306 @@
+"""Agents on several hosts through a real sshd: what is said, how it ends, and what a broken connection brings about. A stand-in takes the
+agents' place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mt_resilient.resilience.journal import Journal
+
+from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
+from ..sshd import PROGRAM, Sshd
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no sshd: apt-get install openssh-server")
+
+STAND_IN = Path(__file__).with_name("stand_in_agent.py")
+DRIVE = """
+import json, os, sys
+from mt_resilient.agent.hosts import parse
+from mt_resilient.agent.ssh_launch import SshLaunch
+from mt_resilient.agent.terminal import Terminal
+from mt_resilient.resilience.errors import ResilientError
+
+text, options, agents, least = json.loads(sys.argv[1])
+launch = SshLaunch(
+    parse(text, "hosts"), options, lambda host: [sys.executable, *agents[host.node]],
+    {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "MT_RESILIENT_"))}, least, 30.0, Terminal(),
+)
+try:
+    sys.exit(launch.run())
+except ResilientError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.stop()
+
+
+class Launch:
+    """The launcher in a process of its own, in `place`."""
+
+    def __init__(self, place: Path, sshd: Sshd, hosts: str, least: int, **agents: str) -> None:
+        self.place = place
+        commands = {node: [str(STAND_IN), node, *words.split()] for node, words in agents.items()}
+        told = json.dumps([hosts, sshd.options, commands, least])
+        self.output, self.errors = place / "output", place / "errors"
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", DRIVE, told],
+                cwd=place,
+                env=environment(NCCL_TEST_WORD="a word"),
+                stdout=output,
+                stderr=errors,
+            )
+
+    def until(self, *files: str) -> None:
+        ends = time.monotonic() + 60
+        while not all((self.place / name).exists() and (self.place / name).read_text() for name in files):
+            assert time.monotonic() < ends, self.errors.read_text()
+            assert self.process.poll() is None, self.errors.read_text()
+            time.sleep(0.02)
+
+    def pid(self, node: str) -> int:
+        return int((self.place / f"{node}.pid").read_text())
+
+    def end(self) -> tuple[int, str, str]:
+        code = self.process.wait(60)
+        return code, self.output.read_text(), self.errors.read_text()
+
+
+def gone(pid: int, within_s: float = 20) -> None:
+    ends = time.monotonic() + within_s
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < ends, psutil.Process(pid).cmdline()
+        time.sleep(0.05)
+
+
+def ssh_to(launch: Launch, host: str) -> psutil.Process:
+    return next(child for child in psutil.Process(launch.process.pid).children() if host in child.cmdline())
+
+
+def test_each_line_comes_back_behind_its_node_and_the_code_is_the_job_s(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo slots=2", 2, one="exit 5", two="exit 5")
+    code, output, errors = launch.end()
+    assert code == 5
+    for node in ("one", "two"):
+        assert f"{node}: in {tmp_path} with a word\n" in output
+        assert f"{node}: and on stderr\n" in errors
+        assert f"the agent on {node} has left, with code 5" in errors
+    assert all(line.startswith(("one: ", "two: ")) for line in output.splitlines())
+
+
+def test_one_ctrl_c_ends_all(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo", 2, one="wait", two="wait")
+    launch.until("one.pid", "two.pid")
+    launch.process.send_signal(signal.SIGINT)
+    code, output, errors = launch.end()
+    assert code == 130
+    assert {"one: heard SIGINT", "two: heard SIGINT"} <= set(output.splitlines())
+    assert "SIGINT: told all agents; once more ends them at once" in errors
+
+
+def test_a_second_ctrl_c_is_handed_on_too(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one", 1, one="deaf")
+    launch.until("one.pid")
+    launch.process.send_signal(signal.SIGINT)
+    launch.until("one.heard")
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end()[0] == 130
+    assert (tmp_path / "one.heard").read_text() == "SIGINT SIGINT"
+
+
+def test_a_scheduler_s_word_goes_through_as_it_is(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one", 1, one="wait")
+    launch.until("one.pid")
+    launch.process.send_signal(signal.SIGUSR1)
+    assert launch.end()[0] == 128 + signal.SIGUSR1
+    assert (tmp_path / "one.heard").read_text() == "SIGUSR1"
+
+
+def test_a_host_that_cannot_be_reached_is_named_and_done_without(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo port=1", 1, one="exit 0", two="exit 0")
+    code, output, errors = launch.end()
+    assert code == 0
+    assert (
+        "two cannot be used (ssh: connect to host 127.0.0.1 port 1: Connection refused); the job goes without it"
+        in errors
+    )
+    assert "one: in " in output
+
+
+def test_without_enough_hosts_the_others_are_told_to_leave(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo port=1", 2, one="wait", two="wait")
+    code, _, errors = launch.end()
+    assert code == 3
+    assert "2 of the 2 hosts are wanted, and two cannot be used; the others were told to leave" in errors
+
+
+def test_a_working_directory_that_a_host_does_not_have(tmp_path: Path) -> None:
+    order = {"hello": "hello", "folder": str(tmp_path / "gone"), "environment": {}, "command": ["true"]}
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    done = subprocess.run(far, input=json.dumps(order) + "\n", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"the working directory {tmp_path / 'gone'} is not there (No such file or directory)\n"
+
+
+def test_a_far_end_that_is_told_nothing_starts_nothing() -> None:
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    assert subprocess.run(far, input=b"", timeout=60).returncode == 3
+
+
+def test_silence_is_taken_for_the_end_and_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    wait = [sys.executable, str(STAND_IN), "one", "deaf"]
+    order = {
+        "hello": "hello",
+        "folder": str(tmp_path),
+        "environment": {},
+        "command": wait,
+        "silence_s": 1.0,
+        "ending_s": 1.0,
+    }
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    with subprocess.Popen(far, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True) as process:
+        assert process.stdin
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert (tmp_path / "one.heard").read_text() == "SIGTERM SIGTERM"
+
+
+def test_ctrl_z_does_not_make_it_silent(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one", 1, one="wait")
+    launch.until("one.pid")
+    launch.process.send_signal(signal.SIGTSTP)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end()[0] == 130
+
+
+def test_an_agent_whose_launcher_is_killed_ends_as_when_its_machine_is_taken_away(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo", 2, one="wait", two="talk")
+    launch.until("one.pid", "two.pid")
+    launch.process.kill()
+    launch.process.wait()
+    for node in ("one", "two"):
+        gone(launch.pid(node))
+        assert (tmp_path / f"{node}.heard").read_text() == "SIGTERM"
+
+
+def test_one_broken_connection_is_told_and_the_others_go_on(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo", 2, one="wait", two="wait")
+    launch.until("one.pid", "two.pid")
+    os.kill(ssh_to(launch, "two").pid, signal.SIGKILL)
+    gone(launch.pid("two"))
+    assert psutil.pid_exists(launch.pid("one"))
+    launch.process.send_signal(signal.SIGINT)
+    code, _, errors = launch.end()
+    assert code == 130
+    assert "two is lost: " in errors
+    assert "the others go on as they can" in errors
+
+
+def test_an_agent_that_is_killed_is_told(tmp_path: Path, sshd: Sshd) -> None:
+    launch = Launch(tmp_path, sshd, "one\ntwo", 2, one="wait", two="exit 7")
+    launch.until("one.pid", "two.pid")
+    os.kill(launch.pid("one"), signal.SIGKILL)
+    code, _, errors = launch.end()
+    assert code == 7
+    assert "one is lost: its agent was killed" in errors
+
+
+class Real:
+    """`mt-resilient run --hostfile` itself, on two hosts with a rank each."""
+
+    def __init__(self, place: Path, sshd: Sshd, steps: int, *options: str, b: str = "") -> None:
+        (place / "hosts").write_text(f"a slots=1\nb slots=1 rack=r1 {b}\n")
+        through = [word for option in sshd.options for word in ("--ssh-option", option)]
+        fixed = ["--hostfile", "hosts", "--run-dir", "run", "--metrics-port", "0", *through, *options]
+        script = ["torchrun", "--nproc-per-node", "1", str(MINIMAL), "--steps", str(steps), "--step-delay", "0.02"]
+        self.place, self.output, self.errors = place, place / "output", place / "errors"
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            command = [str(BIN / "mt-resilient"), "run", *fixed, "--", *script]
+            self.process = subprocess.Popen(command, cwd=place, env=environment(), stdout=output, stderr=errors)
+
+    def until_step(self, step: int) -> None:
+        ends = time.monotonic() + 120
+        while f": step {step} " not in self.output.read_text():
+            assert time.monotonic() < ends, self.errors.read_text()
+            assert self.process.poll() is None, self.errors.read_text()
+            time.sleep(0.05)
+
+
+def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 200)
+    job.until_step(10)
+    status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
+    etcd = next(each for each in psutil.Process(job.process.pid).children() if "etcd" in each.name())
+    etcd.kill()
+    assert job.process.wait(120) == 0, job.errors.read_text()
+    printed = job.output.read_text()
+    assert all(line.startswith(("a: ", "b: ")) for line in printed.splitlines()), printed
+    assert digest_of(printed)
+    assert len(step_lines(printed.replace("a: ", "").replace("b: ", ""))) == 200
+    said = job.errors.read_text()
+    assert "the agent on a has left, with code 0" in said
+    assert "etcd was dead and has been started again" in said
+    assert set(status["nodes"]) == {"a", "b"}
+    again = Real(tmp_path, sshd, 200)
+    assert again.process.wait(60) == 2
+    assert "is finished; name another directory with --run-dir" in again.errors.read_text()
+
+
+def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 100000)
+    job.until_step(10)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(90) == 130, job.errors.read_text()
+    said = job.errors.read_text()
+    assert said.count("has left, with code 130") == 2, said
+
+
+def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 1, "--nodes", "3")
+    assert job.process.wait(60) == 2
+    assert "--nodes 3: the hostfile has 2 hosts; nothing was started" in job.errors.read_text()
+
+
+def test_a_job_for_which_too_few_hosts_can_be_reached(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 10, b="port=1")
+    assert job.process.wait(120) == 3, job.errors.read_text()
+    said = job.errors.read_text()
+    assert "b cannot be used (ssh: connect to host 127.0.0.1 port 1: Connection refused)" in said
+    assert "2 of the 2 hosts are wanted, and b cannot be used; the others were told to leave" in said
+
+
+def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 10, "--spares", "1", "--set", "nodes.join_s=1", b="port=1")
+    assert job.process.wait(120) == 0, job.errors.read_text()
+    assert "the job goes without it" in job.errors.read_text()
+    assert digest_of(job.output.read_text())
+
+
+def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 100000)
+    job.until_step(10)
+    agents = [each for each in psutil.process_iter() if str(tmp_path / "run" / "nodes" / "a") in each.cmdline()]
+    assert agents
+    job.process.kill()
+    job.process.wait()
+    for each in agents:
+        gone(each.pid, 90)
+    kinds = [line["kind"] for line in Journal(tmp_path / "run" / "nodes" / "a" / "journal.jsonl").read()]
+    assert kinds[-1] == "end"

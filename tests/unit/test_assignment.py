@@ -1,0 +1,137 @@
+"""Who trains, and in which node rank."""
+
+from dataclasses import replace
+
+import pytest
+
+from mt_resilient.resilience import assignment
+from mt_resilient.resilience.assignment import NodesPolicy, Seats
+from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.signals import NodeId, Quarantine, Spec
+from mt_resilient.resilience.world import World
+
+from .worlds import NOW, node, record, world
+
+
+def cluster(members: str, there: str, sizes: tuple[int, ...] = (3,), spares: int = 0, **fields: object) -> World:
+    """members, there: one letter a node; a capital is an agent that was started anew."""
+    nodes = {NodeId(n.lower()): node(n.lower(), "anew" if n.isupper() else None) for n in there}
+    spec = Spec(command=("torchrun",), sizes=sizes, spares=spares)
+    return world(record=record(members=tuple(members), **fields), spec=spec, nodes=nodes)
+
+
+def seated(found: Seats) -> str:
+    return " ".join(found.members)
+
+
+AGAIN = {
+    # (members, who is there, allowed numbers) → who trains, who takes whose place, who is dropped, who joins, who is waited for
+    ("abc", "abc", (3,)): ("a b c", "", "", "", ""),
+    ("abc", "abcd", (3,)): ("a b c", "", "", "", ""),
+    ("abc", "acd", (3,)): ("a d c", "b>d", "", "", ""),
+    ("abc", "ade", (3,)): ("a d e", "b>d c>e", "", "", ""),
+    ("abc", "ac", (3,)): ("a b c", "", "", "", "b"),
+    ("abc", "ad", (3,)): ("a d c", "b>d", "", "", "c"),
+    ("abc", "ac", (2, 3)): ("a c", "", "b", "", ""),
+    ("abc", "a", (2, 3)): ("a b c", "", "", "", "b c"),
+    ("abc", "a", (1, 2, 3)): ("a", "", "b c", "", ""),
+    ("abcd", "abd", (2, 4)): ("a b", "", "c d", "", ""),
+    ("abcd", "bde", (2, 4)): ("b d", "", "a c", "", ""),
+    ("abcd", "de", (2, 4)): ("e d", "a>e", "b c", "", ""),
+    ("ac", "abc", (2, 3)): ("a c b", "", "", "b", ""),
+    ("ac", "abcde", (2, 4)): ("a c b d", "", "", "b d", ""),
+    ("ac", "abc", (2, 4)): ("a c", "", "", "", ""),
+    ("ac", "bc", (2, 3)): ("b c", "a>b", "", "", ""),
+    ("ac", "bcd", (2, 3)): ("b c d", "a>b", "", "d", ""),
+    ("a", "", (1,)): ("a", "", "", "", "a"),
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), AGAIN.items())
+def test_places_are_kept_taken_left_and_added(
+    case: tuple[str, str, tuple[int, ...]], expected: tuple[str, str, str, str, str]
+) -> None:
+    found = assignment.again(cluster(*case), NOW)
+    successors = " ".join(f"{gone}>{new}" for gone, new in found.successors.items())
+    told = (seated(found), successors, *map(" ".join, (found.dropped, found.joined, found.missed)))
+    assert told == expected
+
+
+def test_who_was_started_anew_keeps_its_place() -> None:
+    assert assignment.again(cluster("abc", "aBc"), NOW).members == {"a": "agent-a", "b": "anew", "c": "agent-c"}
+    missed = assignment.again(cluster("abc", "ac"), NOW)
+    assert missed.members["b"] == "agent-b"  # as the record has it: it is waited for
+
+
+def test_the_job_grows_by_those_that_have_been_there_for_a_while() -> None:
+    fresh = cluster("ac", "abcd", (2, 3, 4))
+    nodes = {**fresh.nodes, NodeId("d"): replace(fresh.nodes[NodeId("d")], since_s=NOW - 5)}
+    fresh = replace(fresh, nodes=nodes)
+    assert seated(assignment.again(fresh, NOW, settled_s=60)) == "a c b"
+    assert seated(assignment.again(fresh, NOW)) == "a c b d"
+
+
+def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
+    bad = Quarantine(reason="it computes wrongly", until_s=NOW + 1)
+    shut = replace(cluster("abc", "abcd"), quarantine={NodeId("b"): bad})
+    assert seated(assignment.again(shut, NOW)) == "a d c"
+    assert seated(assignment.again(shut, NOW + 2)) == "a b c"
+    other = replace(shut, quarantine={NodeId("b"): replace(bad, instance="one-before")})
+    assert seated(assignment.again(other, NOW)) == "a b c"
+    gone = cluster("abc", "abcd", dismissed=("agent-b",))
+    assert seated(assignment.again(gone, NOW)) == "a d c"
+    assert seated(assignment.again(cluster("abc", "aBcd", dismissed=("agent-b",)), NOW)) == "a b c"
+
+
+def test_who_is_not_fit_does_not_train_and_nobody_waits_for_another() -> None:
+    here = cluster("", "abcd", (3,), 1)
+    nodes = {**here.nodes, NodeId("b"): replace(here.nodes[NodeId("b")], fit="b is not fit: its clock is wrong")}
+    found = assignment.first(replace(here, record=None, nodes=nodes), NOW, NodesPolicy(join_s=60))
+    assert found is not None
+    assert seated(found) == "a c d"
+    back = cluster("abc", "aBcd")
+    nodes = {**back.nodes, NodeId("b"): replace(back.nodes[NodeId("b")], fit="b is not fit: its clock is wrong")}
+    assert seated(assignment.again(replace(back, nodes=nodes), NOW)) == "a d c"
+
+
+FIRST = {
+    # who is there, allowed numbers, spares, seconds since the last has joined → who trains
+    ("ab", (3,), 0, 100): "",
+    ("abc", (3,), 0, 0): "a b c",
+    ("cba", (3,), 0, 0): "a b c",
+    ("abcd", (3,), 0, 0): "a b c",
+    ("abc", (3,), 1, 0): "",
+    ("abc", (3,), 1, 61): "a b c",
+    ("abcd", (3,), 1, 0): "a b c",
+    ("ab", (2, 3), 0, 0): "",
+    ("ab", (2, 3), 0, 61): "a b",
+    ("a", (2, 3), 0, 61): "",
+    ("abc", (2, 4), 0, 61): "a b",
+    ("", (1,), 0, 0): "",
+}
+
+
+@pytest.mark.parametrize(("case", "members"), FIRST.items())
+def test_the_first_members(case: tuple[str, tuple[int, ...], int, int], members: str) -> None:
+    there, sizes, spares, quiet_s = case
+    empty = cluster("", there, sizes, spares)
+    nodes = {name: replace(each, since_s=NOW - quiet_s) for name, each in empty.nodes.items()}
+    found = assignment.first(replace(empty, record=None, nodes=nodes), NOW, NodesPolicy(join_s=60))
+    assert (seated(found) if found else "") == members
+
+
+def test_names_are_sorted_as_people_do() -> None:
+    names = ["node-10", "node-9", "node-1", "node", "10", "9", "a1b10", "a1b9"]
+    assert sorted(names, key=assignment.natural) == ["9", "10", "a1b9", "a1b10", "node", "node-1", "node-9", "node-10"]
+
+
+@pytest.mark.parametrize("bad", [{"spares": -1}, {"join_s": -1.0}, {"grow_after_s": -1.0}])
+def test_a_policy_that_cannot_be_meant(bad: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="nodes"):
+        NodesPolicy(**bad)  # type: ignore[arg-type]
+
+
+def test_a_gathering_generation_takes_the_place_of_one_who_is_gone() -> None:
+    gathering = cluster("abc", "acd", phase=Phase.GATHER)
+    assert seated(assignment.again(gathering, NOW)) == "a d c"

@@ -1,0 +1,94 @@
+"""Which nodes are shut out for a while."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mt_resilient.resilience import quarantine
+from mt_resilient.resilience.decision import Policy, decide
+from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.quarantine import QuarantinePolicy
+from mt_resilient.resilience.signals import NodeId, Quarantine, Rank, Spec
+from mt_resilient.resilience.world import World
+
+from .worlds import NOW, A, B, incident, node, record, world
+
+C = NodeId("c")
+POLICY = QuarantinePolicy()
+HOUR = 3600.0
+
+
+def struck(*faults: Incident, there: str = "abc", sizes: tuple[int, ...] = (2,)) -> World:
+    nodes = {NodeId(name): node(name) for name in there}
+    spec = Spec(command=("torchrun",), sizes=sizes)
+    return world(record=record(members=("a", "b")), spec=spec, nodes=nodes, incidents=faults)
+
+
+def fault(number: int, cause: str = "rank_killed", node: NodeId = B, ago_s: float = 10.0, **fields: Any) -> Incident:
+    return replace(incident(number), cause=cause, nodes=(node,), at_s=NOW - ago_s, open=False, **fields)
+
+
+def flip(number: int, **fields: Any) -> Incident:
+    return fault(number, "fingerprint_mismatch", **fields)
+
+
+def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
+    return fault(number, "non_finite", rung=1, origin=origin, ranks=(Rank(1),), **fields)
+
+
+@pytest.mark.parametrize(
+    ("faults", "shut"),
+    [
+        ((), False),
+        ((fault(1), fault(2)), False),
+        ((fault(1), fault(2), fault(3)), True),
+        ((fault(1), fault(2), fault(3, node=A)), False),
+        ((fault(1), fault(2), fault(3, ago_s=25 * HOUR)), False),
+        ((fault(1, "rank_hung"), fault(2, "agent_lost"), fault(3)), True),
+        ((fault(1, "script_raised"), fault(2, "script_raised"), fault(3, "script_raised")), False),
+        ((fault(1, "moved"), fault(2, "ordered"), fault(3, "straggler")), False),
+        ((flip(1),), False),
+        ((flip(1), flip(2)), True),
+        ((glitch(1), flip(2)), True),
+        ((glitch(1), glitch(2)), True),
+        ((glitch(1, origin="data"), glitch(2, origin="data")), False),
+        ((replace(fault(1), would=2), fault(2), fault(3)), False),
+    ],
+)
+def test_what_speaks_against_a_node(faults: tuple[Incident, ...], shut: bool) -> None:
+    assert (B in quarantine.due(struck(*faults), NOW, POLICY)) is shut
+
+
+def test_nobody_is_shut_out_whom_the_job_cannot_do_without() -> None:
+    faults = (flip(1), flip(2))
+    assert quarantine.due(struck(*faults, there="ab"), NOW, POLICY) == {}
+    assert B in quarantine.due(struck(*faults, there="ab", sizes=(1, 2)), NOW, POLICY)
+    both = (*faults, flip(3, node=A), flip(4, node=A))
+    assert list(quarantine.due(struck(*both), NOW, POLICY)) == [A]  # one spare, one place
+
+
+def test_it_lasts_for_its_time_and_the_same_faults_count_once() -> None:
+    shut = struck(flip(1), flip(2))
+    found = quarantine.due(shut, NOW, POLICY)
+    assert found[B] == Quarantine(reason="its hardware is blamed for 2 faults within 24 h", until_s=NOW + 24 * HOUR)
+    shut = replace(shut, quarantine=found)
+    assert quarantine.due(shut, NOW + 1, POLICY) == {}
+    brief = QuarantinePolicy(lasts_h=1.0)
+    shut = replace(shut, quarantine=quarantine.due(struck(flip(1), flip(2)), NOW, brief))
+    assert quarantine.due(shut, NOW + 2 * HOUR, brief) == {}
+    again = replace(shut, incidents=(*shut.incidents, flip(3, ago_s=-HOUR)))
+    assert B in quarantine.due(again, NOW + 2 * HOUR, brief)
+
+
+def test_the_controller_writes_it_before_anything_else() -> None:
+    decision = decide(struck(flip(1), flip(2)), NOW, Policy())
+    assert list(decision.quarantine) == [B]
+    assert decision.record is None
+
+
+@pytest.mark.parametrize("bad", [{"faults": 0}, {"hardware_faults": 0}, {"within_h": 0.0}, {"lasts_h": 0.0}])
+def test_a_policy_that_cannot_be_meant(bad: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="quarantine"):
+        QuarantinePolicy(**bad)  # type: ignore[arg-type]
