@@ -66,6 +66,9 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     """`now`: wall-clock seconds."""
     if world.record is None or _starts_again(world, world.record):
         return _open_first(world, now, policy.nodes)
+    # Of a life that is over, only the end is left to be written; its story has been deleted.
+    if world.spec and world.spec.first_generation > world.record.number:
+        world = replace(world, status={})
     shut_out = {} if policy.observe else quarantine.due(world, now, policy.quarantine)
     if shut_out:
         return Decision(quarantine=shut_out)

@@ -217,6 +217,9 @@ def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
     if bound >= 0 and record.resume_step in held and right and not _right(held[record.resume_step]):
         return f"the job goes on from step {record.resume_step}, whose replicas are apart, though {max(right)} is right"
     compared = {s for s in right if bound < 0 or all(node.replicas.agreed(held[s].stamp) for node in nodes)}
+    for node, mine in zip(nodes, memory, strict=True):
+        if record.resume_step >= 0 and record.resume_step not in {*mine, *job.written}:
+            return f"the job goes on from step {record.resume_step}, and {node.name} has no such state of its ranks"
     best = max(compared or right or held, default=-1)
     return f"the job goes on from step {record.resume_step}, though step {best} is there" * (record.resume_step < best)
 

@@ -37,6 +37,9 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord) ->
     for node, instance in after.members.items():
         if known.get(node) != instance and (node not in usable or here[node].instance != instance):
             return f"{told}, and {node} is {'not to train' if node in here else 'not there'}"
+    needless = [n for n, instance in after.members.items() if instance in dismissed]
+    if needless and len(usable) >= min(job.sizes):
+        return f"{told}, and {', '.join(needless)} has been dismissed"
     stay = [node for node in known if node in after.members]
     if stay != [node for node in after.members if node in known]:
         return f"{told}: they have changed places, and were {', '.join(known)}"

@@ -45,7 +45,7 @@ _NODES = (
     ("4", 2),
 )
 """Numbers of nodes and spares that are drawn."""
-SEVERAL = 0.3
+SEVERAL = 0.2
 """How many episodes have several nodes."""
 
 

@@ -12,12 +12,13 @@ from typing import Any
 from unittest.mock import patch
 
 from mt_resilient.agent.replicas import Replicas
-from mt_resilient.resilience import controller, decision, recovery, stability
+from mt_resilient.resilience import assignment, controller, decision, recovery, stability
 from mt_resilient.resilience.boundary import Held
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.signals import Ack, NodeId, Step
+from mt_resilient.resilience.signals import Ack, AckKind, NodeId, Step
 from mt_resilient.resilience.store import KeyAbsent
+from mt_resilient.resilience.world import World
 from mt_resilient.training.course import Course
 
 from ..scenarios import ranks
@@ -88,6 +89,41 @@ def _one_further(real: Any) -> Any:
     return lambda self, step: real(self, step) + bool(self.turns)
 
 
+def _trusting(real: Any) -> Any:
+    """What memory holds is taken for good, whoever's ranks have left it there."""
+    return lambda world: [world.status[node] for node in world.members if node in world.status]
+
+
+def _mixed(real: Any) -> Any:
+    def again(world: Any, now: float, settled_s: float = 0.0) -> Any:
+        """In another order, although nobody is gone."""
+        seats = real(world, now, settled_s)
+        return replace(seats, members=dict(reversed(seats.members.items())))
+
+    return again
+
+
+def _hurried(real: Any) -> Any:
+    def all_acked(self: Any, *kinds: Any) -> bool:
+        """The last of several members does not have to say that it is ready."""
+        asked = self.members[: max(1, len(self.members) - 1)] if kinds == (AckKind.READY,) else self.members
+        return bool(asked) and all(node in self.acks and self.acks[node].kind in kinds for node in asked)
+
+    return all_acked
+
+
+def _twice(real: Any) -> Any:
+    def again(world: Any, now: float, settled_s: float = 0.0) -> Any:
+        """One spare for two places."""
+        seats = real(world, now, settled_s)
+        spares = {*seats.successors.values()}
+        chosen = min(spares, default=None)
+        members = {n: seats.members[chosen] if n in spares and chosen else i for n, i in seats.members.items()}
+        return replace(seats, members=members)
+
+    return again
+
+
 _UNBOUND = _swap(decision, "bound", lambda real: lambda past: Step(-1))
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (1, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
@@ -118,6 +154,11 @@ BUGS: dict[str, tuple[int, Plant]] = {
         ),
     ),
     "budget without end": (7, _swap(recovery, "_lives_without_progress", lambda real: lambda *args: 0)),
+    "memory trusted whatever its ranks": (6, _swap(decision, "_said", _trusting)),
+    "a dismissed agent is seated": (9, _swap(assignment, "unusable", lambda real: lambda world, node, now: "")),
+    "launched before the last member is ready": (9, _swap(World, "all_acked", _hurried)),
+    "one spare for two places": (9, _swap(assignment, "again", _twice)),
+    "places exchanged though all are there": (9, _swap(assignment, "again", _mixed)),
     "ranks ended when etcd is away": (8, _swap(Node, "round", _frightened)),
 }
 """By name: the invariant that it breaks first, or one of them, and the swap."""
