@@ -10,10 +10,10 @@ import zlib
 from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Death, NodeId, NodeRecord
+from ..resilience.signals import Death, NodeId, NodeRecord, Spec
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
-from .fencing import Pulse, Standing, fenced
+from .fencing import Pulse, Standing, fenced, proves
 from .heartbeat import Heartbeat
 from .neighbour import Neighbour
 from .node import Node
@@ -30,9 +30,13 @@ class Company:
         neighbour: Neighbour,
         node: Node,
         telling: Telling,
+        spec: Spec,
     ) -> None:
         self._me, self._store, self._keys, self._heartbeat = me, store, keys, heartbeat
         self._neighbour, self._node, self._telling = neighbour, node, telling
+        self._spec = spec
+        self._members = 0
+        """Of the present generation."""
         self._pulse = Pulse()
         self._ring = 0
         """Generation in which the neighbour was chosen."""
@@ -64,6 +68,7 @@ class Company:
             self._dead = None
         self._share(record)
         members = list(record.members)
+        self._members = len(members)
         if record.number == self._ring or self._me not in members or len(members) == 1:
             return
         following = members[(members.index(self._me) + 1) % len(members)]
@@ -103,6 +108,7 @@ class Company:
         standing = Standing(
             lease_until_s=self._heartbeat.until_s,
             ttl_s=self._heartbeat.ttl_s,
+            proof=proves(self._spec.sizes, self._spec.spares, self._members),
             stepped_s=self._pulse.stepped_s,
             stride_s=self._pulse.stride_s,
         )

@@ -2,11 +2,13 @@
 
 A generation without this node begins when its lease is over; then its other members end their ranks, and no step of the old one is
 finished any more, for at each boundary all ranks have said their word (`training/sentinel.py`). So ranks that go on finishing steps prove
-that nobody has begun anything without them, however long etcd is away, for whomever. Where they stand still, somebody may have.
+that nobody has begun anything without them, however long etcd is away, for whomever. Where they stand still, somebody may have. And where
+those that stand by would do for a generation of their own (one node and a spare), steps prove nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 STRIDES = 3.0
@@ -20,15 +22,24 @@ class Standing:
     lease_until_s: float
     """The lease lives at least so long: counted from before its last renewal was sent."""
     ttl_s: float
+    proof: bool
+    """Nodes that are no members are too few for a generation of their own: none can begin without a member, which ends its ranks for it."""
     stepped_s: float
     """When the ranks of this node were last seen to have finished a step; 0: never in this generation."""
     stride_s: float
     """The longest time between two such moments, of late."""
 
 
+def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
+    """Whether a generation of so many `members` makes a new one without any of them impossible. sizes: numbers of nodes that may train."""
+    return max(sizes) + spares - members < min(sizes)
+
+
 def fenced(now_s: float, at: Standing) -> bool:
     """Whether the ranks have to be ended now."""
-    return now_s > at.lease_until_s and now_s - at.stepped_s > max(at.ttl_s, STRIDES * at.stride_s)
+    if now_s <= at.lease_until_s:
+        return False
+    return not at.proof or now_s - at.stepped_s > max(at.ttl_s, STRIDES * at.stride_s)
 
 
 class Pulse:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from random import random
 
 from ..resilience.errors import StoreUnavailable
 from ..resilience.keys import Keys
@@ -14,7 +14,17 @@ from ..resilience.wire import dumps
 
 
 class Heartbeat:
-    def __init__(self, store: Store, keys: Keys, node: NodeId, record: NodeRecord, ttl_s: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        node: NodeId,
+        record: NodeRecord,
+        ttl_s: int,
+        draw: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """draw: a number from [0, 1), anew each time, so that not all agents speak at once."""
+        self._draw = draw
         self._store, self._keys, self._node, self._record = store, keys, node, record
         self.ttl_s = ttl_s
         self._due_s = 0.0
@@ -38,7 +48,7 @@ class Heartbeat:
         if left_s <= 0:
             self._register()
         self.until_s = now_s + (left_s or self.ttl_s)
-        self._due_s = now_s + jittered(self.ttl_s / 3, random())
+        self._due_s = now_s + jittered(self.ttl_s / 3, self._draw())
 
     def _register(self) -> None:
         key = self._keys.node(self._node)

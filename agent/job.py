@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import secrets
 import socket
@@ -36,7 +37,7 @@ from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.rescue import RescuePolicy
 from ..resilience.scale import pace
-from ..resilience.signals import NodeId, NodeRecord
+from ..resilience.signals import NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
@@ -232,9 +233,7 @@ def run_job(
             policies["stragglers"],
         )
         closing.callback(node.close)
-        supervisor = _supervisor(
-            store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, max(numbers) + spares
-        )
+        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, spec)
         closing.callback(supervisor.heartbeat.end)
         if server:
             node.spared = (server.pid or 0,)
@@ -355,14 +354,15 @@ def _supervisor(
     telling: Telling,
     over: int,
     neighbour: Neighbour | None,
-    nodes: int,
+    spec: Spec,
 ) -> Supervisor:
     policy: AgentPolicy = policies["agent"]
+    nodes = max(spec.sizes) + spec.spares
     ttl_s = policy.lease_ttl_s or (pace(nodes).lease_ttl_s if neighbour else ALONE_S)
-    heartbeat = Heartbeat(store, keys, node_id, me, ttl_s)
+    heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, deciding, telling.decided)
-    company = Company(node_id, store, keys, heartbeat, neighbour, node, telling) if neighbour else None
+    company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
     performer = Performer(
         node_id=node_id,
         instance=me.instance,

@@ -24,7 +24,8 @@ class AgentPolicy:
     """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it (where it was a scheduler's
     signal: `preemption.budget_s`)."""
     lease_ttl_s: int = 0
-    """Life of this agent's lease in etcd, renewed at a third of it; 0: 10 s where it is alone, else by the number of nodes (`scale.pace`)."""
+    """Life of this agent's lease in etcd, renewed at a third of it; 0: 10 s where it is alone, else by the number of nodes
+    (`scale.pace`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.metrics_port < 65536:

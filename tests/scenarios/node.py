@@ -16,7 +16,7 @@ import numpy as np
 
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
-from mt_resilient.agent.fencing import Pulse, Standing, fenced
+from mt_resilient.agent.fencing import Pulse, Standing, fenced, proves
 from mt_resilient.agent.gang import Gang
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
@@ -234,6 +234,7 @@ class Node:
         standing = Standing(
             lease_until_s=self.heartbeat.until_s,
             ttl_s=LEASE_S,
+            proof=self.record is None or proves(self.job.sizes, self.job.spares, len(self.record.members)),
             stepped_s=self.pulse.stepped_s,
             stride_s=self.pulse.stride_s,
         )

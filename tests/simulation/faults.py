@@ -288,14 +288,14 @@ def node_cut_off(job: Job, number: int) -> tuple[int, End] | None:
     """From etcd, from the other nodes' ranks, or from both."""
     if job.nodes and not (job.cut.etcd or job.cut.peers):
         etcd, peers = number % 3 != 1, number % 3 != 0
-        job.cut_off(_one(job, number), etcd=etcd and not _needs_nobody(job), peers=peers or _needs_nobody(job))
+        job.cut_off(_one(job, number), etcd=etcd, peers=peers)
         return 1 + number % 23, lambda job: job.mend_network()
     return None
 
 
 def _needs_nobody(job: Job) -> bool:
-    """Whether one node trains while others stand by: its ranks do steps without its agent's lease, and a spare's beside them. Known, and
-    not played: what stops them is not decided (docs/architecture.md, What is left)."""
+    """Whether one node trains while others stand by: an agent that is held up cannot end its ranks, and a spare's would train beside
+    them. Known, and not played: nobody but the machine could stop them."""
     return bool(job.watch.record and len(job.watch.record.members) == 1)
 
 

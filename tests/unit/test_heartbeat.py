@@ -20,7 +20,7 @@ def test_a_registration_that_gets_no_answer_is_made_again(made_after_s: float) -
     now_s = 100.0
     etcd = Etcd(MemoryStore(lambda: now_s), KEYS, lambda write: None)
     etcd.unanswered.append(made_after_s)
-    store = Client(etcd, "life-1", lambda: now_s)
+    store = Client(etcd, "life-1", lambda: now_s, lambda: False)
     heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)  # type: ignore[arg-type]
     for _ in range(4 * TTL_S):
         etcd.settle(now_s)
