@@ -38,7 +38,7 @@ class Job:
     def __init__(self, nodes: int) -> None:
         self.nodes, self.now_s = nodes, time.time()
         self.values = Values()
-        self.changed: dict[str, bytes | None] = {KEYS.spec: dumps(Spec(command=("train",), nodes=nodes))}
+        self.changed: dict[str, bytes | None] = {KEYS.spec: dumps(Spec(command=("train",), sizes=(nodes,)))}
         for number in range(nodes):
             name = name_of(number)
             known = NodeRecord(instance=instance_of(number), host=name, pid=4321, ranks=8)

@@ -122,7 +122,7 @@ def measure(nodes: int, own: bool, seconds: float) -> dict[str, Any]:
         head: Head | None = None
         try:
             store = EtcdStore([endpoint], deadline_s=20.0)
-            store.put(KEYS.spec, dumps(Spec(command=("train",), nodes=nodes)))
+            store.put(KEYS.spec, dumps(Spec(command=("train",), sizes=(nodes,))))
             for half in range(2):
                 count = nodes // 2
                 lines = count if own else max(1, count // PER_CONNECTION)
