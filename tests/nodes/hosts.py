@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mt_resilient.agent.etcd_binary import find_server
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.journal import Journal
@@ -138,7 +139,7 @@ class Cluster:
             "initial-advertise-peer-urls": url(name, _PORT + 1),
             "initial-cluster": ",".join(f"{each}={url(each, _PORT + 1)}" for each in self.etcds),
         }
-        self._spawn(name, ["etcd", *(f"--{key}={value}" for key, value in flags.items())])
+        self._spawn(name, [str(find_server().path), *(f"--{key}={value}" for key, value in flags.items())])
 
     def _start_agent(self, name: str) -> None:
         options = ["--job", "netns", "--node", name, "--nodes", self.nodes, "--etcd", ",".join(self.endpoints)]
