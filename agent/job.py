@@ -196,7 +196,7 @@ def run_job(
             ranks=launch.ranks,
             port=neighbour.port if neighbour else 0,
             address=control.address or _address(endpoints[0]),
-            home=f"{BOOT.read_text().strip()}:{run.root}",
+            home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
         )
         spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)

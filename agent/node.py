@@ -192,9 +192,13 @@ class Node:
             self.gang.kill(self._helpers())
             self.gang = None
 
-    def clear(self, generation: int) -> None:
-        """`stop_gang`, and a look at what the next one may go on from."""
+    def clear(self, generation: int, since: int = 0) -> None:
+        """`stop_gang`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
+        in the training."""
         self.stop_gang()
+        for slot in chain(*self.slots):
+            if slot.header().whole and slot.header().generation < since:
+                slot.free()
         self._generation = generation
         self.sound.look(generation, self._finished(), every=True)
         self.sound.free_unfit()

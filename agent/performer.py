@@ -47,7 +47,7 @@ class Performer:
             case Action.WAIT | Action.LEAVE:
                 return False
             case Action.CLEAR:
-                self._node.clear(record.number)
+                self._node.clear(record.number, record.joined.get(self._id, 0))
                 publish()
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:

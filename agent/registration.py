@@ -57,6 +57,9 @@ def register(
     others = _nodes(store, keys)
     namesake = others.pop(node, me)
     if namesake.home != me.home:
+        # Of this machine's last life, perhaps: then its lease runs out.
+        if _waited(lambda: node in _nodes(store, keys), pause):
+            return register(store, keys, spec, run, node, me, pause)
         raise UsageError(
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
@@ -65,11 +68,7 @@ def register(
     if last and known.first_generation > last:
         return known, last  # another node has let it begin anew
     if last and others:
-        wait_s = 0.0
-        while wait_s < LEAVE_S and _nodes(store, keys).keys() - {node} and _over(store, keys):
-            pause(0.1)
-            wait_s += 0.1
-        if wait_s >= LEAVE_S:
+        if not _waited(lambda: bool(_nodes(store, keys).keys() - {node} and _over(store, keys)), pause):
             raise UsageError(
                 f"the job has ended, and the agents of {describe.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
@@ -88,6 +87,15 @@ def register(
         entry = store.get(keys.spec)
         store.transact([ModifiedAt(keys.spec, entry.mod_revision if entry else 0)], [Put(keys.spec, dumps(known))])
     return known, last
+
+
+def _waited(still: Callable[[], bool], pause: Callable[[float], None]) -> bool:
+    """Whether it is over in time."""
+    wait_s = 0.0
+    while still() and wait_s < LEAVE_S:
+        pause(0.1)
+        wait_s += 0.1
+    return wait_s < LEAVE_S
 
 
 def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:

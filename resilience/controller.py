@@ -15,6 +15,7 @@ from itertools import islice
 from .decision import Decision, Policy, decide
 from .election import Election
 from .keys import Keys
+from .machine import Phase
 from .mirror import Mirror
 from .orders import GenerationRecord
 from .scale import campaign_after_s
@@ -88,6 +89,8 @@ class Controller:
         accepted = self._store.transact([self._election.guard(), unchanged, *told], puts)
         if accepted:
             self._told(decision)
+            if decision.record and decision.record.phase is Phase.GATHER:
+                self._store.delete_prefix(f"{self._keys.acks}{decision.record.number - 1}/")
         else:
             self._helm.doubt()
             self._whole.doubt()

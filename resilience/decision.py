@@ -330,10 +330,16 @@ def _next(
     """And the incidents that change with it."""
     assert world.record
     order, story = carried(world)
+    number, before = Generation(world.record.number + 1), world.record
     record = GenerationRecord(
-        number=Generation(world.record.number + 1),
+        number=number,
         phase=Phase.GATHER,
         members=seats.members,
+        joined={
+            n: before.joined.get(n, number)
+            for n in seats.members
+            if n not in before.members or n in before.joined  # of the others, all that memory holds is of this course
+        },
         master_addr=world.record.master_addr,
         replay_until=Step(max(world.record.replay_until, reached)),
         reason=reason,

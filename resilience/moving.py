@@ -35,10 +35,12 @@ def move(world: World, now: float, policy: assignment.NodesPolicy, patience_s: f
     if not record.moving:
         told = world.statuses()
         at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)
-        return (Move.BEGIN, why) if at_work and not same and pending(world) is None else (Move.NONE, "")
+        forced = any(instance in record.dismissed for instance in record.members.values())
+        begins = not same and pending(world) is None and (at_work or forced)
+        return (Move.BEGIN, why) if begins else (Move.NONE, "")
     if same:
         return Move.DROP, why
     told = world.statuses()
-    reached = max((s.max_step for s in told), default=-1)
+    reached = max((record.resume_step, *(s.max_step for s in told)))
     saved = len(told) == len(world.members) and all(s.paused and reached in s.durable_steps for s in told)
     return (Move.GO if saved or now - record.moving_s > patience_s else Move.WAIT), why

@@ -65,6 +65,9 @@ class GenerationRecord:
     """Why the next generation is to be on other nodes: these ranks wait for it, with their state on disk;"""
     moving_s: float = 0.0
     """since then, in wall-clock time."""
+    joined: dict[NodeId, Generation] = field(default_factory=dict)
+    """Since which generation each member has been one without a break, this agent or one before it on the node: what its memory holds from
+    before that may be of another course of the training."""
     dismissed: tuple[str, ...] = ()
     """Agents that are to leave, as soon as the job goes on without them."""
 

@@ -18,7 +18,7 @@ from .orders import Incident
 from .signals import NodeId, Quarantine
 from .world import World
 
-_STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST, Cause.AGENT_RESTARTED)
+_STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ def _hardware(incident: Incident) -> bool:
 
 
 def _counts(incident: Incident) -> bool:
+    if len(incident.nodes) != 1:
+        return False  # what strikes several at once is of none of them: etcd was away, a switch
     return incident.cause in _STRUCK or _hardware(incident)
 
 

@@ -59,14 +59,15 @@ class Values:
         return self.under(key, cls).get("")
 
     def _parse(self, prefix: str, group: _Group) -> None:
-        before = len(group.found)
+        further = False
         for name in sorted(group.stale):
             value = self._values.get(prefix + name)
             if value is None:
                 group.found.pop(name, None)
-                before = min(before, len(group.found))
             else:
-                group.found[name] = loads(group.cls, value)
-        if len(group.found) > before:
+                record: Any = loads(group.cls, value)
+                further = further or name not in group.found
+                group.found[name] = record
+        if further:
             group.found = dict(sorted(group.found.items()))
         group.stale.clear()

@@ -371,6 +371,9 @@ class Node:
     def _clear(self, now_s: float, number: int) -> None:
         """End the ranks, and let go of what nobody is to go on from."""
         self._end_ranks()
+        since = self.record.joined.get(self.name, 0) if self.record else 0
+        for step in [step for step, kept in self.arena.items() if kept.stamp.generation < since]:
+            del self.arena[step]
         self.compare(now_s, number)
         for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
             del self.arena[step]

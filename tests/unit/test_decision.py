@@ -8,7 +8,7 @@ from mt_resilient.resilience.decision import Decision, Policy, decide, step_reac
 from mt_resilient.resilience.errors import BudgetSpent
 from mt_resilient.resilience.machine import TABLE, Event, Move, Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import AckKind, Generation, InPlaceRewind, NodeStatus, Request, Spec, Step
+from mt_resilient.resilience.signals import AckKind, Generation, InPlaceRewind, NodeId, NodeStatus, Request, Spec, Step
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, incident, mismatch, node, record, status, world
@@ -341,3 +341,18 @@ def test_weights_that_stand_still_are_told_once_and_nothing_is_done() -> None:
     (told,) = decision.incidents
     assert (told.cause, told.rung, told.open) == ("frozen", 0, False)
     assert decided(replace(still, incidents=(told,))).incidents == ()
+
+
+def test_what_memory_holds_from_before_a_break_is_told_apart() -> None:
+    three = Spec(command=("torchrun",), sizes=(2,), spares=1)
+    hit = {"status": {A: status(max_step=10, exits=(gone(started=True),))}, "spec": three}
+    here = {A: node("a"), B: node("b"), NodeId("c"): node("c")}
+    kept = world(record=record(members=("a", "b")), nodes=here, **hit)
+    assert written(kept).joined == {}
+    replaced = world(record=record(members=("a", "b")), nodes={A: here[A], NodeId("c"): here[NodeId("c")]}, **hit)
+    assert written(replaced).joined == {"c": 2}
+    later = world(record=record(number=7, members=("a", "c"), joined={"c": Generation(2)}), nodes=here, spec=three)
+    lost = replace(later, nodes={A: here[A], B: here[B]}, status={})
+    assert written(lost).joined == {"b": 8}
+    again = replace(later, status={A: status(7, exits=(gone(started=True),))})
+    assert written(again).joined == {"c": 2}

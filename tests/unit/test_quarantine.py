@@ -48,6 +48,8 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((fault(1), fault(2), fault(3, ago_s=25 * HOUR)), False),
         ((fault(1, "rank_hung"), fault(2, "agent_lost"), fault(3)), True),
         ((fault(1, "script_raised"), fault(2, "script_raised"), fault(3, "script_raised")), False),
+        ((fault(1, "agent_restarted"), fault(2, "agent_restarted"), fault(3, "agent_restarted")), False),
+        (tuple(replace(fault(n, "agent_lost"), nodes=(A, B)) for n in (1, 2, 3)), False),
         ((fault(1, "moved"), fault(2, "ordered"), fault(3, "straggler")), False),
         ((flip(1),), False),
         ((flip(1), flip(2)), True),

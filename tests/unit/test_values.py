@@ -66,6 +66,13 @@ def test_the_world_is_the_same_however_it_was_come_by(rounds: list[list[tuple[st
         assert list(world.status) == sorted(world.status)
 
 
+def test_one_that_comes_while_another_goes_is_put_in_its_place() -> None:
+    values = Values({KEYS.status(NodeId(name)): dumps(status()) for name in ("ab", "b")})
+    world_of(KEYS, values)
+    values.update({KEYS.status(NodeId("ab")): None, KEYS.status(NodeId("a")): dumps(status())})
+    assert list(world_of(KEYS, values).status) == ["a", "b"]
+
+
 def test_what_was_handed_out_stays_as_it_was() -> None:
     values = Values({KEYS.status(NodeId("a")): dumps(status())})
     before = world_of(KEYS, values)
