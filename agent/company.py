@@ -10,7 +10,7 @@ import zlib
 from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Death, NodeId, NodeRecord, Spec
+from ..resilience.signals import Death, NodeId, NodeRecord, RankPhase, Spec
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced, proves
@@ -109,8 +109,9 @@ class Company:
             lease_until_s=self._heartbeat.until_s,
             ttl_s=self._heartbeat.ttl_s,
             proof=proves(self._spec.sizes, self._spec.spares, self._members),
-            stepped_s=self._pulse.stepped_s,
+            still_s=self._pulse.still_s,
             stride_s=self._pulse.stride_s,
+            over=all(page.phase == RankPhase.FINISHED for page in self._node.board.pages),
         )
         if fenced(now_s, standing):
             self._telling.say(

@@ -40,6 +40,8 @@ class Kept:
     durable: bool = False
     drained: bool = False
     drained_at_s: float = 0.0
+    looked: int = 0
+    """How often its first node has looked for the parts of the others."""
     stamp: Stamp = Stamp(0, 0, 0)
     seat: tuple[int, int] = (0, 1)
     """Node rank and number of nodes of the ranks whose state it is."""

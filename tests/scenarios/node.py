@@ -64,7 +64,7 @@ GRACE_S = 5.0
 HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
 DRAIN_S = 2
 """Ticks from a seal to the commit on disk."""
-DELIVER_S = 6
+DELIVER_LOOKS = 6
 """How long the node that commits waits for the parts of others."""
 
 
@@ -146,7 +146,8 @@ class Node:
                     parts = self.job.parts.setdefault(kept.stamp, {})
                     parts[kept.seat[0]] = self.instance
                     whole = len(parts) == kept.seat[1]
-                    kept.drained = kept.seat[0] > 0 or whole or now_s > kept.drained_at_s + DELIVER_S
+                    kept.looked += 1
+                    kept.drained = kept.seat[0] > 0 or whole or kept.looked > DELIVER_LOOKS
                     if whole and kept.seat[0] == 0:
                         self.disk[step] = kept.state
                         self.job.written[step], self.job.stamps[step] = kept, (frozenset(parts.values()), kept.stamp)
@@ -235,8 +236,9 @@ class Node:
             lease_until_s=self.heartbeat.until_s,
             ttl_s=LEASE_S,
             proof=self.record is None or proves(self.job.sizes, self.job.spares, len(self.record.members)),
-            stepped_s=self.pulse.stepped_s,
+            still_s=self.pulse.still_s,
             stride_s=self.pulse.stride_s,
+            over=all(page.phase == RankPhase.FINISHED for page in self.pages),
         )
         if fenced(now_s, standing):
             self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
