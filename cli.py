@@ -53,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--spares", type=int, metavar="K", help="further nodes that stand by (default 0)")
     run.add_argument("--node", metavar="NAME", help="this node's name (default: the host's)")
     run.add_argument("--address", metavar="HOST", help="where other nodes reach this one (default: as etcd sees it)")
+    run.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of this node: rack=NAME says which nodes are lost together; may be given again",
+    )
     _hosts_options(run)
     run.add_argument(
         "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
@@ -364,6 +371,7 @@ def _run(options: argparse.Namespace, command: list[str], words: list[str]) -> i
         "control.job": options.job,
         "control.node": options.node,
         "control.address": options.address,
+        "control.labels": ",".join(options.label) or None,
         "nodes.number": options.nodes,
         "nodes.spares": options.spares,
         "snapshots.every_steps": options.snapshot_every,
@@ -423,8 +431,11 @@ def _run_on_hosts(
     from .agent.launch import understand
 
     control, nodes = policies["control"], policies["nodes"]
-    if control.node or control.address:
-        raise UsageError("--node and --address are for one node, and the hostfile names several; nothing was started")
+    if control.node or control.address or options.label:
+        raise UsageError(
+            "--node, --address and --label are for one node, and the hostfile names several (write rack=NAME behind a host in it); "
+            "nothing was started"
+        )
     ours = _Parser()
     _hosts_options(ours)
     wanted = Wanted(

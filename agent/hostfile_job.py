@@ -111,7 +111,20 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
                 "--snapshots",
                 wanted.snapshots or str(run.root),
             ]
-            return [sys.executable, "-P", "-m", "mt_resilient", "run", *wanted.words, *fixed, *places, "--", *command]
+            said = [word for key, value in host.labels.items() for word in ("--label", f"{key}={value}")]
+            return [
+                sys.executable,
+                "-P",
+                "-m",
+                "mt_resilient",
+                "run",
+                *wanted.words,
+                *fixed,
+                *said,
+                *places,
+                "--",
+                *command,
+            ]
 
         least = min(sizes(nodes))
         code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch).run()

@@ -5,7 +5,8 @@
     gpu-02 slots=8 rack=r1
     train@10.0.0.7 port=2222 name=gpu-03
 
-`slots` has to be the same everywhere: each node has as many ranks as the command says with --nproc-per-node. What else is a label.
+`slots` has to be the same everywhere: each node has as many ranks as the command says with --nproc-per-node. What else is a label
+(`rack`: which nodes are lost together).
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ def _host(words: list[str], where: str) -> Host:
         raise UsageError(f"{where}: name={node} is no name of a node; it may have letters, digits, points and dashes")
     port, ranks = _number(settings, "port", where, 65535), _number(settings, "slots", where, 4096)
     labels = {key: value for key, value in settings.items() if key not in _MPI_WORDS}
+    for key, value in labels.items():
+        if "," in value:
+            raise UsageError(f"{where}: {key}={value} has a comma; write one name, as rack=r1")
     return Host(node=node, host=name, user=user, port=port, slots=ranks, labels=labels)
 
 

@@ -77,6 +77,8 @@ class ControlPolicy:
     """This node's name; empty: the host's."""
     address: str = ""
     """Where the other nodes reach this one; empty: its address on the way to etcd."""
+    labels: str = ""
+    """What is said of this node, as KEY=VALUE,…: of `rack`, which nodes are lost together; empty: what a scheduler says."""
     deadline_s: float = 2.0
     """How long one call to etcd may take."""
     etcd_ca: str = ""
@@ -98,6 +100,17 @@ class ControlPolicy:
                 raise UsageError(
                     f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
                 )
+
+        _ = self.labelled
+
+    @property
+    def labelled(self) -> dict[str, str]:
+        """Raises UsageError."""
+        pairs = [pair.partition("=") for pair in self.labels.split(",") if pair]
+        for key, equals, value in pairs:
+            if not (key and equals and value):
+                raise UsageError(f"control.labels has {key + equals + value!r}; write KEY=VALUE, as rack=r1")
+        return {key: value for key, _, value in pairs}
 
     def papers(self) -> Papers:
         return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
@@ -197,6 +210,7 @@ def run_job(
             port=neighbour.port if neighbour else 0,
             address=control.address or _address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
+            labels={**scheduler.labels(os.environ), **control.labelled},
         )
         spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)

@@ -51,6 +51,13 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
     )
 
 
+def labels(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is known of where this node stands: of Slurm, the switches between it and the rest (`topology.conf`)."""
+    switches, dot, node = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
+    known = dot and switches and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").endswith(".node")
+    return {"rack": switches} if known and node == environ.get("SLURMD_NODENAME", node) else {}
+
+
 def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
     node = environ.get("SLURMD_NODENAME") or host
     job = environ["SLURM_JOB_ID"]  # stays the same when the job is queued again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NewType
 
@@ -353,6 +353,8 @@ class NodeRecord:
     """Wall-clock time at which it joined."""
     fit: str = ""
     """Why it is not to be used, a sentence: a check before it joined has failed; empty: none has."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What is said of it: `rack` for `buddies`."""
 
 
 class AckKind(StrEnum):

@@ -44,6 +44,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         ),
         (["run", "--set", "snapshots.slots=x", *COMMAND], "snapshots.slots is 'x'; it must be a whole number"),
         (["run", "--config", "missing.toml", *COMMAND], "cannot read the configuration missing.toml: No such file"),
+        (["run", "--label", "r1", *COMMAND], "control.labels has 'r1'; write KEY=VALUE, as rack=r1"),
         (["frobnicate"], "invalid choice: 'frobnicate'"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["status"], "there is no run under"),

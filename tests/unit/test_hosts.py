@@ -48,6 +48,7 @@ def test_one_machine_may_be_several_nodes() -> None:
         ("a;b", "a;b is no host"),
         ("a name=b/c", "name=b/c is no name of a node"),
         ("@a", "@a is no host"),
+        ("a rack=r1,r2", "rack=r1,r2 has a comma"),
     ],
 )
 def test_refused_with_its_line(text: str, sentence: str) -> None:

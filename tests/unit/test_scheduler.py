@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from mt_resilient.agent.launch import Launch
-from mt_resilient.agent.scheduler import Place, place
+from mt_resilient.agent.scheduler import Place, labels, place
 from mt_resilient.resilience.errors import UsageError
 
 STEP = {
@@ -101,3 +101,20 @@ def test_a_contradiction_is_one_sentence(
 
 def test_a_pod_of_a_pytorchjob_says_its_job() -> None:
     assert place(asked(), torchrun(NONE), {**POD, "PET_NNODES": "2"}, "x-worker-0") == Place(node="x-worker-0", job="x")
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "expected"),
+    [
+        ("s0.s1.gpu-17", "switch.switch.node", {"rack": "s0.s1"}),
+        ("gpu-17", "node", {}),  # no topology is configured
+        ("s0.s1.gpu-18", "switch.switch.node", {}),  # another node's, handed on
+        ("", "", {}),
+    ],
+)
+def test_the_switches_above_a_node_are_its_rack(address: str, pattern: str, expected: dict[str, str]) -> None:
+    assert labels({**STEP, "SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}) == expected
+
+
+def test_without_a_scheduler_nothing_is_known_of_the_place() -> None:
+    assert labels({}) == {}
