@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import zlib
 
+from ..resilience import copies
 from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
+from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.signals import Death, NodeId, NodeRecord, RankPhase, Spec
 from ..resilience.store import Store
@@ -42,6 +44,8 @@ class Company:
         """Generation in which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
         """One that is dead, its instance, and since when, until etcd knows."""
+        self._copied = 0
+        """Generation in which it was chosen who holds our copies."""
         self._shared = False
         """What the ranks import is known to those that stand by."""
 
@@ -67,6 +71,7 @@ class Company:
                 self._telling.say(sentence, "warn")
             self._dead = None
         self._share(record)
+        self._copy(record)
         members = list(record.members)
         self._members = len(members)
         if record.number == self._ring or self._me not in members or len(members) == 1:
@@ -76,6 +81,16 @@ class Company:
         if present and present.instance == record.members[following]:
             self._neighbour.watch(following, present)
         self._ring = record.number
+
+    def _copy(self, record: GenerationRecord) -> None:
+        """Whom the copies of our snapshots go to in this generation."""
+        if self._node.copies is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._copied == record.number:
+            return
+        self._copied = record.number
+        holder = copies.holder(record, self._me)
+        there = self._record(holder) if holder else None
+        fits = there is not None and holder is not None and there.instance == record.members[holder]
+        self._node.drain.copy_to(f"{there.address}:{there.copies_port}" if there and fits else "")
 
     def _share(self, record: GenerationRecord) -> None:
         """What the ranks of the first node have imported, those that stand by import ahead of need."""

@@ -8,9 +8,9 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, NodeId, Order
+from ..resilience.signals import Ack, AckKind, NodeId, NodeRecord, Order
 from ..resilience.store import Store
-from ..resilience.wire import dumps
+from ..resilience.wire import dumps, loads
 from .duty import Action, LocalState, duty
 from .node import Node
 from .policy import AgentPolicy
@@ -36,6 +36,8 @@ class Performer:
         self._leave_ordered_s = 0.0
         self._leave_until_s = 0.0
         self._drain_asked_s = 0.0
+        self._fetched = 0
+        """Generation for which this node's part has been asked of another."""
         self.hurry = False
         """Somebody wants this agent to leave: the end does not wait for ever."""
 
@@ -57,6 +59,8 @@ class Performer:
                     self._node.warm.give_up(
                         f"the warm process was still importing after {self._policy.warm_wait_s:.0f} s"
                     )
+                if self._fetching(record):
+                    return False
                 self._launch(record)
             case Action.SAY_RUNNING:
                 self._ack(record, AckKind.RUNNING)
@@ -95,6 +99,21 @@ class Performer:
             leave_ordered=ordered_s > 0,
             grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,
         )
+
+    def _fetching(self, record: GenerationRecord) -> bool:
+        """Whether this node's part of the state is on its way from another's memory. Where it does not come, the ranks find out: they take
+        it from the disk, if it is there too."""
+        source, copies = record.sources.get(self._id), self._node.copies
+        if source is None or copies is None:
+            return False
+        if self._fetched != record.number:
+            self._fetched = record.number
+            entry = self._store.get(self._keys.node(source.holder))
+            if entry:
+                holder = loads(NodeRecord, entry.value)
+                address = f"{holder.address}:{holder.copies_port}"
+                self._node.fetch(record, record.node_rank(self._id), address)
+        return copies.fetching is not None
 
     def _launch(self, record: GenerationRecord) -> None:
         self._node.start_gang(record, record.node_rank(self._id))

@@ -233,7 +233,7 @@ class Supervisor:
         """Whether `status` says something that cannot wait for the next turn."""
         told = self._published
         quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
-        quiet |= {"agreed_steps": (), "certified_steps": ()}
+        quiet |= {"agreed_steps": (), "certified_steps": (), "courses": (), "copies": ()}
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
     def _publish(self, *, at_once: bool = False) -> None:
@@ -310,6 +310,7 @@ class Supervisor:
             elif not warm.ready:
                 self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
         for event in self.node.drain_events():
+            changed = changed or event["event"] in ("fetched", "not fetched")
             self.telling.drained(event)
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import assignment, describe, moving, observing, quarantine
+from . import assignment, copies, describe, moving, observing, quarantine
 from .assignment import NodesPolicy, Seats
 from .chronicle import (
     bereft,
@@ -237,10 +237,10 @@ def step_reached(world: World) -> Step:
 
 
 def _said(world: World) -> list[NodeStatus]:
-    """Of the members. What memory holds of other ranks than a node is to have is of no use to it."""
-    members = world.members
-    said = [(world.status[n], (rank, len(members))) for rank, n in enumerate(members) if n in world.status]
-    return [s if s.seat in ((), seat) else replace(s, memory_steps=()) for s, seat in said]
+    """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
+    own, lent = copies.own(world), copies.fetchable(world)
+    steps = {n: (*own.get(n, ()), *lent.get(n, ())) for n in world.members}
+    return [replace(world.status[n], memory_steps=steps[n]) for n in world.members if n in world.status]
 
 
 def _point(world: World) -> ResumePoint:
@@ -248,12 +248,8 @@ def _point(world: World) -> ResumePoint:
 
 
 def _kept(world: World) -> Step:
-    """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it."""
-    members = world.record.members if world.record else {}
-    alive = {n for n, instance in members.items() if n in world.nodes and world.nodes[n].instance == instance}
-    return choose(
-        [s if n in alive else replace(s, memory_steps=()) for n, s in world.status.items() if n in members]
-    ).step
+    """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it, but for copies."""
+    return choose(_said(world)).step
 
 
 def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool) -> Decision:
@@ -266,10 +262,12 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
         chief = world.members[0]
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
+        sources = {n: found[point.step] for n, found in copies.fetchable(world).items() if point.step in found}
         record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
+        record = replace(record, sources=sources, holders=copies.apart(world))
         record = replace(record, rewind=None, begins=order if there else None)
         given_up = (lost(world, order),) if order and there is None else ()
-        return Decision(record=record, incidents=given_up, reason=point.reason)
+        return Decision(record=record, incidents=given_up, reason=point.reason + copies.words(sources))
     if event is Event.STOP:
         asked = leaving(world)
         assert asked

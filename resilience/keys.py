@@ -97,6 +97,11 @@ class Keys:
         """What the ranks import, zlib: for the warm processes of those that stand by."""
         return self.root + "modules"
 
+    @property
+    def token(self) -> str:
+        """What the nodes show each other before they take or give copies of snapshots."""
+        return self.root + "token"
+
     def death(self, instance: str) -> str:
         """Written by the neighbour of an agent that has died, and bound to its lease."""
         return self.deaths + instance

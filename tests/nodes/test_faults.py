@@ -78,6 +78,21 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     assert [each.lost_steps for each in moved] == [0, 0]
 
 
+def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: Make) -> None:
+    """Nothing but the first snapshot is on disk."""
+    options = ("--spares", "1", "--durable-every", "1000", "--set", "copies.every_s=0.5")
+    job = cluster("2", *options, hosts=3, etcds=1, script=train(160, 0.1))
+    job.start()
+    job.until_step(50)
+    job.net.kill("n2")
+    assert set(job.finish("n1", "n3")) == {0}
+    assert job.digest() == clean(2, 160)
+    (incident,) = [each for each in job.incidents() if each.rung]
+    assert incident.resume_step
+    assert 0 < incident.lost_steps < 25
+    assert "has come back from another node's memory" in job.said()
+
+
 def steps_printed(job: Cluster) -> int:
     return sum(line.startswith("step ") for line in job.printed().splitlines())
 
