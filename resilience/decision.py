@@ -313,7 +313,7 @@ def _reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open: it was the first
     sign of what has become of a node."""
     assert world.record
-    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else 0.0
+    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
     seats = assignment.again(world, now, settled_s)
     reason = describe.seats(seats)
     record, story = _next(world, now, seats, reason, step_reached(world))

@@ -83,6 +83,21 @@ def test_a_node_dies_and_the_job_goes_on_with_fewer(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_a_rank_dies_while_the_job_may_grow(golden: Golden) -> None:
+    """One of two nodes trains alone, and the other has come back when a rank is killed: it goes on from memory, and grows after that."""
+    job = Job(nodes="1:2", total=40, durable_every=20)
+    job.until(lambda job: 20 in job.disk)
+    job.kill_node("b")
+    job.until_phase(Phase.RUN, 2)
+    job.start_agent("b")
+    job.until_step(25)
+    job.kill_rank(0)
+    ends_well(job, "agent_lost", "rank_killed", "moved")
+    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, RESTART_GANG, REPLAN])
+    assert job.incidents[(2, "0002")].resume_step == 24, job.transcript()
+    golden(job.transcript())
+
+
 def test_a_node_is_drained_and_a_spare_takes_its_place(golden: Golden) -> None:
     """A node is to be serviced: the ranks wait, their state goes to disk, the spare takes the place, and no step is computed again."""
     job = Job(nodes="2", spares=1, total=16)
