@@ -308,7 +308,8 @@ def test_the_ranks_of_a_node_are_cut_off(golden: Golden) -> None:
 
 @pytest.mark.parametrize("phase", [Phase.GATHER, Phase.LAUNCH, Phase.ENDING])
 def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
-    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped."""
+    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped. What the training has ended
+    with is lost with its part of it: it has not ended."""
     job = Job(nodes="2", spares=1, total=16)
     job.until(lambda job: 4 in job.disk)
     if phase is not Phase.ENDING:
@@ -316,10 +317,31 @@ def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
     job.until_phase(phase, 1 if phase is Phase.ENDING else 2)
     job.kill_node("a")
     job.to_the_end()
-    if job.exit_code:  # its part of the last snapshot is lost with it
-        assert phase is Phase.ENDING
-        job.start_agents()
-        job.to_the_end()
     assert job.exit_code == 0
     assert job.last_state == tuple(range(1, 17))
+    golden(job.transcript())
+
+
+def test_a_node_dies_at_the_end_when_its_part_is_written(golden: Golden) -> None:
+    """The ranks are through, and a node dies that has written its part of the last state: the other one writes its own, and the job ends."""
+    job = Job(nodes="2", total=16)
+    job.until_phase(Phase.ENDING, 1)
+    job.kill_node("b")
+    job.to_the_end()
+    assert (job.exit_code, job.computed) == (0, 16)
+    assert job.last_state == job.disk[16]
+    golden(job.transcript())
+
+
+def test_a_node_dies_at_the_end_and_comes_back(golden: Golden) -> None:
+    """The ranks are through, and the node that was to commit their last state dies; nobody can take its place: it is waited for."""
+    job = Job(nodes="2", total=16)
+    job.until_phase(Phase.ENDING, 1)
+    job.kill_node("a")
+    for _ in range(12):
+        job.tick()
+    job.start_agent("a")
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == job.disk[16]
     golden(job.transcript())
