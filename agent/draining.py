@@ -96,6 +96,11 @@ class Draining:
         self._asked = True
         self._tell("finish")
 
+    def begin_again(self) -> None:
+        """The job goes on after `finish`: what it was at is left (it may wait for the part of a node that is dead), and the next one starts."""
+        self.stop()
+        self._asked, self.finished, self.lost, self._rest = False, False, "", b""
+
     def protect(self, names: Sequence[str]) -> None:
         """From now on these snapshots are not to be retired, and no others are spared; also when it is started again."""
         self._config = {**self._config, "protected": [*names]}
@@ -122,4 +127,7 @@ class Draining:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):  # storage hangs, and it within: it ends when that does
                 self._process.wait(STOP_S)
+            for pipe in (self._process.stdin, self._process.stdout):
+                with suppress(OSError):  # a word that it has not read any more
+                    pipe.close()  # type: ignore[union-attr]
             self._process = None

@@ -49,6 +49,9 @@ class Performer:
             case Action.WAIT | Action.LEAVE:
                 return False
             case Action.CLEAR:
+                if self._drain_asked_s:  # the job was ending, and goes on: a node has died over it
+                    self._node.drain.begin_again()
+                    self._drain_asked_s = 0.0
                 self._node.clear(record.number, record.joined.get(self._id, 0))
                 publish()
                 self._ack(record, AckKind.READY, free_port())

@@ -1,7 +1,8 @@
 """Who trains, and in which node rank: the nodes that are there → the members of the next generation. Pure.
 
 A member keeps its node rank while it can: its memory holds the state of these ranks. A place that falls vacant goes to a spare; where there
-is none, the job goes on with fewer nodes, of a number that is allowed; where none is, it waits for the node that is missing.
+is none, the job goes on with fewer nodes, of a number that is allowed; where none is, it waits for the node that is missing. It grows only
+where nothing was wrong (`moving`): at a fault the ranks go on from memory, which is that of so many nodes.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     return Seats(members={node: here[node].instance for node in list(here)[:size]})
 
 
-def again(world: World, now: float, settled_s: float = 0.0) -> Seats:
-    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it."""
+def again(world: World, now: float, settled_s: float | None = None) -> Seats:
+    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it;
+    None: it does not grow, for what memory holds is of so many nodes, and of no use to another number."""
     assert world.spec
     assert world.record
     here, before = usable(world, now), world.record.members
@@ -110,7 +112,7 @@ def again(world: World, now: float, settled_s: float = 0.0) -> Seats:
     # Who has trained already goes before who would have to fetch the state.
     staying = {*sorted(filled, key=lambda node: node not in before)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
-    settled = [node for node in spares if now - here[node].since_s >= settled_s]
+    settled = [node for node in spares if settled_s is not None and now - here[node].since_s >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
     return Seats(
         members={node: here[node].instance for node in (*members, *joined)},

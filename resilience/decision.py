@@ -161,8 +161,9 @@ def _open_first(world: World, now: float, policy: NodesPolicy) -> Decision:
 
 def _event(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
-    if leaving(world) and world.record and world.record.phase not in (Phase.ENDING, Phase.ENDED):
-        return Event.STOP, None, None
+    ending = world.record is not None and world.record.phase in (Phase.ENDING, Phase.ENDED)
+    if leaving(world):
+        return _calm(world, now, policy) if ending else (Event.STOP, None, None)
     verdict = judge(suspect(world))
     if verdict and not settled(verdict, _unheard(world), now):
         return None, None, None
@@ -170,7 +171,8 @@ def _event(world: World, now: float, policy: Policy) -> tuple[Event | None, Verd
         in_place = _all_at_work(world) and not verdict.consequences and _sound(world, verdict) >= 0
         known = world.incidents
         answer = plan(verdict, step_reached(world), _kept(world), known, policy.recovery, in_place=in_place)
-        return answer.event, verdict, answer
+        if answer.event is Event.FAULT or not ending:  # which it does already
+            return answer.event, verdict, answer
     return _calm(world, now, policy)
 
 
@@ -311,7 +313,7 @@ def _reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open: it was the first
     sign of what has become of a node."""
     assert world.record
-    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else 0.0
+    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
     seats = assignment.again(world, now, settled_s)
     reason = describe.seats(seats)
     record, story = _next(world, now, seats, reason, step_reached(world))

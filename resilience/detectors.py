@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from . import describe
 from .hang import Answer, judge
 from .machine import Phase
-from .signals import Mismatch, NodeId, OrderedBy, Rank, RankExit, RankStall, Step
+from .signals import AckKind, Mismatch, NodeId, OrderedBy, Rank, RankExit, RankStall, Step
 from .spikes import Kind
 from .world import World
 
@@ -138,6 +138,19 @@ def replaced_agents(world: World) -> list[Suspicion]:
     return found
 
 
+def unwritten_ends(world: World) -> list[Suspicion]:
+    """Members that are gone before they have said that their part of the last snapshot is written, where nobody has seen it on disk: so the
+    training is over, and what it ended with is lost."""
+    statuses = world.statuses()
+    last = max((status.max_step for status in statuses), default=-1)
+    kept = last < 0 or any(last in status.durable_steps for status in statuses)
+    if world.record is None or not world.record.complete or kept:
+        return []
+    written = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
+    lost = f"the training was over, and the state that it ended with, of step {last}, was not on disk"
+    return [replace(s, details=(lost,)) for s in replaced_agents(world) if s.node not in written]
+
+
 def hung_ranks(world: World) -> list[Suspicion]:
     """The ranks that hold up all others, once it is certain that they hang. Every node has to have said that its ranks are silent: one
     that has not may have the rank that the others wait for, at work."""
@@ -214,7 +227,9 @@ DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replace
 
 
 def suspect(world: World) -> list[Suspicion]:
-    """What all detectors say, earliest first. Silent while the job ends: then ranks are expected to leave."""
-    if not world.record or world.record.phase in (Phase.ENDING, Phase.ENDED):
+    """What all detectors say, earliest first. While the job ends, ranks are expected to leave, and only who takes the end along is
+    suspected."""
+    if not world.record or world.record.phase is Phase.ENDED:
         return []
-    return sorted((s for detector in DETECTORS for s in detector(world)), key=lambda s: s.at_s)
+    found = unwritten_ends(world) if world.record.phase is Phase.ENDING else [s for d in DETECTORS for s in d(world)]
+    return sorted(found, key=lambda s: s.at_s)

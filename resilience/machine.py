@@ -2,7 +2,7 @@
 
 A generation *gathers* (every node ends what it still runs and says so), *launches* (every node starts its ranks), *runs*, and
 then either the job *ends*, or a fault opens the next generation, which gathers anew. `ENDING` waits for the ranks to leave and for
-the last snapshot to reach the disk; `ENDED` is final. The table names every (phase, event) pair; `IGNORE` says that the event means
+the last snapshot to reach the disk, and where a node takes that along, the job has not ended; `ENDED` is final. The table names every (phase, event) pair; `IGNORE` says that the event means
 nothing there, because a level-triggered controller may see it again at any tick.
 """
 
@@ -66,7 +66,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
     (Phase.RUN, Event.MEMBERS): (Move.REOPEN, Phase.GATHER),
     (Phase.ENDING, Event.READY): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.RUNNING): (Move.IGNORE, Phase.ENDING),
-    (Phase.ENDING, Event.FAULT): (Move.IGNORE, Phase.ENDING),
+    (Phase.ENDING, Event.FAULT): (Move.REOPEN, Phase.GATHER),
     (Phase.ENDING, Event.FINISHED): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.STOP): (Move.IGNORE, Phase.ENDING),
     (Phase.ENDING, Event.GIVE_UP): (Move.IGNORE, Phase.ENDING),

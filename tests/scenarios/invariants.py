@@ -159,7 +159,7 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
     if after.number == before.number:
         return "" if write.guarded and (before.phase, after.phase) in _MOVES else told
     opened = after.number == before.number + 1 and after.phase is Phase.GATHER
-    return "" if opened and write.guarded and before.phase is not Phase.ENDING else told
+    return "" if opened and write.guarded and (before.phase is not Phase.ENDING or before.complete) else told
 
 
 def _within_its_phase(before: GenerationRecord | None, after: GenerationRecord) -> bool:

@@ -314,6 +314,7 @@ class Node:
             return None
         match action:
             case Action.CLEAR:
+                self.drain_asked_s = 0.0
                 self._clear(now_s, record.number)
                 self._publish(now_s)
                 self._ack(AckKind.READY, now_s)

@@ -40,6 +40,8 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord) ->
     needless = [n for n, instance in after.members.items() if instance in dismissed]
     if needless and len(usable) >= min(job.sizes):
         return f"{told}, and {', '.join(needless)} has been dismissed"
+    if before and known and len(after.members) > len(known) and not before.moving:
+        return f"{told}, and was of {', '.join(known)}: what memory holds of so many is thrown away"
     stay = [node for node in known if node in after.members]
     if stay != [node for node in after.members if node in known]:
         return f"{told}: they have changed places, and were {', '.join(known)}"

@@ -83,6 +83,21 @@ def test_a_node_dies_and_the_job_goes_on_with_fewer(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_a_rank_dies_while_the_job_may_grow(golden: Golden) -> None:
+    """One of two nodes trains alone, and the other has come back when a rank is killed: it goes on from memory, and grows after that."""
+    job = Job(nodes="1:2", total=40, durable_every=20)
+    job.until(lambda job: 20 in job.disk)
+    job.kill_node("b")
+    job.until_phase(Phase.RUN, 2)
+    job.start_agent("b")
+    job.until_step(25)
+    job.kill_rank(0)
+    ends_well(job, "agent_lost", "rank_killed", "moved")
+    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, RESTART_GANG, REPLAN])
+    assert job.incidents[(2, "0002")].resume_step == 24, job.transcript()
+    golden(job.transcript())
+
+
 def test_a_node_is_drained_and_a_spare_takes_its_place(golden: Golden) -> None:
     """A node is to be serviced: the ranks wait, their state goes to disk, the spare takes the place, and no step is computed again."""
     job = Job(nodes="2", spares=1, total=16)
@@ -293,7 +308,8 @@ def test_the_ranks_of_a_node_are_cut_off(golden: Golden) -> None:
 
 @pytest.mark.parametrize("phase", [Phase.GATHER, Phase.LAUNCH, Phase.ENDING])
 def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
-    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped."""
+    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped. What the training has ended
+    with is lost with its part of it: it has not ended."""
     job = Job(nodes="2", spares=1, total=16)
     job.until(lambda job: 4 in job.disk)
     if phase is not Phase.ENDING:
@@ -301,10 +317,31 @@ def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
     job.until_phase(phase, 1 if phase is Phase.ENDING else 2)
     job.kill_node("a")
     job.to_the_end()
-    if job.exit_code:  # its part of the last snapshot is lost with it
-        assert phase is Phase.ENDING
-        job.start_agents()
-        job.to_the_end()
     assert job.exit_code == 0
     assert job.last_state == tuple(range(1, 17))
+    golden(job.transcript())
+
+
+def test_a_node_dies_at_the_end_when_its_part_is_written(golden: Golden) -> None:
+    """The ranks are through, and a node dies that has written its part of the last state: the other one writes its own, and the job ends."""
+    job = Job(nodes="2", total=16)
+    job.until_phase(Phase.ENDING, 1)
+    job.kill_node("b")
+    job.to_the_end()
+    assert (job.exit_code, job.computed) == (0, 16)
+    assert job.last_state == job.disk[16]
+    golden(job.transcript())
+
+
+def test_a_node_dies_at_the_end_and_comes_back(golden: Golden) -> None:
+    """The ranks are through, and the node that was to commit their last state dies; nobody can take its place: it is waited for."""
+    job = Job(nodes="2", total=16)
+    job.until_phase(Phase.ENDING, 1)
+    job.kill_node("a")
+    for _ in range(12):
+        job.tick()
+    job.start_agent("a")
+    job.to_the_end()
+    assert job.exit_code == 0
+    assert job.last_state == job.disk[16]
     golden(job.transcript())

@@ -95,7 +95,7 @@ def _trusting(real: Any) -> Any:
 
 
 def _mixed(real: Any) -> Any:
-    def again(world: Any, now: float, settled_s: float = 0.0) -> Any:
+    def again(world: Any, now: float, settled_s: float | None = None) -> Any:
         """In another order, although nobody is gone."""
         seats = real(world, now, settled_s)
         return replace(seats, members=dict(reversed(seats.members.items())))
@@ -113,13 +113,21 @@ def _hurried(real: Any) -> Any:
 
 
 def _twice(real: Any) -> Any:
-    def again(world: Any, now: float, settled_s: float = 0.0) -> Any:
+    def again(world: Any, now: float, settled_s: float | None = None) -> Any:
         """One spare for two places."""
         seats = real(world, now, settled_s)
         spares = {*seats.successors.values()}
         chosen = min(spares, default=None)
         members = {n: seats.members[chosen] if n in spares and chosen else i for n, i in seats.members.items()}
         return replace(seats, members=members)
+
+    return again
+
+
+def _greedy(real: Any) -> Any:
+    def again(world: Any, now: float, settled_s: float | None = None) -> Any:
+        """A fault is taken for an opportunity to grow."""
+        return real(world, now, settled_s or 0.0)
 
     return again
 
@@ -159,6 +167,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
     "launched before the last member is ready": (9, _swap(World, "all_acked", _hurried)),
     "one spare for two places": (9, _swap(assignment, "again", _twice)),
     "places exchanged though all are there": (9, _swap(assignment, "again", _mixed)),
+    "grown at a fault": (9, _swap(assignment, "again", _greedy)),
     "ranks ended when etcd is away": (8, _swap(Node, "round", _frightened)),
 }
 """By name: the invariant that it breaks first, or one of them, and the swap."""

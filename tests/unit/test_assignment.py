@@ -52,7 +52,7 @@ AGAIN = {
 def test_places_are_kept_taken_left_and_added(
     case: tuple[str, str, tuple[int, ...]], expected: tuple[str, str, str, str, str]
 ) -> None:
-    found = assignment.again(cluster(*case), NOW)
+    found = assignment.again(cluster(*case), NOW, settled_s=0.0)
     successors = " ".join(f"{gone}>{new}" for gone, new in found.successors.items())
     told = (seated(found), successors, *map(" ".join, (found.dropped, found.joined, found.missed)))
     assert told == expected
@@ -69,7 +69,20 @@ def test_the_job_grows_by_those_that_have_been_there_for_a_while() -> None:
     nodes = {**fresh.nodes, NodeId("d"): replace(fresh.nodes[NodeId("d")], since_s=NOW - 5)}
     fresh = replace(fresh, nodes=nodes)
     assert seated(assignment.again(fresh, NOW, settled_s=60)) == "a c b"
-    assert seated(assignment.again(fresh, NOW)) == "a c b d"
+    assert seated(assignment.again(fresh, NOW, settled_s=0)) == "a c b d"
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (("ac", "abcd", (2, 3, 4)), "a c"),
+        (("ac", "bcd", (2, 3)), "b c"),  # a vacant place is taken
+        (("a", "abc", (1, 3)), "a"),
+    ],
+)
+def test_a_fault_is_no_time_to_grow(case: tuple[str, str, tuple[int, ...]], expected: str) -> None:
+    """The memory of those that are left is that of so many nodes: with others, all states would come from disk."""
+    assert seated(assignment.again(cluster(*case), NOW)) == expected
 
 
 def test_who_is_shut_out_or_dismissed_does_not_train() -> None:

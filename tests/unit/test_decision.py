@@ -66,7 +66,12 @@ BURNT = {**FAULTY, "incidents": tuple(incident(n, resume_step=10) for n in (1, 2
 WORLDS: dict[Event, dict] = {
     Event.READY: {"acks": {A: ack(AckKind.READY)}},
     Event.RUNNING: {},
-    Event.FAULT: FAULTY,
+    Event.FAULT: {
+        "status": {A: status(max_step=10, exits=(gone(started=True),))},
+        "record": lambda phase: record(phase, complete=phase is Phase.ENDING),
+        "nodes": lambda phase: {} if phase is Phase.ENDING else {A: node()},
+        "acks": {},
+    },
     Event.FINISHED: {"status": {A: status(finished=True)}},
     Event.STOP: {"requests": (STOP,)},
     Event.GIVE_UP: BURNT,
@@ -87,8 +92,9 @@ WORLDS: dict[Event, dict] = {
 
 
 def shown(phase: Phase, event: Event) -> World:
-    fields = WORLDS[event]
-    return world(**{**fields, "record": fields.get("record", record)(phase)})
+    """A callable stands for what differs from phase to phase."""
+    fields = {"record": record, **WORLDS[event]}
+    return world(**{name: each(phase) if callable(each) else each for name, each in fields.items()})
 
 
 @pytest.mark.parametrize("event", Event)
@@ -121,9 +127,9 @@ def test_a_healthy_running_job_is_left_alone() -> None:
     ],
 )
 def test_which_event_goes_first(stronger: Event, weaker: Event) -> None:
-    both = {**WORLDS[weaker], **WORLDS[stronger]}
-    alone = written(world(record=record(Phase.LAUNCH), **WORLDS[stronger]))
-    assert written(world(record=record(Phase.LAUNCH), **both)) == alone
+    apart, alone = shown(Phase.LAUNCH, weaker), shown(Phase.LAUNCH, stronger)
+    both = replace(apart, **{name: getattr(alone, name) for name in WORLDS[stronger]})
+    assert written(both) == written(alone)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +252,56 @@ def test_the_end_does_not_wait_for_an_agent_that_is_no_more() -> None:
     for nodes in ({}, {A: node(instance="anew")}):
         over = written(world(nodes=nodes, **ending))
         assert (over.phase, over.exit_code) == (Phase.ENDED, 130)
+
+
+def ended(**changes: object) -> World:
+    """Two of three nodes have trained to step 10, and the state of it is not on disk yet; `b` has written its part."""
+    healthy: dict = {
+        "spec": Spec(command=("torchrun",), sizes=(2,), spares=1),
+        "record": record(Phase.ENDING, members=("a", "b"), complete=True),
+        "nodes": {NodeId(name): node(name) for name in "abc"},
+        "status": {n: status(max_step=10, finished=True, durable_steps=(5,)) for n in (A, B)},
+        "acks": {B: ack(AckKind.ENDED, name="b")},
+    }
+    return world(**{**healthy, **changes})
+
+
+def without(*names: str) -> dict:
+    return {NodeId(name): node(name) for name in "abc" if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes_on"),
+    [
+        ({"nodes": without("a")}, True),
+        ({"nodes": without("b")}, False),  # its part is there
+        ({"nodes": without("a", "b")}, True),
+        ({}, False),
+        ({"nodes": without("a"), "status": {A: status(max_step=10), B: status(durable_steps=(10,))}}, False),
+        ({"nodes": without("a"), "status": {A: status(max_step=-1), B: status(max_step=-1)}}, False),  # no loop of ours
+        ({"nodes": without("a"), "record": record(Phase.ENDING, members=("a", "b"), exit_code=130)}, False),
+        ({"nodes": without("a"), "requests": (STOP,)}, False),
+        ({"nodes": without("a"), "incidents": BURNT["incidents"]}, False),
+    ],
+)
+def test_the_job_has_not_ended_when_a_node_takes_the_last_state_along(changes: dict, goes_on: bool) -> None:
+    decision = decided(ended(**changes))
+    reopened = decision.record is not None and decision.record.number == 2
+    assert reopened is goes_on
+    if decision.record and reopened:
+        assert (decision.record.phase, decision.record.complete, decision.record.replay_until) == (
+            Phase.GATHER,
+            False,
+            10,
+        )
+        assert decision.incidents[-1].cause == "agent_lost"
+        assert "of step 10, was not on disk" in " ".join(decision.incidents[-1].evidence)
+
+
+def test_the_job_ends_without_a_part_where_another_life_would_not_help() -> None:
+    """The budget is spent: it ends as it was about to, once nothing is left of it."""
+    over = written(ended(nodes=without("a"), incidents=BURNT["incidents"]))
+    assert over.phase is Phase.ENDED
 
 
 # -- incidents ---------------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_no_node_is_judged_before_all_have_spoken() -> None:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_nobody_is_suspected_while_the_job_ends(phase: Phase) -> None:
+def test_nobody_is_suspected_while_the_job_ends_in_order(phase: Phase) -> None:
     troubled = world(record=record(phase), nodes={}, status={A: status(exits=(gone(),))})
     quiet = phase in (Phase.ENDING, Phase.ENDED)
     assert bool(suspect(troubled)) is not quiet

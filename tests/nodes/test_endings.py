@@ -1,0 +1,30 @@
+"""A node dies when the ranks are through, and takes its part of their last state along: the job has not ended."""
+
+from collections.abc import Callable
+
+from mt_resilient.resilience.machine import Phase
+
+from ..harness import MINIMAL, undisturbed
+from .hosts import Cluster, train
+
+SLOWLY = ("--set", "snapshots.max_write_mb_per_s=0.01")
+"""A part of a snapshot takes seconds."""
+
+
+def ending(job: Cluster) -> bool:
+    world = job.world()
+    return bool(world and world.record and world.record.phase is Phase.ENDING)
+
+
+def test_a_node_dies_before_the_last_snapshot_is_on_disk(cluster: Callable[..., Cluster]) -> None:
+    """The first one, which was to commit it: the spare takes its place, and the steps since the last snapshot are computed again. What the
+    other's drain process was at is left, and what it writes afterwards is there."""
+    job = cluster("2", "--spares", "1", "--durable-every", "30", *SLOWLY, hosts=3, etcds=1, script=train(50, 0.1))
+    job.start()
+    job.until(lambda: ending(job), 120, "the ranks are through")
+    job.net.kill("n1")
+    assert set(job.finish("n2", "n3")) == {0}
+    assert job.digest() == undisturbed(MINIMAL, "--steps", "50", ranks=2)[0]
+    (incident,) = [each for each in job.incidents() if each.rung]
+    assert (incident.cause, incident.rung) == ("agent_lost", 3)
+    assert "the state that it ended with, of step 50, was not on disk" in " ".join(incident.evidence)
