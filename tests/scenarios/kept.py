@@ -38,6 +38,8 @@ class Kept:
     """Ranks that could not take their copy."""
     sealed: bool = False
     durable: bool = False
+    marked: bool = False
+    """It is copied into another node's memory."""
     drained: bool = False
     drained_at_s: float = 0.0
     looked: int = 0

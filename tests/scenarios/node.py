@@ -26,6 +26,7 @@ from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
+from mt_resilient.checkpoint.header import MARKS
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
@@ -52,6 +53,7 @@ from mt_resilient.resilience.wire import dumps, loads
 
 from .eyes import Eyes
 from .kept import Kept
+from .lending import Lending
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Node:
         ]
         self.layouts = tuple(layout_of(table.to_json()) for table in tables)
         self.arena: dict[int, Kept] = {}
+        self.lending = Lending(self)
         self.ranks: Ranks | None = None
         """Those of all nodes of the generation,"""
         self.gang: Gang | None = None
@@ -128,11 +131,12 @@ class Node:
         return self.seat[0] * len(self.pages)
 
     def stage(self, fresh: Kept, durable: bool) -> None:
-        """Keep this state; of older ones only the newest sealed one and those that are still to be written stay."""
+        """Keep this state; of older ones only the newest sealed one, the last that are marked, and those that are to be written stay."""
         self.arena.setdefault(len(fresh.state), replace(fresh, seat=self.seat)).durable |= durable
         sealed = max((step for step, kept in self.arena.items() if kept.sealed), default=-1)
+        marked = sorted(step for step, kept in self.arena.items() if kept.marked)[-MARKS:]
         for step, kept in list(self.arena.items()):
-            if step < sealed and not (kept.durable and not kept.drained):
+            if step < sealed and step not in marked and not (kept.durable and not kept.drained):
                 del self.arena[step]
 
     def drain(self, now_s: float, finish: bool = False) -> None:
@@ -189,6 +193,7 @@ class Node:
     def round(self, now_s: float) -> int | None:
         """One round of the supervisor; the exit code when the job is over."""
         self.drain(now_s)
+        self.lending.send(now_s)
         if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
         self._fence(now_s)
@@ -253,6 +258,8 @@ class Node:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
         self.told = (*self.told, *further)
         for rewind in further:
+            to, life = rewind.to, (rewind.generation, rewind.ordinal)
+            self.lending.forget(lambda stamp, to=to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
             self.replicas.went_back(rewind.to, rewind.generation, rewind.ordinal)
             for step in [step for step in self.disk if step > rewind.to]:
                 if self.job.stamps[step][1][:2] < (rewind.generation, rewind.ordinal):
@@ -291,6 +298,7 @@ class Node:
             agreed_steps=tuple(Step(step) for step, stamp in sorted(stamps.items()) if self.replicas.agreed(stamp)),
             mismatches=self.replicas.mismatches,
             seat=self.seat,
+            **self.lending.told(),
         )
         self.store.put(KEYS.status(self.name), dumps(status))
 
@@ -323,6 +331,9 @@ class Node:
                 for step, kept in list(self.arena.items()):
                     if step > record.resume_step or not kept.sealed or kept.seat != seat:
                         del self.arena[step]
+                self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
+                if self.lending.fetch(record):
+                    return None
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
                     self.ranks.leave(self)
@@ -377,6 +388,7 @@ class Node:
         since = self.record.joined.get(self.name, 0) if self.record else 0
         for step in [step for step, kept in self.arena.items() if kept.stamp.generation < since]:
             del self.arena[step]
+        self.lending.forget(lambda stamp: stamp.generation < since)
         self.compare(now_s, number)
         for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
             del self.arena[step]
