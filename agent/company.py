@@ -89,7 +89,7 @@ class Company:
         self._copied = record.number
         holder = copies.holder(record, self._me)
         there = self._record(holder) if holder else None
-        fits = there is not None and holder is not None and there.instance == record.members[holder]
+        fits = there and holder and there.instance == record.members[holder] and there.copies_port
         self._node.drain.copy_to(f"{there.address}:{there.copies_port}" if there and fits else "")
 
     def _share(self, record: GenerationRecord) -> None:

@@ -43,7 +43,8 @@ def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
             owner = members[copy.node_rank] if copy.nodes == len(members) > copy.node_rank else node
             lacks = owner != node and copy.step not in held.get(owner, ())
             refused = owner in held and copy.step in world.status[owner].unfetched
-            if lacks and not refused and courses.get(copy.step) == {(copy.generation, copy.rewinds)}:
+            deaf = owner in world.nodes and not world.nodes[owner].copies_port
+            if lacks and not (refused or deaf) and courses.get(copy.step) == {(copy.generation, copy.rewinds)}:
                 source = Source(holder=node, generation=copy.generation, rewinds=copy.rewinds)
                 found.setdefault(owner, {})[copy.step] = source
     return found

@@ -112,7 +112,14 @@ class Node:
         self.told: tuple[InPlaceRewind, ...] = ()
         self.lookout = Lookout(HANG, Eyes(self), observe=job.judged_by.observe)
         registration = NodeRecord(
-            instance=instance, host=name, pid=4, ranks=job.ranks_each, address=name, home=name, since_s=job.wall_s
+            instance=instance,
+            host=name,
+            pid=4,
+            ranks=job.ranks_each,
+            address=name,
+            home=name,
+            since_s=job.wall_s,
+            copies_port=4,
         )
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         self.store: Any = job.client(instance, name)

@@ -47,6 +47,8 @@ PURE = {
     "resilience/detectors.py",
     "resilience/verdict.py",
     "resilience/stability.py",
+    "resilience/copies.py",
+    "resilience/buddies.py",
     "resilience/recovery.py",
     "resilience/boundary.py",
     "resilience/chronicle.py",
