@@ -177,7 +177,8 @@ class Node:
         """Keep what the ranks of `record` can go back to, and nothing else."""
         self._generation = record.number
         seat = (node_rank, len(record.members))
-        settle(self.slots, record.resume_step if seat == self.seat else -1)  # of other ranks it is of no use
+        newcomers = record.number in record.joined.values()
+        settle(self.slots, record.resume_step if seat == self.seat else -1, torn=newcomers)  # of other ranks it is of no use
         self.seat = seat
         self.sound.went_back(record.resume_step)
         if self.copies:
@@ -192,8 +193,11 @@ class Node:
         )
         assert source
         self._settle(record, node_rank)
-        self.copies.fetching = record.resume_step
         self.drain.keep_running(monotonic_s())
+        if self.drain.pid is None:
+            self.copies.unfetched.append(record.resume_step)
+            return
+        self.copies.fetching = record.resume_step
         first_rank = node_rank * self.launch.ranks
         self.drain.fetch(address, source.generation, source.rewinds, record.resume_step, first_rank)
 

@@ -112,10 +112,11 @@ class Performer:
         if self._fetched != record.number:
             self._fetched = record.number
             entry = self._store.get(self._keys.node(source.holder))
-            if entry:
-                holder = loads(NodeRecord, entry.value)
-                address = f"{holder.address}:{holder.copies_port}"
-                self._node.fetch(record, record.node_rank(self._id), address)
+            holder = loads(NodeRecord, entry.value) if entry else None
+            if holder is None or holder.instance != record.members.get(source.holder):
+                copies.unfetched.append(record.resume_step)
+                return False
+            self._node.fetch(record, record.node_rank(self._id), f"{holder.address}:{holder.copies_port}")
         return copies.fetching is not None
 
     def _launch(self, record: GenerationRecord) -> None:
