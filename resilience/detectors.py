@@ -125,6 +125,8 @@ def replaced_agents(world: World) -> list[Suspicion]:
             continue
         if present is None and world.record and world.record.phase is Phase.GATHER:
             continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
+        if present and awaited(world, node):
+            continue  # and here it is
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
@@ -136,6 +138,12 @@ def replaced_agents(world: World) -> list[Suspicion]:
         started = node in world.status and world.status[node].max_step >= 0
         found.append(Suspicion(cause=cause, node=node, at_s=seen, evidence=text, started=started, signature=cause))
     return found
+
+
+def awaited(world: World, node: NodeId) -> bool:
+    """Whether the recovery that is under way waits for this member, whose agent was gone."""
+    gathering = world.record is not None and world.record.phase is Phase.GATHER
+    return gathering and any(i.open and i.cause == Cause.AGENT_LOST and node in i.nodes for i in world.incidents)
 
 
 def unwritten_ends(world: World) -> list[Suspicion]:
