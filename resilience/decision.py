@@ -246,8 +246,9 @@ def _gone(world: World, node: NodeId, instance: str) -> bool:
 
 def step_reached(world: World) -> Step:
     """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
-    newest = max((s.max_step for s in world.statuses()), default=-1)
-    return Step(max(newest, world.record.resume_step if world.record else -1))
+    newest, record = max((s.max_step for s in world.statuses()), default=-1), world.record
+    over = record.replay_until if record and record.phase is Phase.ENDING and record.complete else -1
+    return Step(max(newest, record.resume_step if record else -1, over))
 
 
 def _said(world: World) -> list[NodeStatus]:
@@ -298,7 +299,9 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
         reason = "the training is over" if complete else "the script has left in order, before the end of the training"
-        record = replace(record, reason=reason, complete=complete)
+        # Their ranks gone, nodes do not tell any more how far these had come.
+        reached = Step(max(record.replay_until, step_reached(world)))
+        record = replace(record, reason=reason, complete=complete, replay_until=reached)
     return Decision(record=record, reason=record.reason)
 
 

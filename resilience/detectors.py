@@ -149,10 +149,10 @@ def awaited(world: World, node: NodeId) -> bool:
 def unwritten_ends(world: World) -> list[Suspicion]:
     """Members that are gone before they have said that their part of the last snapshot is written, where nobody has seen it on disk: so the
     training is over, and what it ended with is lost."""
-    statuses = world.statuses()
-    last = max((status.max_step for status in statuses), default=-1)
-    kept = last < 0 or any(last in status.durable_steps for status in statuses)
-    if world.record is None or not world.record.complete or kept:
+    if world.record is None or not world.record.complete:
+        return []
+    last = world.record.replay_until
+    if last < 0 or any(last in status.durable_steps for status in world.statuses()):
         return []
     written = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
     lost = f"the training was over, and the state that it ended with, of step {last}, was not on disk"

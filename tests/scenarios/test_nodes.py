@@ -369,7 +369,11 @@ def test_a_node_dies_at_the_end_and_comes_back(golden: Golden) -> None:
     """The ranks are through, and the node that was to commit their last state dies; nobody can take its place: it is waited for."""
     job = Job(nodes="2", total=16)
     job.until_phase(Phase.ENDING, 1)
+    job.faults.disk_full = True
+    for _ in range(3):
+        job.tick()
     job.kill_node("a")
+    job.faults.disk_full = False
     for _ in range(12):
         job.tick()
     job.start_agent("a")
