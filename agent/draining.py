@@ -97,7 +97,7 @@ class Draining:
         self._tell("finish")
 
     def begin_again(self) -> None:
-        """The job goes on after `finish`: what it was at is left (it may wait for the part of a node that is dead), and the next one starts."""
+        """The job goes on after `finish`: what it was at is left, for it may wait for a dead node's part; the next one starts."""
         self.stop()
         self._asked, self.finished, self.lost, self._rest = False, False, "", b""
 

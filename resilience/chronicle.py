@@ -10,12 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from . import describe, weighing
-from .assignment import Seats
 from .detectors import Cause
 from .ladder import AGAIN, LadderPolicy, Remedy, near, origin
 from .machine import Phase
 from .orders import PHASES, Incident
-from .recovery import OBSERVE, REPLACE_NODE, REPLAN, RESTARTS, REWIND_IN_PLACE, Plan
+from .recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, Plan
 from .signals import InPlaceRewind, NodeStatus, Step
 from .spikes import Finding, Kind
 from .verdict import Verdict
@@ -53,48 +52,6 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         onset=verdict.onset,
         signature=verdict.signature,
     )
-
-
-def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> Incident:
-    """Other nodes train from here on, and nothing was wrong."""
-    assert world.record
-    return Incident(
-        id=next_id(world),
-        generation=world.record.number,
-        cause=Cause.MOVED,
-        rung=_rung(seats),
-        summary=why,
-        plan="the ranks have waited, with their state on disk; the next ones begin there",
-        at_s=world.record.moving_s or now,
-        step_at_fault=reached,
-        started=True,
-        signature=f"{Cause.MOVED}:{world.record.number}",
-    )
-
-
-def bereft(world: World, seats: Seats) -> tuple[Incident, ...]:
-    """The restart that waits for a node that is gone: its ranks' peers have felt it before its lease was over, and have raised or hung."""
-    assert world.record
-    last = [i for i in world.incidents if i.open and i.rung in RESTARTS and i.generation == world.record.number - 1]
-    gone = [node for node in (*seats.successors, *seats.dropped) if node not in world.nodes]
-    if not gone or not last or last[-1].cause in (Cause.AGENT_LOST, Cause.ORDERED, Cause.MOVED):
-        return tuple(replace(i, rung=_rung(seats), plan=f"{i.plan}; {describe.seats(seats)}") for i in last[-1:])
-    first = last[-1]
-    told = replace(
-        first,
-        cause=Cause.AGENT_LOST,
-        rung=_rung(seats),
-        summary=describe.lost_agents(gone),
-        evidence=(describe.lost_agents(gone), f"seen before, as a consequence: {first.summary}", *first.evidence[1:]),
-        plan=f"{first.plan}; {describe.seats(seats)}",
-        signature=Cause.AGENT_LOST,
-        nodes=tuple(gone),
-    )
-    return (told,)
-
-
-def _rung(seats: Seats) -> int:
-    return REPLACE_NODE if seats.successors else REPLAN
 
 
 def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
@@ -323,8 +280,10 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     statuses = world.statuses()
     if world.record.phase is Phase.GATHER or len(statuses) < len(world.members):
         return incident
-    launched = world.record.launched_s
-    marks = [world.record.opened_s, launched]
+    launched, opened_s = world.record.launched_s, world.record.opened_s
+    if incident.cause == Cause.AGENT_LOST:  # the node may have been waited for, and several generations opened for it
+        opened_s = incident.at_s + incident.phases_s.get("detect", 0.0)
+    marks = [opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
     if incident.resume_step is None:
         incident = replace(incident, resume_step=world.record.resume_step)

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from . import assignment, copies, describe, moving, observing, quarantine
 from .assignment import NodesPolicy, Seats
 from .chronicle import (
-    bereft,
     complaints_told,
     convictions_told,
     frozen_told,
-    moved,
     open_incident,
     phases_told,
     rewinds_told,
@@ -30,6 +28,7 @@ from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, 
 from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, unheeded
 from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine, Step, Wish
 from .stability import ResumePoint, choose, exactly
+from .turnover import bereft, missed_told, moved
 from .verdict import Verdict, judge, settled
 from .world import World
 
@@ -78,6 +77,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     world = world.with_incidents(stragglers_told(world))
     world = world.with_incidents(shortages_told(world, policy.observe))
     world = world.with_incidents(complaints_told(world))
+    world = world.with_incidents(missed_told(world, _missed(world, now)))
     world = world.with_incidents(convictions_told(phases_told(world), world))
     if policy.observe:
         world = world.with_incidents(observing.sightings_told(world, policy.ladder))
@@ -187,7 +187,8 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
     if policy.observe and (end := observing.ended(world)):
         return end.event, None, end
     statuses = world.statuses()
-    if world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
+    ending = world.record is not None and world.record.phase is Phase.ENDING
+    if ending and world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
     if _others_wanted(world, now) or _move(world, now, policy)[0] is moving.Move.GO:
         return Event.MEMBERS, None, None
@@ -205,11 +206,22 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
 
 
 def _others_wanted(world: World, now: float) -> bool:
-    """Whether the place of one who is gone, or shut out, can be taken now."""
+    """Whether the place of one who is gone, or shut out, can be taken now: by another node, or by a new agent of its own."""
     record = world.record
-    if record is None or record.phase is not Phase.GATHER or {*record.members} <= assignment.usable(world, now).keys():
+    if record is None or record.phase is not Phase.GATHER:
         return False
-    return [*assignment.again(world, now).members] != [*record.members]
+    here = assignment.usable(world, now)
+    if all(node in here and here[node].instance == instance for node, instance in record.members.items()):
+        return False
+    return [*assignment.again(world, now).members.items()] != [*record.members.items()]
+
+
+def _missed(world: World, now: float) -> tuple[NodeId, ...]:
+    """Members that are gone, and whose place nobody can take: they are waited for."""
+    record = world.record
+    if record is None or record.phase is not Phase.GATHER or record.members.keys() <= world.nodes.keys():
+        return ()
+    return tuple(node for node in assignment.again(world, now).missed if node not in world.nodes)
 
 
 def _all_at_work(world: World) -> bool:
@@ -234,8 +246,9 @@ def _gone(world: World, node: NodeId, instance: str) -> bool:
 
 def step_reached(world: World) -> Step:
     """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
-    newest = max((s.max_step for s in world.statuses()), default=-1)
-    return Step(max(newest, world.record.resume_step if world.record else -1))
+    newest, record = max((s.max_step for s in world.statuses()), default=-1), world.record
+    over = record.replay_until if record and record.phase is Phase.ENDING and record.complete else -1
+    return Step(max(newest, record.resume_step if record else -1, over))
 
 
 def _said(world: World) -> list[NodeStatus]:
@@ -284,7 +297,9 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
         reason = "the training is over" if complete else "the script has left in order, before the end of the training"
-        record = replace(record, reason=reason, complete=complete)
+        # Their ranks gone, nodes do not tell any more how far these had come.
+        reached = Step(max(record.replay_until, step_reached(world)))
+        record = replace(record, reason=reason, complete=complete, replay_until=reached)
     return Decision(record=record, reason=record.reason)
 
 
@@ -315,12 +330,13 @@ def _reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     assert world.record
     settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
     seats = assignment.again(world, now, settled_s)
-    reason = describe.seats(seats)
+    back = [node for node, i in seats.members.items() if world.record.members.get(node, i) != i]
+    reason = "; ".join(filter(None, (describe.seats(seats), describe.back(back))))
     record, story = _next(world, now, seats, reason, step_reached(world))
     if world.record.phase is Phase.RUN:
         story = (*story, moved(world, seats, reason, now, step_reached(world)))
     else:
-        story = (*story, *bereft(world, seats))
+        story = (*story, *bereft(world, seats, reason))
     return Decision(record=record, incidents=story, reason=reason)
 
 

@@ -76,6 +76,11 @@ def seats(found: Seats) -> str:
     return "; ".join(said)
 
 
+def back(nodes: Sequence[str]) -> str:
+    """Empty: nobody is."""
+    return f"{listed(nodes)} {'is' if len(nodes) == 1 else 'are'} back" if nodes else ""
+
+
 def lost_agents(nodes: Sequence[str]) -> str:
     whose = (
         f"agent of {nodes[0]} is gone: its lease"

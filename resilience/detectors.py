@@ -125,6 +125,8 @@ def replaced_agents(world: World) -> list[Suspicion]:
             continue
         if present is None and world.record and world.record.phase is Phase.GATHER:
             continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
+        if present and awaited(world, node):
+            continue  # and here it is
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
@@ -138,13 +140,19 @@ def replaced_agents(world: World) -> list[Suspicion]:
     return found
 
 
+def awaited(world: World, node: NodeId) -> bool:
+    """Whether the recovery that is under way waits for this member, whose agent was gone."""
+    gathering = world.record is not None and world.record.phase is Phase.GATHER
+    return gathering and any(i.open and i.cause == Cause.AGENT_LOST and node in i.nodes for i in world.incidents)
+
+
 def unwritten_ends(world: World) -> list[Suspicion]:
     """Members that are gone before they have said that their part of the last snapshot is written, where nobody has seen it on disk: so the
     training is over, and what it ended with is lost."""
-    statuses = world.statuses()
-    last = max((status.max_step for status in statuses), default=-1)
-    kept = last < 0 or any(last in status.durable_steps for status in statuses)
-    if world.record is None or not world.record.complete or kept:
+    if world.record is None or not world.record.complete:
+        return []
+    last = world.record.replay_until
+    if last < 0 or any(last in status.durable_steps for status in world.statuses()):
         return []
     written = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
     lost = f"the training was over, and the state that it ended with, of step {last}, was not on disk"

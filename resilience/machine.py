@@ -2,8 +2,8 @@
 
 A generation *gathers* (every node ends what it still runs and says so), *launches* (every node starts its ranks), *runs*, and
 then either the job *ends*, or a fault opens the next generation, which gathers anew. `ENDING` waits for the ranks to leave and for
-the last snapshot to reach the disk, and where a node takes that along, the job has not ended; `ENDED` is final. The table names every (phase, event) pair; `IGNORE` says that the event means
-nothing there, because a level-triggered controller may see it again at any tick.
+the last snapshot to reach the disk, and where a node takes that along, the job has not ended; `ENDED` is final. The table names every
+(phase, event) pair; `IGNORE` says that the event means nothing there, because a level-triggered controller may see it again at any tick.
 """
 
 from __future__ import annotations

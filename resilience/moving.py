@@ -3,8 +3,8 @@
     wanted ──▶ `GenerationRecord.moving`: ranks wait at a boundary, and its state goes to disk ──▶ the next generation, on other nodes
 
 A node is drained, or one has come back and the job may grow: no step is computed again for it. What has been done is read off the
-record, so whoever leads next goes on in the middle. A fault on the way opens the next generation by itself: without the node that is drained,
-and as many as before.
+record, so whoever leads next goes on in the middle. A fault on the way opens the next generation by itself: without the node that is
+drained, and as many as before.
 """
 
 from __future__ import annotations

@@ -227,7 +227,39 @@ def test_a_node_dies_and_nobody_can_take_its_place(golden: Golden) -> None:
         job.tick()
     assert len(job.incidents) == 1
     job.start_agent("b")
-    ends_well(job, "agent_lost", "agent_restarted")
+    ends_well(job, "agent_lost")
+    assert sum(job.incidents[(1, "0001")].phases_s.values()) > 20  # all the while nothing was trained
+    golden(job.transcript())
+
+
+def test_a_spare_dies_before_it_is_ready_and_was_the_only_node(golden: Golden) -> None:
+    """One node trains, and dies; the spare that has its place dies before it is ready, and nobody of the generation is left: the next
+    spare gets the place."""
+    job = Job(nodes="1", spares=2, total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("a")
+    job.until(lambda job: len(job.incidents) > 0)
+    successor = members(job)[0]
+    assert successor in ("b", "c")
+    job.kill_node(successor)
+    ends_well(job, "agent_lost")
+    assert members(job) != [successor]
+    golden(job.transcript())
+
+
+def test_a_node_is_felt_then_missed_and_comes_back(golden: Golden) -> None:
+    """A rank is killed, all start anew, and before they have, its node dies, which nobody can stand in for: it is one story, the node's."""
+    job = Job(nodes="2", total=16)
+    job.until(lambda job: 4 in job.disk)
+    job.faults.stalled.add(NodeId("b"))
+    job.kill_rank(2)
+    job.tick()
+    job.tick()
+    job.kill_node("b")
+    job.faults.stalled.clear()
+    job.until(lambda job: job.incidents[(1, "0001")].cause == "agent_lost")
+    job.start_agent("b")
+    ends_well(job, "agent_lost")
     golden(job.transcript())
 
 
@@ -308,8 +340,8 @@ def test_the_ranks_of_a_node_are_cut_off(golden: Golden) -> None:
 
 @pytest.mark.parametrize("phase", [Phase.GATHER, Phase.LAUNCH, Phase.ENDING])
 def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
-    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped. What the training has ended
-    with is lost with its part of it: it has not ended."""
+    """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped. At the end its part of the
+    last state is lost with it: the job has not ended."""
     job = Job(nodes="2", spares=1, total=16)
     job.until(lambda job: 4 in job.disk)
     if phase is not Phase.ENDING:
@@ -323,7 +355,7 @@ def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
 
 
 def test_a_node_dies_at_the_end_when_its_part_is_written(golden: Golden) -> None:
-    """The ranks are through, and a node dies that has written its part of the last state: the other one writes its own, and the job ends."""
+    """The ranks are through, and a node dies that has written its part of the last state: the other one writes its own, and all is over."""
     job = Job(nodes="2", total=16)
     job.until_phase(Phase.ENDING, 1)
     job.kill_node("b")
@@ -337,7 +369,11 @@ def test_a_node_dies_at_the_end_and_comes_back(golden: Golden) -> None:
     """The ranks are through, and the node that was to commit their last state dies; nobody can take its place: it is waited for."""
     job = Job(nodes="2", total=16)
     job.until_phase(Phase.ENDING, 1)
+    job.faults.disk_full = True
+    for _ in range(3):
+        job.tick()
     job.kill_node("a")
+    job.faults.disk_full = False
     for _ in range(12):
         job.tick()
     job.start_agent("a")

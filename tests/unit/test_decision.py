@@ -68,7 +68,9 @@ WORLDS: dict[Event, dict] = {
     Event.RUNNING: {},
     Event.FAULT: {
         "status": {A: status(max_step=10, exits=(gone(started=True),))},
-        "record": lambda phase: record(phase, complete=phase is Phase.ENDING),
+        "record": lambda phase: record(
+            phase, **({"complete": True, "replay_until": 10} if phase is Phase.ENDING else {})
+        ),
         "nodes": lambda phase: {} if phase is Phase.ENDING else {A: node()},
         "acks": {},
     },
@@ -258,9 +260,9 @@ def ended(**changes: object) -> World:
     """Two of three nodes have trained to step 10, and the state of it is not on disk yet; `b` has written its part."""
     healthy: dict = {
         "spec": Spec(command=("torchrun",), sizes=(2,), spares=1),
-        "record": record(Phase.ENDING, members=("a", "b"), complete=True),
+        "record": record(Phase.ENDING, members=("a", "b"), complete=True, replay_until=Step(10)),
         "nodes": {NodeId(name): node(name) for name in "abc"},
-        "status": {n: status(max_step=10, finished=True, durable_steps=(5,)) for n in (A, B)},
+        "status": {n: status(durable_steps=(5,)) for n in (A, B)},
         "acks": {B: ack(AckKind.ENDED, name="b")},
     }
     return world(**{**healthy, **changes})
@@ -277,8 +279,11 @@ def without(*names: str) -> dict:
         ({"nodes": without("b")}, False),  # its part is there
         ({"nodes": without("a", "b")}, True),
         ({}, False),
-        ({"nodes": without("a"), "status": {A: status(max_step=10), B: status(durable_steps=(10,))}}, False),
-        ({"nodes": without("a"), "status": {A: status(max_step=-1), B: status(max_step=-1)}}, False),  # no loop of ours
+        ({"nodes": without("a"), "status": {A: status(), B: status(durable_steps=(10,))}}, False),
+        (
+            {"nodes": without("a"), "record": record(Phase.ENDING, members=("a", "b"), complete=True, replay_until=-1)},
+            False,
+        ),
         ({"nodes": without("a"), "record": record(Phase.ENDING, members=("a", "b"), exit_code=130)}, False),
         ({"nodes": without("a"), "requests": (STOP,)}, False),
         ({"nodes": without("a"), "incidents": BURNT["incidents"]}, False),
@@ -294,7 +299,7 @@ def test_the_job_has_not_ended_when_a_node_takes_the_last_state_along(changes: d
             False,
             10,
         )
-        assert decision.incidents[-1].cause == "agent_lost"
+        assert (decision.incidents[-1].cause, decision.incidents[-1].step_at_fault) == ("agent_lost", 10)
         assert "of step 10, was not on disk" in " ".join(decision.incidents[-1].evidence)
 
 
