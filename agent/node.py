@@ -178,7 +178,9 @@ class Node:
         self._generation = record.number
         seat = (node_rank, len(record.members))
         newcomers = record.number in record.joined.values()
-        settle(self.slots, record.resume_step if seat == self.seat else -1, torn=newcomers)  # of other ranks it is of no use
+        settle(
+            self.slots, record.resume_step if seat == self.seat else -1, torn=newcomers
+        )  # of other ranks it is of no use
         self.seat = seat
         self.sound.went_back(record.resume_step)
         if self.copies:

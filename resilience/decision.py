@@ -13,6 +13,7 @@ from .chronicle import (
     complaints_told,
     convictions_told,
     frozen_told,
+    in_vain,
     open_incident,
     phases_told,
     rewinds_told,
@@ -119,7 +120,8 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
             record = replace(
                 present, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
             )
-            decision = Decision(record=record, incidents=(incident,), reason=answer.reason)
+            tried = in_vain(world, verdict, policy.ladder)
+            decision = Decision(record=record, incidents=(*tried, incident), reason=answer.reason)
     elif answer:
         record = replace(present, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
         decision = Decision(record=record, reason=answer.reason)

@@ -51,7 +51,6 @@ PURE = {
     "resilience/buddies.py",
     "resilience/recovery.py",
     "resilience/boundary.py",
-    "resilience/buddies.py",
     "resilience/chronicle.py",
     "resilience/turnover.py",
     "resilience/decision.py",
