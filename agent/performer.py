@@ -8,7 +8,7 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, NodeId, Order
+from ..resilience.signals import Ack, AckKind, Doing, NodeId, Order
 from ..resilience.store import Store
 from ..resilience.wire import dumps
 from .duty import Action, LocalState, duty
@@ -91,6 +91,7 @@ class Performer:
             acked=self._acked,
             rewind=self._node.board.pages[0].ordered,
             paused=bool(self._node.board.pages[0].paused),
+            waiting=all(page.doing == Doing.PAUSED for page in self._node.board.pages),
             snapshot=self._node.snapshot_asked,
             leave_ordered=ordered_s > 0,
             grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,
