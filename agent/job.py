@@ -198,8 +198,13 @@ def run_job(
             address=control.address or _address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
         )
-        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+        name = secrets.token_hex(4)
+        spec = described(launch, numbers, spares, name, catalog.next_generation(root), wall_s())
+        if neighbour:
+            run.sign(root / layout.SNAPSHOTS, name)
         spec, over = register(store, keys, spec, run, node_id, me)
+        if neighbour:
+            run.find_signed(root / layout.SNAPSHOTS, name, spec.run)
         expected = max(spec.sizes) + spec.spares
         if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
             met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)

@@ -33,6 +33,8 @@ class Performer:
         self._id, self._instance, self._node = node_id, instance, node
         self._store, self._keys, self._policy, self._telling = store, keys, policy, telling
         self._acked: tuple[int, AckKind | None] = (0, None)
+        self._waited = (0, 0.0)
+        """The generation whose start waits for the warm process, and since when, on the monotonic clock: nodes' other clocks may differ."""
         self._leave_ordered_s = 0.0
         self._leave_until_s = 0.0
         self._drain_asked_s = 0.0
@@ -52,7 +54,9 @@ class Performer:
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:
                 if self._node.warm.importing:
-                    if wall_s() - record.launched_s < self._policy.warm_wait_s:
+                    if self._waited[0] != record.number:
+                        self._waited = (record.number, monotonic_s())
+                    if monotonic_s() - self._waited[1] < self._policy.warm_wait_s:
                         return False  # about to be ready: quicker than a cold start
                     self._node.warm.give_up(
                         f"the warm process was still importing after {self._policy.warm_wait_s:.0f} s"
