@@ -1,9 +1,9 @@
 """Data-parallel training whose bits do not depend on how many ranks it is dealt to, and which leaves a trail: who has begun and done which
 step of which generation, and when.
 
-The gradient of each sample is rounded to a multiple of `GRAIN` in double precision, where sums of such multiples are exact: they are the same
-in any order, over any number of ranks. TRAIL names the folder for the trail: a file for each life of a rank, with lines of begun|done, step and
-time of the monotonic clock, which is the same for all hosts of one machine.
+The gradient of each sample is rounded to a multiple of `GRAIN` in double precision, where sums of such multiples are exact: they are the
+same in any order, over any number of ranks. TRAIL names the folder for the trail: a file for each life of a rank, with lines of begun|done,
+step and time of the monotonic clock, which is the same for all hosts of one machine.
 """
 
 import argparse
