@@ -65,8 +65,12 @@ class Company:
         """Tell of a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
         if self._dead:
             node, instance, since_s = self._dead
-            if self._present(node) == instance:  # who leaves in order takes its record along
+            entry = self._store.get(self._keys.node(node))
+            if (
+                entry and loads(NodeRecord, entry.value).instance == instance
+            ):  # who leaves in order takes its record along
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
+                self._store.revoke(entry.lease)  # if it led, another one may at once
                 sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
                 self._telling.say(sentence, "warn")
             self._dead = None
@@ -110,11 +114,6 @@ class Company:
         entry = self._store.get(self._keys.node(node))
         return loads(NodeRecord, entry.value) if entry else None
 
-    def _present(self, node: NodeId) -> str:
-        """Instance of its agent, as far as etcd knows."""
-        record = self._record(node)
-        return record.instance if record else ""
-
     def _fence(self, now_s: float) -> None:
         gang = self._node.gang
         if gang is None or gang.fenced:
@@ -129,9 +128,10 @@ class Company:
             over=all(page.phase == RankPhase.FINISHED for page in self._node.board.pages),
         )
         if fenced(now_s, standing):
+            why = ", and the ranks finish no step" if standing.proof else ""  # else their steps prove nothing
             self._telling.say(
-                "no word from etcd for the life of this agent's lease, and the ranks finish no step: the others may go on without this "
-                "node, so its ranks are ended",
+                f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are "
+                "ended",
                 "bad",
             )
             self._node.fence()

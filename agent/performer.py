@@ -8,7 +8,11 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
+<<<<<<< HEAD
 from ..resilience.signals import Ack, AckKind, NodeId, NodeRecord, Order
+=======
+from ..resilience.signals import Ack, AckKind, Doing, NodeId, Order
+>>>>>>> c8698e0149c2e4025ee87343cd662f9e7cd9441d
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
 from .duty import Action, LocalState, duty
@@ -33,6 +37,8 @@ class Performer:
         self._id, self._instance, self._node = node_id, instance, node
         self._store, self._keys, self._policy, self._telling = store, keys, policy, telling
         self._acked: tuple[int, AckKind | None] = (0, None)
+        self._waited = (0, 0.0)
+        """The generation whose start waits for the warm process, and since when, on the monotonic clock: nodes' other clocks may differ."""
         self._leave_ordered_s = 0.0
         self._leave_until_s = 0.0
         self._drain_asked_s = 0.0
@@ -57,7 +63,9 @@ class Performer:
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:
                 if self._node.warm.importing:
-                    if wall_s() - record.launched_s < self._policy.warm_wait_s:
+                    if self._waited[0] != record.number:
+                        self._waited = (record.number, monotonic_s())
+                    if monotonic_s() - self._waited[1] < self._policy.warm_wait_s:
                         return False  # about to be ready: quicker than a cold start
                     self._node.warm.give_up(
                         f"the warm process was still importing after {self._policy.warm_wait_s:.0f} s"
@@ -98,6 +106,7 @@ class Performer:
             acked=self._acked,
             rewind=self._node.board.pages[0].ordered,
             paused=bool(self._node.board.pages[0].paused),
+            waiting=all(page.doing == Doing.PAUSED for page in self._node.board.pages),
             snapshot=self._node.snapshot_asked,
             leave_ordered=ordered_s > 0,
             grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,

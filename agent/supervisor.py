@@ -71,6 +71,8 @@ class Supervisor:
         self.record: GenerationRecord | None = None
         self._over, self._company = over, company
         self._published: NodeStatus | None = None
+        self._published_s = 0.0
+        """On the monotonic clock: the other one may be set back by somebody."""
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write does not wake the loop before."""
@@ -211,7 +213,7 @@ class Supervisor:
 
     def _busy(self) -> bool:
         exits = self._published.exits if self._published else ()
-        if any(wall_s() - ended.at_s < HEARD_S for ended in exits):
+        if any(0 <= wall_s() - ended.at_s < HEARD_S for ended in exits):
             return True  # who leads waits so long for the others' word, and no longer
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
 
@@ -239,13 +241,13 @@ class Supervisor:
     def _publish(self, *, at_once: bool = False) -> None:
         status = self.node.status(self._generation())
         told = self._published
-        since_s = status.at_s - told.at_s if told else 0.0
+        since_s = monotonic_s() - self._published_s
         busy = told is not None and self._busy() and since_s >= QUICK_S and replace(told, at_s=status.at_s) != status
         if at_once or told is None or busy or self._news(status) or since_s >= self._pace_s:
             if self._reject_unusable():
                 status = self.node.status(self._generation())
             self.store.put(self.keys.status(self.id), dumps(status))
-            self._published = status
+            self._published, self._published_s = status, monotonic_s()
 
     def _reject_unusable(self) -> bool:
         """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again. True: one went."""

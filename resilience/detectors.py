@@ -94,7 +94,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     elif gone.kind == "fenced":
         cause, text = (
             Cause.AGENT_LOST,
-            f"the agent of {node} had lost its lease, and ended its ranks, which made no step",
+            f"the agent of {node} had lost its lease, and ended its ranks",
         )
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
