@@ -214,18 +214,14 @@ def run_job(
             home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
             labels={**scheduler.labels(os.environ), **control.labelled},
         )
-<<<<<<< HEAD
         copies = None
         if max(numbers) > 1 and policies["copies"].every_s:
             copies = Copies(launch.ranks, me.address, _token(store, keys), policies["copies"])
             me = replace(me, copies_port=copies.port)
-        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
-=======
         name = secrets.token_hex(4)
         spec = described(launch, numbers, spares, name, catalog.next_generation(root), wall_s())
         if neighbour:
             run.sign(root / layout.SNAPSHOTS, name)
->>>>>>> c8698e0149c2e4025ee87343cd662f9e7cd9441d
         spec, over = register(store, keys, spec, run, node_id, me)
         if neighbour:
             run.find_signed(root / layout.SNAPSHOTS, name, spec.run)

@@ -8,11 +8,7 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-<<<<<<< HEAD
-from ..resilience.signals import Ack, AckKind, NodeId, NodeRecord, Order
-=======
-from ..resilience.signals import Ack, AckKind, Doing, NodeId, Order
->>>>>>> c8698e0149c2e4025ee87343cd662f9e7cd9441d
+from ..resilience.signals import Ack, AckKind, Doing, NodeId, NodeRecord, Order
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
 from .duty import Action, LocalState, duty
