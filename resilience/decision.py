@@ -5,6 +5,7 @@ Pure and level-triggered: the same World gives the same decision, and a decision
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from . import assignment, copies, describe, moving, observing, quarantine
@@ -86,7 +87,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if policy.observe and verdict and answer and observing.only_told(verdict):
         world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world)))
         event, verdict, answer = _calm(world, now, policy)
-    told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
+    told = tuple(i for i in world.incidents if (known := before.get(i.id)) is not i and known != i)
     present = world.record
     assert present
     late = None if leaving(world) else unheeded(world, now, policy.recovery.in_place_s)
@@ -189,7 +190,8 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
     statuses = world.statuses()
     if world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
-    if _others_wanted(world, now) or _move(world, now, policy)[0] is moving.Move.GO:
+    on_the_move = world.record is not None and world.record.moving
+    if _others_wanted(world, now) or (on_the_move and _move(world, now, policy)[0] is moving.Move.GO):
         return Event.MEMBERS, None, None
     if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
         return Event.FINISHED, None, None
@@ -199,7 +201,8 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
     if ready and policy.observe:
         return Event.READY, None, None
     if ready:
-        stop = may_resume(_point(world), _said(world), bool(unreadable(world.incidents)))
+        said = _said(world)
+        stop = may_resume(_point(world, said), said, bool(unreadable(world.incidents)))
         return (stop.event if stop else Event.READY), None, stop
     return None, None, None
 
@@ -241,12 +244,13 @@ def step_reached(world: World) -> Step:
 def _said(world: World) -> list[NodeStatus]:
     """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
     own, lent = copies.own(world), copies.fetchable(world)
-    steps = {n: (*own.get(n, ()), *lent.get(n, ())) for n in world.members}
-    return [replace(world.status[n], memory_steps=steps[n]) for n in world.members if n in world.status]
+    steps = ((n, (*own.get(n, ()), *lent.get(n, ()))) for n in world.members if n in world.status)
+    told = ((world.status[n], held) for n, held in steps)
+    return [s if s.memory_steps == held else replace(s, memory_steps=held) for s, held in told]
 
 
-def _point(world: World) -> ResumePoint:
-    return choose(_said(world), unreadable(world.incidents), bound(world.incidents))
+def _point(world: World, said: Sequence[NodeStatus]) -> ResumePoint:
+    return choose(said, unreadable(world.incidents), bound(world.incidents))
 
 
 def _kept(world: World) -> Step:
@@ -258,9 +262,9 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
     assert world.record
     record = replace(world.record, phase=phase)
     if event is Event.READY:
-        order = pending(world)
-        there = exactly(_said(world), order.to, unreadable(world.incidents)) if order else None
-        point = there or (observing.beginning() if observe else _point(world))
+        order, said = pending(world), _said(world)
+        there = exactly(said, order.to, unreadable(world.incidents)) if order else None
+        point = there or (observing.beginning() if observe else _point(world, said))
         chief = world.members[0]
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}

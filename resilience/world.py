@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from .keys import Keys
@@ -33,20 +34,27 @@ class World:
     dead: Mapping[str, Death] = field(default_factory=dict)
     """By instance."""
 
-    @property
+    @cached_property
     def members(self) -> tuple[NodeId, ...]:
         return tuple(self.record.members) if self.record else ()
 
     def all_acked(self, *kinds: AckKind) -> bool:
-        return bool(self.members) and all(n in self.acks and self.acks[n].kind in kinds for n in self.members)
+        return len(self.acks) == len(self.members) > 0 and all(ack.kind in kinds for ack in self.acks.values())
 
     def with_incidents(self, changed: Iterable[Incident]) -> World:
         """The same, with new and changed incidents in it."""
+        changed = tuple(changed)
+        if not changed:
+            return self
         newest = {incident.id: incident for incident in (*self.incidents, *changed)}
         return replace(self, incidents=tuple(newest.values()))
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
+        return self._statuses
+
+    @cached_property
+    def _statuses(self) -> list[NodeStatus]:
         number, members = (self.record.number, self.record.members) if self.record else (0, {})
         return [s for n, s in self.status.items() if n in members and s.generation == number]
 
@@ -65,7 +73,7 @@ def world_of(keys: Keys, values: Values) -> World:
     return World(
         spec=values.one(keys.spec, Spec),
         record=record,
-        nodes={name: node for name, node in nodes.items() if node.instance not in dead},
+        nodes={name: node for name, node in nodes.items() if node.instance not in dead} if dead else nodes,
         dead=dead,
         status=_by_node(values.under(keys.statuses, NodeStatus)),
         acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},
