@@ -43,7 +43,7 @@ class Job:
         for number in range(nodes):
             name = name_of(number)
             known = NodeRecord(instance=instance_of(number), host=name, pid=4321, ranks=8)
-            self.changed |= {KEYS.node(name): dumps(known), KEYS.status(name): dumps(status(1))}
+            self.changed |= {KEYS.node(name): dumps(known), KEYS.status(name): dumps(status(1, nodes))}
         self.phase(1, Phase.RUN)
         self.ack(1, AckKind.RUNNING, 0, nodes)
 
@@ -64,7 +64,7 @@ class Job:
 
     def say_how_they_are(self, count: int) -> None:
         for number in range(count):
-            self.changed[KEYS.status(name_of(number))] = dumps(status(1, at_s=time.time()))
+            self.changed[KEYS.status(name_of(number))] = dumps(status(1, self.nodes, at_s=time.time()))
 
     def all_say(self, count: int) -> None:
         self.say_how_they_are(count)

@@ -13,20 +13,23 @@ from collections.abc import Mapping, Sequence
 from . import buddies
 from .orders import GenerationRecord, Source
 from .signals import Copy, NodeId, Step
-from .world import World
+from .world import World, once
 
 
+@once
 def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
     """By member that is there: what its own memory holds of the ranks that it has now. What it holds of others is of no use to it."""
     members = world.record.members if world.record else {}
+    count = len(members)
     found: dict[NodeId, tuple[Step, ...]] = {}
     for rank, (node, instance) in enumerate(members.items()):
         said, present = world.status.get(node), world.nodes.get(node)
         if said and present and present.instance == instance:
-            found[node] = said.memory_steps if said.seat in ((), (rank, len(members))) else ()
+            found[node] = said.memory_steps if not said.seat or said.seat == (rank, count) else ()
     return found
 
 
+@once
 def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
     """By member: the steps that it lacks in memory while another member holds its part of them, and which one does.
 

@@ -5,7 +5,6 @@ Pure and level-triggered: the same World gives the same decision, and a decision
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from . import assignment, copies, describe, moving, observing, quarantine
@@ -32,7 +31,7 @@ from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, 
 from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine, Step, Wish
 from .stability import ResumePoint, choose, exactly
 from .verdict import Verdict, judge, settled
-from .world import World
+from .world import World, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +200,7 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
     if ready and policy.observe:
         return Event.READY, None, None
     if ready:
-        said = _said(world)
-        stop = may_resume(_point(world, said), said, bool(unreadable(world.incidents)))
+        stop = may_resume(_point(world), _said(world), bool(unreadable(world.incidents)))
         return (stop.event if stop else Event.READY), None, stop
     return None, None, None
 
@@ -241,16 +239,19 @@ def step_reached(world: World) -> Step:
     return Step(max(newest, world.record.resume_step if world.record else -1))
 
 
+@once
 def _said(world: World) -> list[NodeStatus]:
     """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
     own, lent = copies.own(world), copies.fetchable(world)
-    steps = ((n, (*own.get(n, ()), *lent.get(n, ()))) for n in world.members if n in world.status)
-    told = ((world.status[n], held) for n, held in steps)
-    return [s if s.memory_steps == held else replace(s, memory_steps=held) for s, held in told]
+    told = [(world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status]
+    return [
+        s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
+    ]
 
 
-def _point(world: World, said: Sequence[NodeStatus]) -> ResumePoint:
-    return choose(said, unreadable(world.incidents), bound(world.incidents))
+@once
+def _point(world: World) -> ResumePoint:
+    return choose(_said(world), unreadable(world.incidents), bound(world.incidents))
 
 
 def _kept(world: World) -> Step:
@@ -262,9 +263,9 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
     assert world.record
     record = replace(world.record, phase=phase)
     if event is Event.READY:
-        order, said = pending(world), _said(world)
-        there = exactly(said, order.to, unreadable(world.incidents)) if order else None
-        point = there or (observing.beginning() if observe else _point(world, said))
+        order = pending(world)
+        there = exactly(_said(world), order.to, unreadable(world.incidents)) if order else None
+        point = there or (observing.beginning() if observe else _point(world))
         chief = world.members[0]
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}

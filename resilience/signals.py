@@ -263,7 +263,7 @@ class Mismatch:
     at_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
     """A snapshot of another node's ranks in the memory of the one that says so, whole."""
 

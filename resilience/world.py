@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TypeVar
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
@@ -34,6 +34,9 @@ class World:
     dead: Mapping[str, Death] = field(default_factory=dict)
     """By instance."""
 
+    _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `once` has found out."""
+
     @cached_property
     def members(self) -> tuple[NodeId, ...]:
         return tuple(self.record.members) if self.record else ()
@@ -51,12 +54,25 @@ class World:
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
-        return self._statuses
+        return _statuses(self)
 
-    @cached_property
-    def _statuses(self) -> list[NodeStatus]:
-        number, members = (self.record.number, self.record.members) if self.record else (0, {})
-        return [s for n, s in self.status.items() if n in members and s.generation == number]
+
+def once(judge: Callable[[World], T]) -> Callable[[World], T]:
+    """What follows from a World alone is found out once, for a World never changes."""
+
+    @wraps(judge)
+    def known(world: World) -> T:
+        if judge not in world._known:
+            world._known[judge] = judge(world)
+        return world._known[judge]
+
+    return known
+
+
+@once
+def _statuses(world: World) -> list[NodeStatus]:
+    number, members = (world.record.number, world.record.members) if world.record else (0, {})
+    return [s for n, s in world.status.items() if n in members and s.generation == number]
 
 
 def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
