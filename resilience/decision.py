@@ -31,7 +31,7 @@ from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine
 from .stability import ResumePoint, choose, exactly
 from .turnover import bereft, missed_told, moved
 from .verdict import Verdict, judge, settled
-from .world import World
+from .world import World, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if policy.observe and verdict and answer and observing.only_told(verdict):
         world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world)))
         event, verdict, answer = _calm(world, now, policy)
-    told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
+    told = tuple(i for i in world.incidents if (known := before.get(i.id)) is not i and known != i)
     present = world.record
     assert present
     late = None if leaving(world) else unheeded(world, now, policy.recovery.in_place_s)
@@ -192,7 +192,8 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
     ending = world.record is not None and world.record.phase is Phase.ENDING
     if ending and world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
-    if _others_wanted(world, now) or _move(world, now, policy)[0] is moving.Move.GO:
+    on_the_move = world.record is not None and world.record.moving
+    if _others_wanted(world, now) or (on_the_move and _move(world, now, policy)[0] is moving.Move.GO):
         return Event.MEMBERS, None, None
     if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
         return Event.FINISHED, None, None
@@ -253,13 +254,17 @@ def step_reached(world: World) -> Step:
     return Step(max(newest, record.resume_step if record else -1, over))
 
 
+@once
 def _said(world: World) -> list[NodeStatus]:
     """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
     own, lent = copies.own(world), copies.fetchable(world)
-    steps = {n: (*own.get(n, ()), *lent.get(n, ())) for n in world.members}
-    return [replace(world.status[n], memory_steps=steps[n]) for n in world.members if n in world.status]
+    told = [(world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status]
+    return [
+        s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
+    ]
 
 
+@once
 def _point(world: World) -> ResumePoint:
     return choose(_said(world), unreadable(world.incidents), bound(world.incidents))
 

@@ -73,11 +73,9 @@ class Suspicion:
 
 def dead_ranks(world: World) -> list[Suspicion]:
     """One suspicion for each rank that left before its loop was over."""
-    found: list[Suspicion] = []
-    for node, status in world.status.items():
-        if world.record and status.generation == world.record.number:
-            found += [_of_exit(node, gone) for gone in status.exits]
-    return found
+    number = world.record.number if world.record else 0
+    told = [(node, s.exits) for node, s in world.status.items() if s.exits and s.generation == number]
+    return [_of_exit(node, gone) for node, exits in told for gone in exits]
 
 
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
@@ -118,11 +116,11 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
 
 def replaced_agents(world: World) -> list[Suspicion]:
     """Members whose agent is gone, or is another process than the one the record names."""
-    found = []
-    for node, instance in (world.record.members if world.record else {}).items():
-        present = world.nodes.get(node)
-        if present and present.instance == instance:
-            continue
+    found, nodes = [], world.nodes
+    members = world.record.members if world.record else {}
+    changed = [(n, i) for n, i in members.items() if n not in nodes or nodes[n].instance != i]
+    for node, instance in changed:
+        present = nodes.get(node)
         if present is None and world.record and world.record.phase is Phase.GATHER:
             continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
         if present and awaited(world, node):

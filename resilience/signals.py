@@ -263,7 +263,7 @@ class Mismatch:
     at_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
     """A snapshot of another node's ranks in the memory of the one that says so, whole."""
 
@@ -277,7 +277,7 @@ class Copy:
     """How often the ranks had gone back in that generation."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeStatus:
     """What an agent says about its node: one value per node, written on change and every two seconds."""
 
@@ -353,7 +353,7 @@ class NodeStatus:
     """Node rank, and number of nodes, of the ranks whose state memory holds; empty: there were none yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
     """An agent is alive: bound to its lease."""
 
@@ -388,7 +388,7 @@ class AckKind(StrEnum):
     """The gang is gone, the last snapshot is drained."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ack:
     kind: AckKind
     generation: Generation
