@@ -28,7 +28,7 @@ from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
 from ..resilience.handoff import Handoff
 from ..resilience.hang import HangPolicy
-from ..resilience.orders import GenerationRecord
+from ..resilience.orders import GenerationRecord, Source
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
 from ..resilience.stability import StabilityPolicy
 from ..resilience.straggler import StragglerPolicy
@@ -187,13 +187,9 @@ class Node:
             self.copies.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
             self.copies.begin()
 
-    def fetch(self, record: GenerationRecord, node_rank: int, address: str) -> None:
-        """Get this node's part of the state that `record` begins with out of another's memory, whose copies are to be had at `address`."""
+    def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
+        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`."""
         assert self.copies
-        source = next(
-            source for rank, source in enumerate(map(record.sources.get, record.members)) if rank == node_rank
-        )
-        assert source
         self._settle(record, node_rank)
         self.drain.keep_running(monotonic_s())
         if self.drain.pid is None:

@@ -121,7 +121,7 @@ class Performer:
             if holder is None or holder.instance != record.members.get(source.holder):
                 copies.unfetched.append(record.resume_step)
                 return False
-            self._node.fetch(record, record.node_rank(self._id), f"{holder.address}:{holder.copies_port}")
+            self._node.fetch(record, record.node_rank(self._id), source, f"{holder.address}:{holder.copies_port}")
         return copies.fetching is not None
 
     def _launch(self, record: GenerationRecord) -> None:
