@@ -43,7 +43,7 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
-from . import checks, preflight, scheduler
+from . import checks, preflight, same_place, scheduler
 from .company import Company
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
@@ -214,6 +214,8 @@ def run_job(
         )
         spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
+        if neighbour:
+            same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
         expected = max(spec.sizes) + spec.spares
         if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
             met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
@@ -375,7 +377,7 @@ def _supervisor(
     ttl_s = policy.lease_ttl_s or (pace(nodes).lease_ttl_s if neighbour else ALONE_S)
     heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
     election = Election(store, keys.leader, me.instance)
-    controller = Controller(store, keys, election, deciding, telling.decided)
+    controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
     company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
     performer = Performer(
         node_id=node_id,
