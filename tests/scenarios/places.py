@@ -1,7 +1,8 @@
 """Whether the members of a generation are those that there should be: the ninth invariant, on each record that is written.
 
-Nobody is taken for lost whose ranks make steps. Who stays keeps its place, for its memory holds the state of the ranks that belong there; so a place changes hands only when its holder is
-gone or has been dismissed. Where the number changes, places move up, and who stays keeps its turn.
+Nobody is taken for lost whose ranks make steps. Who stays keeps its place, for its memory holds the state of the ranks that belong there; so
+a place changes hands only when its holder is gone or has been dismissed. Where the number changes, places move up, and who stays keeps its
+turn.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
 
 
 def _training(job: Job, record: GenerationRecord, lost: tuple[NodeId, ...]) -> list[NodeId]:
-    """Of the nodes that are taken for lost, those whose ranks have just made a step with all others. (Of one member nobody else can tell.)"""
+    """Of the nodes that are taken for lost, those whose ranks have just made a step with all others. (Of one alone nobody can tell.)"""
     there = [
         job.nodes[node] for node, i in record.members.items() if node in job.nodes and job.nodes[node].instance == i
     ]
