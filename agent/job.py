@@ -223,7 +223,13 @@ def run_job(
         me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
         if me.fit:
             telling.say(me.fit, "bad")
-        journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
+        begun = {
+            "command": list(command),
+            "snapshots": root.address,
+            "pid": os.getpid(),
+            "several": neighbour is not None,
+        }
+        journal.write("start", wall_s(), **begun)
         run.publish(keys.job, endpoints, control.papers())
         deciding = Policy(
             recovery=policies["recovery"],

@@ -63,11 +63,21 @@ class RunDirectory:
 
     def agent(self) -> dict[str, Any] | None:
         """What the agent has published that runs here; None where none does."""
+        place = self.published()
+        return place if place and Path(f"/proc/{place['pid']}").exists() else None
+
+    def published(self) -> dict[str, Any] | None:
+        """What the last agent has published that ran here."""
         with suppress(FileNotFoundError, ValueError):
             place: dict[str, Any] = json.loads(self.endpoint.read_text())
-            if Path(f"/proc/{place['pid']}").exists():
-                return place
+            return place
         return None
+
+    @property
+    def several(self) -> bool:
+        """Whether it was one node of several that ran here last: their etcd outlives it, and the one that leads tells what happens."""
+        starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
+        return bool(starts and starts[-1].get("several"))
 
     def kept(self) -> Place:
         """The place that holds the `snapshots/` of the job that ran here last; of a directory that was moved or copied, its own."""

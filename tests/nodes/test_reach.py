@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from ..harness import MINIMAL, undisturbed
+from ..harness import MINIMAL, cli, undisturbed
 from .hosts import Cluster, sh, train
 
 
@@ -20,3 +20,6 @@ def test_a_node_that_loses_etcd_alone_trains_on(cluster: Callable[..., Cluster])
     assert set(job.finish("n1", "n2", "n3")) == {0}
     assert job.digest() == undisturbed(MINIMAL, "--steps", "200", ranks=2)[0]
     assert [(each.cause, each.rung) for each in job.incidents()] == [("cut_off", 0)]
+    spare = cli("explain", "--run-dir", str(job.place / "runs" / "n3"))
+    assert "incident 1" in spare.stdout, spare  # it has never led, and etcd has the story
+    assert "the agent of n2 does not reach etcd" in spare.stdout

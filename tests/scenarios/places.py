@@ -1,8 +1,8 @@
 """Whether the members of a generation are those that there should be: the ninth invariant, on each record that is written.
 
-Nobody is taken for lost whose ranks make steps. Who stays keeps its place, for its memory holds the state of the ranks that belong there; so
-a place changes hands only when its holder is gone or has been dismissed. Where the number changes, places move up, and who stays keeps its
-turn.
+Nobody is taken for lost whose ranks make steps. Who stays keeps its place, for its memory holds the state of the ranks that belong
+there; so a place changes hands only when its holder is gone or has been dismissed. Where the number changes, places move up, and who stays
+keeps its turn.
 """
 
 from __future__ import annotations
