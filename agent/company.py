@@ -6,13 +6,14 @@ neighbour's connection ──▶ `keys.death` ──▶ controller        lease,
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 from ..resilience import copies
 from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Death, NodeId, NodeRecord, RankPhase, Spec
+from ..resilience.signals import Death, NodeId, NodeRecord, NodeStatus, RankPhase, Spec
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced, proves
@@ -40,6 +41,8 @@ class Company:
         self._members = 0
         """Of the present generation."""
         self._pulse = Pulse()
+        self._pulse_at_s = 0.0
+        """Wall-clock time of its last beat."""
         self._ring = 0
         """Generation in which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
@@ -96,6 +99,13 @@ class Company:
         fits = there and holder and there.instance == record.members[holder] and there.copies_port
         self._node.drain.copy_to(f"{there.address}:{there.copies_port}" if there and fits else "")
 
+    def pulse(self, status: NodeStatus) -> NodeStatus:
+        """`status`, and how the ranks step: so others can tell whether a node that they do not hear trains."""
+        gang = self._node.gang
+        if gang is None or gang.generation != status.generation:
+            return status
+        return replace(status, pulse_s=self._pulse_at_s, stride_s=round(self._pulse.stride_s, 3))
+
     def _share(self, record: GenerationRecord) -> None:
         """What the ranks of the first node have imported, those that stand by import ahead of need."""
         modules = self._node.directory.modules
@@ -118,7 +128,10 @@ class Company:
         gang = self._node.gang
         if gang is None or gang.fenced:
             return
+        known_s = self._pulse.stepped_s
         self._pulse.look(gang.generation, min(page.step for page in self._node.board.pages), now_s)
+        if self._pulse.stepped_s != known_s:
+            self._pulse_at_s = wall_s()
         standing = Standing(
             lease_until_s=self._heartbeat.until_s,
             ttl_s=self._heartbeat.ttl_s,

@@ -54,16 +54,26 @@ class Pulse:
 
     def __init__(self) -> None:
         self._generation, self._step, self._looked_s = 0, -1, 0.0
+        self.stepped_s = 0.0
+        """When a step was seen to be finished last,"""
         self.still_s = 0.0
+        """for how long none was, in time in which the agent was awake,"""
         self.stride_s = 0.0
+        """and the longest of such times, of late."""
 
     def look(self, generation: int, step: int, now_s: float) -> None:
         """step: that all local ranks have done. A start counts as a step: ranks that come up meet each other too."""
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
         if generation != self._generation:
-            self._generation, self._step, self.still_s, self.stride_s = generation, step, 0.0, 0.0
+            self._generation, self._step, self.stepped_s, self.still_s, self.stride_s = (
+                generation,
+                step,
+                now_s,
+                0.0,
+                0.0,
+            )
         elif step != self._step:
             # Forgets in some steps what was an evaluation.
             self.stride_s = max(self.still_s, 0.8 * self.stride_s)
-            self._step, self.still_s = step, 0.0
+            self._step, self.stepped_s, self.still_s = step, now_s, 0.0

@@ -61,8 +61,9 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 
 def look(directory: RunDirectory) -> World | None:
-    """The job as its store has it now; None when no agent is running."""
-    place = directory.agent()
+    """The job as its store has it now; None when no agent is running here. With several nodes it may run on others, and its store is there
+    when it has ended."""
+    place = directory.agent() or (directory.published() if directory.several else None)
     if place is None:
         return None
     keys = Keys(place["job"])
@@ -81,6 +82,8 @@ def _time(at_s: float) -> str:
 def status(directory: RunDirectory, as_json: bool) -> int:
     """Print what the job is doing; 0 while an agent runs and when the job is finished, 1 when it is neither."""
     world = look(directory)
+    if world and not world.nodes and not directory.agent():  # its store has outlived it
+        world = None
     if as_json:
         print(json.dumps(_status_object(world, directory.finished.exists())))
         return 0 if world or directory.finished.exists() else 1
@@ -91,6 +94,10 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         console.print(f"No agent is running in {directory.root}.{words}")
         return 0 if directory.finished.exists() else 1
     record = world.record
+    if not directory.agent():
+        console.print(
+            f"no agent is running in {directory.root}; the job goes on on {describe.listed(sorted(world.nodes))}"
+        )
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")
     if record.paused:
         all_wait = world.statuses() and all(said.paused for said in world.statuses())
@@ -143,22 +150,27 @@ def _status_object(world: World | None, finished: bool) -> dict[str, Any]:
     }
 
 
-def incidents(directory: RunDirectory) -> dict[str, Incident]:
-    """All incidents of the journals in their last state, by the life of the agent and number. What is damaged, or another version's, is
-    passed over."""
-    found: dict[str, Incident] = {}
+def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
+    """All incidents of the journals in their last state, by number; with those that the store has, for of several nodes only the one that
+    leads writes them into its journal. What is damaged, or another version's, is passed over."""
+    found: dict[tuple[int, str, float], Incident] = {}
     for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
         if line["kind"] != "incident":
             continue
         with suppress(InternalError):
             told = loads(Incident, json.dumps(line.get("incident")))
-            found[f"{told.generation}/{told.signature}/{told.at_s}"] = told
-    return {str(position): told for position, told in enumerate(found.values(), 1)}
+            found[told.generation, told.id, told.at_s] = told
+    known = len(found)
+    for told in world.incidents if world else ():
+        found[told.generation, told.id, told.at_s] = told
+    in_order = sorted(found) if len(found) > known else [*found]
+    return {str(position): found[key] for position, key in enumerate(in_order, 1)}
 
 
 def explain(directory: RunDirectory, which: str | None) -> int:
     """Print one incident's story, or all of them and what they cost together."""
-    told = incidents(directory)
+    world = look(directory)
+    told = incidents(directory, world)
     if which is not None:
         wanted = which.lstrip("0") or "0"
         if wanted not in told:
@@ -167,6 +179,10 @@ def explain(directory: RunDirectory, which: str | None) -> int:
         told = {wanted: told[wanted]}
     if not told:
         print(f"no incident so far in {directory.root}")
+        if world is None and directory.several:
+            print(
+                "The node that leads tells of incidents, and etcd does not answer: look into the run directories of the other nodes"
+            )
         return 0
     for number, incident in told.items():
         print("\n".join(describe.story(incident, _time(incident.at_s), number)), end="\n\n")

@@ -43,7 +43,7 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
-from . import checks, preflight, scheduler
+from . import checks, preflight, same_place, scheduler
 from .company import Company
 from .copies import Copies, CopiesPolicy
 from .embedded_etcd import EmbeddedEtcd, probe
@@ -218,13 +218,10 @@ def run_job(
         if max(numbers) > 1 and policies["copies"].every_s:
             copies = Copies(launch.ranks, me.address, _token(store, keys), policies["copies"])
             me = replace(me, copies_port=copies.port)
-        name = secrets.token_hex(4)
-        spec = described(launch, numbers, spares, name, catalog.next_generation(root), wall_s())
-        if neighbour:
-            run.sign(root / layout.SNAPSHOTS, name)
+        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
         spec, over = register(store, keys, spec, run, node_id, me)
         if neighbour:
-            run.find_signed(root / layout.SNAPSHOTS, name, spec.run)
+            same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
         expected = max(spec.sizes) + spec.spares
         if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
             met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
@@ -232,7 +229,13 @@ def run_job(
         me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
         if me.fit:
             telling.say(me.fit, "bad")
-        journal.write("start", wall_s(), command=list(command), snapshots=root.address, pid=os.getpid())
+        begun = {
+            "command": list(command),
+            "snapshots": root.address,
+            "pid": os.getpid(),
+            "several": neighbour is not None,
+        }
+        journal.write("start", wall_s(), **begun)
         run.publish(keys.job, endpoints, control.papers())
         deciding = Policy(
             recovery=policies["recovery"],
@@ -395,7 +398,7 @@ def _supervisor(
     ttl_s = policy.lease_ttl_s or (pace(nodes).lease_ttl_s if neighbour else ALONE_S)
     heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
     election = Election(store, keys.leader, me.instance)
-    controller = Controller(store, keys, election, deciding, telling.decided)
+    controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
     company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
     performer = Performer(
         node_id=node_id,

@@ -63,11 +63,21 @@ class RunDirectory:
 
     def agent(self) -> dict[str, Any] | None:
         """What the agent has published that runs here; None where none does."""
+        place = self.published()
+        return place if place and Path(f"/proc/{place['pid']}").exists() else None
+
+    def published(self) -> dict[str, Any] | None:
+        """What the last agent has published that ran here."""
         with suppress(FileNotFoundError, ValueError):
             place: dict[str, Any] = json.loads(self.endpoint.read_text())
-            if Path(f"/proc/{place['pid']}").exists():
-                return place
+            return place
         return None
+
+    @property
+    def several(self) -> bool:
+        """Whether it was one node of several that ran here last: their etcd outlives it, and the one that leads tells what happens."""
+        starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
+        return bool(starts and starts[-1].get("several"))
 
     def kept(self) -> Place:
         """The place that holds the `snapshots/` of the job that ran here last; of a directory that was moved or copied, its own."""
@@ -128,24 +138,6 @@ class RunDirectory:
         if (theirs or identity) != ours.read_text():
             raise UsageError(
                 f"the snapshots in {snapshots} are another job's; nothing was started. Name another place with --snapshots"
-            )
-
-    @staticmethod
-    def sign(snapshots: Place, run: str) -> None:
-        """Before a node of several says what the job is. run: what it would call this run."""
-        snapshots.write(f"{MARK}-{run}", b"")
-
-    @staticmethod
-    def find_signed(snapshots: Place, mine: str, known: str) -> None:
-        """The node that has said what the job is has signed here too, with `known`; this one with `mine`. Raises MachineError where it has
-        not: then this is an empty folder where the others' snapshots are to be mounted, and not one would ever be complete."""
-        if mine == known:
-            return
-        snapshots.delete(f"{MARK}-{mine}")
-        if not snapshots.there(f"{MARK}-{known}"):
-            raise MachineError(
-                f"{snapshots} on this node is not the place that the job's other nodes call so; nothing was started. Mount it, or name the "
-                "place that all of them reach with --snapshots"
             )
 
     @property

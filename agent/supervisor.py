@@ -181,7 +181,7 @@ class Supervisor:
     def _consult(self, changed: bool) -> None:
         """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
         now = monotonic_s()
-        status = self.node.status(self._generation())
+        status = self._status()
         news = self._news(status)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
@@ -231,21 +231,32 @@ class Supervisor:
     def _generation(self) -> int:
         return self.node.gang.generation if self.node.gang else self.record.number if self.record else 0
 
+    def _status(self) -> NodeStatus:
+        status = self.node.status(self._generation())
+        return self._company.pulse(replace(status, often_s=self._pace_s)) if self._company else status
+
     def _news(self, status: NodeStatus) -> bool:
         """Whether `status` says something that cannot wait for the next turn."""
         told = self._published
         quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
-        quiet |= {"agreed_steps": (), "certified_steps": (), "courses": (), "copies": ()}
+        quiet |= {
+            "agreed_steps": (),
+            "certified_steps": (),
+            "courses": (),
+            "copies": (),
+            "pulse_s": 0.0,
+            "stride_s": 0.0,
+        }
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
     def _publish(self, *, at_once: bool = False) -> None:
-        status = self.node.status(self._generation())
+        status = self._status()
         told = self._published
         since_s = monotonic_s() - self._published_s
         busy = told is not None and self._busy() and since_s >= QUICK_S and replace(told, at_s=status.at_s) != status
         if at_once or told is None or busy or self._news(status) or since_s >= self._pace_s:
             if self._reject_unusable():
-                status = self.node.status(self._generation())
+                status = self._status()
             self.store.put(self.keys.status(self.id), dumps(status))
             self._published, self._published_s = status, monotonic_s()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import assignment, copies, describe, moving, observing, quarantine
+from . import assignment, copies, describe, moving, observing, quarantine, reach
 from .assignment import NodesPolicy, Seats
 from .chronicle import (
     complaints_told,
@@ -29,7 +29,7 @@ from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, 
 from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, unheeded
 from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine, Step, Wish
 from .stability import ResumePoint, choose, exactly
-from .turnover import bereft, missed_told, moved
+from .turnover import bereft, cut_off_told, missed_told, moved
 from .verdict import Verdict, judge, settled
 from .world import World, once
 
@@ -58,6 +58,8 @@ class Policy:
     """The ranks', whose rewinds it tells of."""
     nodes: NodesPolicy = NodesPolicy()
     quarantine: QuarantinePolicy = QuarantinePolicy()
+    lease_s: float = 0.0
+    """How long the agents' leases live; 0: not known."""
     observe: bool = False
     """Tell what would be done, and do nothing."""
 
@@ -73,6 +75,10 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if shut_out:
         return Decision(quarantine=shut_out)
     before = {incident.id: incident for incident in world.incidents}
+    if world.record and len(world.record.members) > 1:
+        away = reach.cut_off(world, now, policy.lease_s)
+        world = replace(world, nodes=reach.standing_in(world, away)) if away else world
+        world = world.with_incidents(cut_off_told(world, away))
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world))
     world = world.with_incidents(stragglers_told(world))

@@ -76,6 +76,10 @@ def seats(found: Seats) -> str:
     return "; ".join(said)
 
 
+def cut_off(node: str) -> str:
+    return f"the agent of {node} does not reach etcd: its lease is over, and its ranks make steps with all others"
+
+
 def back(nodes: Sequence[str]) -> str:
     """Empty: nobody is."""
     return f"{listed(nodes)} {'is' if len(nodes) == 1 else 'are'} back" if nodes else ""

@@ -46,6 +46,8 @@ class Cause(StrEnum):
     """Memory is about to run out. Told, and snapshots go to disk more often."""
     MOVED = "moved"
     """Nothing is wrong: other nodes are to train, for one is drained, or has come back."""
+    CUT_OFF = "cut_off"
+    """A member does not reach etcd, and trains all the same. Told only."""
     STRAGGLER = "straggler"
     """A rank's own time for a step is longer than its peers'. Told only."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
@@ -117,6 +119,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
 def replaced_agents(world: World) -> list[Suspicion]:
     """Members whose agent is gone, or is another process than the one the record names."""
     found, nodes = [], world.nodes
+    stepped_s = max((status.pulse_s for status in world.statuses()), default=0.0)  # with all ranks, so all were alive
     members = world.record.members if world.record else {}
     changed = [(n, i) for n, i in members.items() if n not in nodes or nodes[n].instance != i]
     for node, instance in changed:
@@ -127,6 +130,7 @@ def replaced_agents(world: World) -> list[Suspicion]:
             continue  # and here it is
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
+        seen = max(seen, stepped_s) if present is None else seen
         text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
         if instance in world.dead and not present:
             seen, text = (
@@ -147,7 +151,8 @@ def awaited(world: World, node: NodeId) -> bool:
 def unwritten_ends(world: World) -> list[Suspicion]:
     """Members that are gone before they have said that their part of the last snapshot is written, where nobody has seen it on disk: so the
     training is over, and what it ended with is lost."""
-    if world.record is None or not world.record.complete:
+    begun_anew = world.spec and world.record and world.spec.first_generation > world.record.number
+    if world.record is None or not world.record.complete or begun_anew:
         return []
     last = world.record.replay_until
     if last < 0 or any(last in status.durable_steps for status in world.statuses()):

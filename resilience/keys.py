@@ -48,6 +48,10 @@ class Keys:
     def quarantines(self) -> str:
         return self.root + "quarantine/"
 
+    def place(self, life: int) -> str:
+        """A mark that is to be seen among the snapshots, in a life of the job: from this generation on."""
+        return f"{self.root}place/{life}"
+
     @property
     def incidents(self) -> str:
         return self.root + "incidents/"

@@ -349,6 +349,12 @@ class NodeStatus:
     """The last request for a snapshot that the ranks were told of,"""
     snapshot_step: Step = Step(-1)
     """and the step at which they have begun one since; -1: not yet. Where that one fails, a later one is tried."""
+    pulse_s: float = 0.0
+    """With several nodes: wall-clock time at which all local ranks were last seen to have finished a step in this generation, or begun,"""
+    stride_s: float = 0.0
+    """the longest time between two such moments, of late,"""
+    often_s: float = 0.0
+    """and so often, at the least, the node says how it is."""
     seat: tuple[int, ...] = ()
     """Node rank, and number of nodes, of the ranks whose state memory holds; empty: there were none yet."""
 

@@ -24,6 +24,7 @@ _WEIGHT = {
     Cause.ORDERED: 5,
     Cause.MOVED: 5,
     Cause.STRAGGLER: 5,
+    Cause.CUT_OFF: 5,
     Cause.DEVICE_SICK: 5,
     Cause.MEMORY_SHORT: 5,
 }

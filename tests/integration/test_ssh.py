@@ -242,6 +242,11 @@ class Real:
             assert self.process.poll() is None, self.errors.read_text()
             time.sleep(0.05)
 
+    def agents(self, node: str) -> list[psutil.Process]:
+        """Of other processes on this machine some are ending at this moment: theirs is None."""
+        place = str(self.place / "run" / "nodes" / node)
+        return [each for each in psutil.process_iter(["cmdline"]) if place in (each.info["cmdline"] or ())]
+
 
 def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 200)
@@ -296,7 +301,7 @@ def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None
 def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 100000)
     job.until_step(10)
-    agents = [each for each in psutil.process_iter() if str(tmp_path / "run" / "nodes" / "a") in each.cmdline()]
+    agents = job.agents("a")
     assert agents
     job.process.kill()
     job.process.wait()

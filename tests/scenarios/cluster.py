@@ -29,7 +29,7 @@ from .faults import Cut, Faults
 from .invariants import Watch
 from .kept import Kept, Restored, State
 from .lending import EVERY
-from .node import KEYS, Node
+from .node import KEYS, LEASE_S, Node
 from .ranks import Ranks
 
 START_S = 1_000_000.0
@@ -324,7 +324,11 @@ class Job:
     @property
     def _policy(self) -> Policy:
         return Policy(
-            recovery=self.policy, nodes=self.seated, ladder=self.judged_by.ladder, observe=self.judged_by.observe
+            recovery=self.policy,
+            nodes=self.seated,
+            ladder=self.judged_by.ladder,
+            lease_s=LEASE_S,
+            observe=self.judged_by.observe,
         )
 
     def _hear(self, who: str, decision: Decision) -> None:

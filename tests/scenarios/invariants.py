@@ -26,7 +26,7 @@ from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import TABLE, Move, Phase
 from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.recovery import RESTART_GANG
-from mt_resilient.resilience.signals import RankPhase
+from mt_resilient.resilience.signals import NodeId, RankPhase
 from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
 
@@ -95,7 +95,7 @@ class Watch:
                 self._hold(1, _follows(self.record, record, write))
                 if not _within_its_phase(self.record, record):
                     self._hold(1, _cleared(job, record))
-                    self._hold(9, places.wrong(job, self.record, record))
+                    self._hold(9, places.wrong(job, self.record, record, self._lost(record)))
                     self._hold(6, _newest_there_is(job, self, record))
                     self._hold(7, _within_budget(job, self, record))
                     self._note(record, write)
@@ -109,6 +109,11 @@ class Watch:
                 self.incidents[incident.id] = incident
                 if incident.window:
                     self.windows.add(incident.window)
+
+    def _lost(self, record: GenerationRecord) -> tuple[NodeId, ...]:
+        newest = max(self.incidents.values(), key=lambda incident: int(incident.id), default=None)
+        told = newest and newest.open and newest.generation == record.number - 1 and newest.cause == Cause.AGENT_LOST
+        return newest.nodes if newest and told else ()
 
     def _note(self, record: GenerationRecord, write: Accepted) -> None:
         if record.reason == "started again":  # with budgets as new

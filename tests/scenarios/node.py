@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 KEYS = Keys("job")
 WEIGHT = Part(name="model/w", shape=(2,), offset=(0,), box=(2,))
 LEASE_S = 10
+SAYS_S = 2.0
+"""How often it says how it is, as its status has it: it does so each second."""
 GRACE_S = 5.0
 HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
 DRAIN_S = 2
@@ -307,8 +309,14 @@ class Node:
             mismatches=self.replicas.mismatches,
             seat=self.seat,
             **self.lending.told(),
+            **self._pulse(number),
         )
         self.store.put(KEYS.status(self.name), dumps(status))
+
+    def _pulse(self, number: int) -> dict[str, Any]:
+        if self.job.alone or not self.gang or self.gang.generation != number:
+            return {}
+        return {"pulse_s": self.pulse.stepped_s + self.job.skew_s, "stride_s": self.pulse.stride_s, "often_s": SAYS_S}
 
     def _obey(self, now_s: float) -> int | None:
         record, over = self.record, self.gang is not None and self.gang.launcher.ended_s > 0

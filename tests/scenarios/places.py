@@ -1,7 +1,8 @@
 """Whether the members of a generation are those that there should be: the ninth invariant, on each record that is written.
 
-Who stays keeps its place, for its memory holds the state of the ranks that belong there; so a place changes hands only when its holder is
-gone or has been dismissed. Where the number changes, places move up, and who stays keeps its turn.
+Nobody is taken for lost whose ranks make steps. Who stays keeps its place, for its memory holds the state of the ranks that belong
+there; so a place changes hands only when its holder is gone or has been dismissed. Where the number changes, places move up, and who stays
+keeps its turn.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Ack, AckKind, NodeId, NodeRecord, Quarantine
+from mt_resilient.resilience.signals import Ack, AckKind, NodeId, NodeRecord, Quarantine, RankPhase
 from mt_resilient.resilience.wire import loads
 
 from .node import KEYS
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from .cluster import Job
 
 
-def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord) -> str:
-    """A sentence where something is."""
+def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lost: tuple[NodeId, ...] = ()) -> str:
+    """A sentence where something is. lost: nodes that the newest incident takes for dead."""
     if after.phase is Phase.LAUNCH:
         return _launched(job, after)
     if after.phase is not Phase.GATHER:
         return ""
+    if before and before.phase is Phase.RUN and (training := _training(job, before, lost)):
+        return (
+            f"generation {after.number} is opened since {', '.join(training)} is taken for dead, whose ranks make steps"
+        )
     here, shut_out = _read(job)
     dismissed = before.dismissed if before else ()
     told = f"generation {after.number} is of {', '.join(after.members)}"
@@ -64,6 +69,17 @@ def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
         for node, what in out.items()
         if job.wall_s < what.until_s and node in here and what.instance in ("", here[node].instance)
     }
+
+
+def _training(job: Job, record: GenerationRecord, lost: tuple[NodeId, ...]) -> list[NodeId]:
+    """Of the nodes that are taken for lost, those whose ranks have just made a step with all others. (Of one alone nobody can tell.)"""
+    there = [
+        job.nodes[node] for node, i in record.members.items() if node in job.nodes and job.nodes[node].instance == i
+    ]
+    ranks = [node.ranks for node in there if node.ranks and node.ranks.generation == record.number]
+    at_work = len(ranks) == len(record.members) > 1 and ranks[0].whole and ranks[0].life is RankPhase.TRAINING
+    quick = at_work and job.now_s - max(node.pulse.stepped_s for node in there) <= 1
+    return [node.name for node in there if node.name in lost] if quick else []
 
 
 def _launched(job: Job, record: GenerationRecord) -> str:

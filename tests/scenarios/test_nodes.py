@@ -136,13 +136,56 @@ def test_a_node_loses_etcd_and_the_others(golden: Golden) -> None:
 
 
 def test_a_node_loses_etcd_alone(golden: Golden) -> None:
-    """A node does not reach etcd any more, and its ranks train on; without its lease its place is given away all the same."""
-    job = Job(nodes="2", spares=1, total=30)
+    """A node does not reach etcd any more, and its ranks train on, so all others do: it is told, and its place is its own."""
+    job = Job(nodes="2", spares=1, total=40)
     job.until(lambda job: 4 in job.disk)
     job.cut_off("b", etcd=True)
-    job.until_phase(Phase.RUN, 2)
+    job.until_step(32)
     job.mend_network()
-    ends_well(job, "agent_lost")
+    ends_well(job, "cut_off")
+    assert (members(job), job.computed) == (["a", "b"], 40)
+    golden(job.transcript())
+
+
+def test_a_node_that_has_lost_etcd_dies(golden: Golden) -> None:
+    """A node does not reach etcd any more, and trains on; then it loses its power: no step is finished any more, and its place is given
+    away."""
+    job = Job(nodes="2", spares=1, total=40)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("b", etcd=True)
+    job.until_step(24)
+    job.kill_node("b")
+    struck_s = job.now_s
+    job.until(lambda job: members(job) == ["a", "c"])
+    assert job.now_s - struck_s <= 6
+    job.mend_network()
+    ends_well(job, "cut_off", "agent_lost")
+    golden(job.transcript())
+
+
+def test_a_rank_dies_while_a_node_has_lost_etcd(golden: Golden) -> None:
+    """A node does not reach etcd any more, and trains on; then a rank of another is killed: who cannot be told what to do is left out."""
+    job = Job(nodes="2", spares=1, total=40)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("b", etcd=True)
+    job.until_step(24)
+    job.kill_rank(0)
+    job.until(lambda job: members(job) == ["a", "c"])
+    job.mend_network()
+    job.to_the_end()
+    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 41)))
+    golden(job.transcript())
+
+
+def test_the_node_that_leads_loses_etcd_alone(golden: Golden) -> None:
+    """The node that leads does not reach etcd any more: another one leads, and nobody is replaced."""
+    job = Job(nodes="2", spares=1, total=40)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("a", etcd=True)
+    job.until_step(32)
+    job.mend_network()
+    ends_well(job, "cut_off")
+    assert (members(job), job.computed) == (["a", "b"], 40)
     golden(job.transcript())
 
 
@@ -316,14 +359,14 @@ def test_etcd_is_away_for_longer_than_a_lease(golden: Golden) -> None:
 
 
 def test_an_agent_is_held_up_for_longer_than_its_lease(golden: Golden) -> None:
-    """An agent does not run for a while, and its ranks do: its place is given away, and it stands by when it is back."""
-    job = Job(nodes="2", spares=1, total=30)
+    """An agent does not run for a while, and its ranks do: nothing is done, and it goes on where it was."""
+    job = Job(nodes="2", spares=1, total=40)
     job.until(lambda job: 4 in job.disk)
     job.faults.stalled.add(NodeId("b"))
-    job.until_phase(Phase.RUN, 2)
+    job.until_step(32)
     job.faults.stalled.clear()
-    ends_well(job, "agent_lost")
-    assert members(job) == ["a", "c"]
+    ends_well(job, "cut_off")
+    assert (members(job), job.computed) == (["a", "b"], 40)
     golden(job.transcript())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mt_resilient.agent.replicas import Replicas
-from mt_resilient.resilience import assignment, controller, copies, decision, recovery, stability
+from mt_resilient.resilience import assignment, controller, copies, decision, reach, recovery, stability
 from mt_resilient.resilience.boundary import Held
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.orders import Incident, Source
@@ -190,6 +190,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
             _swap(Lending, "forget", lambda real: lambda self, wrong: None),
         ),
     ),
+    "who does not reach etcd is replaced": (9, _swap(reach, "cut_off", lambda real: lambda world, now, lease_s: ())),
     "grown at a fault": (9, _swap(assignment, "again", _greedy)),
     "ranks ended when etcd is away": (8, _swap(Node, "round", _frightened)),
 }

@@ -286,6 +286,13 @@ def without(*names: str) -> dict:
         ),
         ({"nodes": without("a"), "record": record(Phase.ENDING, members=("a", "b"), exit_code=130)}, False),
         ({"nodes": without("a"), "requests": (STOP,)}, False),
+        (
+            {
+                "nodes": without("a", "b"),
+                "spec": Spec(command=("torchrun",), sizes=(2,), first_generation=Generation(2)),
+            },
+            False,
+        ),
         ({"nodes": without("a"), "incidents": BURNT["incidents"]}, False),
     ],
 )
