@@ -1,6 +1,8 @@
-"""A step that says nothing new is not judged anew: a session that takes this way ends where one ends that judges each step in full. (Which
-judgements may stand for the next step is `Judgement.calm`'s to say, of which `tests/unit/test_boundary.py` has a table: here most others are
-followed by one that is made in full.)"""
+"""A step that says nothing new is not judged anew: a session that takes this way ends where one ends that judges each step in full.
+
+(Which judgements may stand for the next step is `Judgement.calm`'s to say, of which `tests/unit/test_boundary.py` has a table: here most of
+the others are followed by one that is made in full.)
+"""
 
 import math
 import os

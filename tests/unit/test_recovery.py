@@ -98,12 +98,12 @@ def test_only_lives_that_ended_in_a_fault_are_counted() -> None:
 
 @pytest.mark.parametrize("unread", [Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE])
 def test_a_life_that_could_not_begin_is_none(unread: Cause) -> None:
-    """It was to begin with step 20, which is not asked for again: the next one begins with 10, and comes to 15."""
-    past = killed(10, 20, 10)
+    """It was to begin with step 20, which is not asked for again: with 15, the next one has begun with more than the one before."""
+    policy = RecoveryPolicy(max_without_progress=2)
+    past = killed(10, 20, 15)
+    assert plan(verdict(Cause.RANK_KILLED), 200, 15, past, policy).exit_code == 93
     past[2] = replace(past[2], cause=unread)
-    assert plan(verdict(Cause.RANK_KILLED), 200, 15, past, RecoveryPolicy(max_without_progress=1)).event is Event.FAULT
-    past[2] = replace(past[2], cause=Cause.RANK_KILLED)
-    assert plan(verdict(Cause.RANK_KILLED), 200, 9, past, RecoveryPolicy(max_without_progress=1)).exit_code
+    assert plan(verdict(Cause.RANK_KILLED), 200, 15, past, policy).event is Event.FAULT
 
 
 @pytest.mark.parametrize("at", [0, 2])
