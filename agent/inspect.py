@@ -61,8 +61,8 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 
 def look(directory: RunDirectory) -> World | None:
-    """The job as its store has it now; None when no agent is running here. With several nodes it may run on others, and its store is there
-    when it has ended."""
+    """The job as its store has it now; None when no agent is running here, or the store does not answer. With several nodes it may run on
+    others, and its store is there when it has ended."""
     place = directory.agent() or (directory.published() if directory.several else None)
     if place is None:
         return None
@@ -82,19 +82,21 @@ def _time(at_s: float) -> str:
 def status(directory: RunDirectory, as_json: bool) -> int:
     """Print what the job is doing; 0 while an agent runs and when the job is finished, 1 when it is neither."""
     world = look(directory)
-    if world and not world.nodes and not directory.agent():  # its store has outlived it
+    agent = directory.agent() is not None
+    if world and not world.nodes and not agent:  # its store has outlived it
         world = None
     if as_json:
-        print(json.dumps(_status_object(world, directory.finished.exists())))
-        return 0 if world or directory.finished.exists() else 1
+        print(json.dumps(_status_object(world, directory.finished.exists(), agent)))
+        return 0 if agent or world or directory.finished.exists() else 1
     console = Console(highlight=False, soft_wrap=True)
     if world is None or world.record is None:
         last = [line for line in Journal(directory.journal).read() if line["kind"] == "said"][-1:]
         words = f" The last it said, {_time(last[0]['at_s'])}: {last[0]['sentence']}" if last else ""
-        console.print(f"No agent is running in {directory.root}.{words}")
-        return 0 if directory.finished.exists() else 1
+        more = "" if world else ", but its etcd does not answer: more is not known, and training goes on meanwhile"
+        console.print(f"{'An' if agent else 'No'} agent is running in {directory.root}{more if agent else ''}.{words}")
+        return 0 if agent or directory.finished.exists() else 1
     record = world.record
-    if not directory.agent():
+    if not agent:
         console.print(
             f"no agent is running in {directory.root}; the job goes on on {describe.listed(sorted(world.nodes))}"
         )
@@ -139,9 +141,9 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     return 0
 
 
-def _status_object(world: World | None, finished: bool) -> dict[str, Any]:
+def _status_object(world: World | None, finished: bool, agent: bool) -> dict[str, Any]:
     if world is None:
-        return {"running": False, "finished": finished}
+        return {"running": agent, "finished": finished}
     return {
         "running": True,
         "generation": json.loads(dumps(world.record)) if world.record else None,

@@ -97,7 +97,9 @@ class Turn:
 class Answer:
     remedy: Remedy
     at_most: Step = Step(-1)
-    """Go back to the newest state that is no newer than this; where there is none, to the newest before the onset."""
+    """Go back to the newest state that is no newer than this; where there is none, to the newest before the onset, or, for what is replayed
+    from an older state, to the oldest. (Whoever leaves data out does not go back as far as that: with few steps behind, a spike's baseline
+    would be made of what comes after the data.)"""
     before: int = 0
     """Batches before that of the onset, to be left out,"""
     after: int = 0

@@ -151,7 +151,10 @@ class Council:
             return
         hopeless = answer.remedy is Remedy.GIVE_UP
         to = -1 if hopeless else self._tape.newest(answer.at_most)
-        to = self._tape.newest(finding.onset - 1) if to < 0 and not hopeless else to
+        if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER and (oldest := self._tape.oldest(0)) < finding.onset:
+            to = int(oldest)
+        elif to < 0 and not hopeless:
+            to = self._tape.newest(finding.onset - 1)
         page.sighted(
             Sighted(
                 kind=finding.kind,
@@ -202,7 +205,9 @@ class Council:
         started = monotonic_ns()
         ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
         to = self._common(answer.at_most)
-        if to < 0:
+        if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER and (oldest := self._oldest()) < finding.onset:
+            to = int(oldest)
+        elif to < 0:
             to = self._common(finding.onset - 1)
         if to < 0:
             raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
@@ -248,6 +253,15 @@ class Council:
             if worst == best:
                 return worst
             at_most = worst  # what the poorest rank has; the others may not
+
+    def _oldest(self) -> float:
+        """The oldest step that every rank can go back to, infinite for none. Collective."""
+        at_least = 0.0
+        while True:
+            least, greatest = self._sentinel.extremes(self._tape.oldest(at_least))
+            if least == greatest:
+                return greatest
+            at_least = greatest
 
 
 def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int) -> None:

@@ -5,8 +5,10 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -255,6 +257,13 @@ class Tape:
         except MachineError:
             return -1
         return max((a.stamp.step for a in durable if a.stamp.step <= at_most), default=-1)
+
+    def oldest(self, at_least: float) -> float:
+        """The oldest step from `at_least` on that is sealed in memory or on disk; infinite for none. As above."""
+        kept = [header.step for slot in self._arena.slots if (header := slot.header()).state is State.SEALED]
+        with suppress(MachineError):
+            kept += [a.stamp.step for a in catalog.look(stores.at(self._at.handoff.snapshots)).durable]
+        return min((step for step in kept if step >= at_least), default=math.inf)
 
     def keeps(self, step: int) -> bool:
         """Whether this rank can go back to `step`, from memory or disk."""

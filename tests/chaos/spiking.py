@@ -3,8 +3,8 @@
 BAD_DATA=FROM:TO    these batches are wrong: whoever trains on one has a higher loss from then on
 BAD_FOR=RANK        but only what this rank gets of them
 CAREFUL=FROM:TO     these steps are done at half the learning rate
-HURT=KIND@STEP      once: a bit of a `gradient` of rank 1 flips, or a `parameter` is written wrong on all ranks, or rank 1 `dies` in a
-                    rescue; files named MARKER-RANK tell that it has happened
+HURT=KIND@STEP      once: a bit of a `gradient` or of a `moment` of rank 1 flips, or a `parameter` is written wrong on all ranks, or
+                    rank 1 `dies` in a rescue; files named MARKER-RANK tell that it has happened
 """
 
 import argparse
@@ -30,11 +30,11 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets + (50.0 if mine and int(first) <= number < int(last) else 0.0)
 
 
-def flipped(gradient: torch.Tensor) -> torch.Tensor:
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
     """With the highest bit of one number's exponent."""
-    gradient = gradient.clone()
-    gradient.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 30)
-    return gradient
+    tensor = tensor.clone()
+    tensor.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 30)
+    return tensor
 
 
 def hurts(kind: str, step: int) -> bool:
@@ -81,6 +81,9 @@ def main() -> None:
         optimizer.param_groups[0]["lr"] = usual * (0.5 if int(first) <= step < int(last) else 1.0)
         optimizer.step()
         optimizer.param_groups[0]["lr"] = usual
+        if distributed.get_rank() == 1 and hurts("moment", step):
+            state = optimizer.state[model[2].bias]
+            state["exp_avg"] = flipped(state["exp_avg"])
         session.report(loss=loss, grad_norm=grad_norm)
         if distributed.get_rank() == 0:
             print(f"step {step} loss {loss.item()!r}", flush=True)

@@ -39,6 +39,16 @@ def test_what_the_hardware_did_once_is_gone_at_the_replay(
     assert digest_of(job.printed()) == expected
 
 
+def test_a_flipped_bit_that_shows_some_steps_later_is_gone_at_the_replay_from_the_oldest_state(tmp_path: Path) -> None:
+    """What memory holds by then has it; only what is on disk has not, and that is not as old as `ladder.distance_steps` wants it."""
+    expected, _ = undisturbed(SPIKING, "--steps", STEPS)
+    job = run(tmp_path, HURT="moment@12", MARKER=str(tmp_path / "hurt"))
+    assert job.finish() == 0, job.said()[-3000:]
+    told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.incidents()]
+    assert told == [("non_finite", 1, "replay", "again"), ("non_finite", 1, "replay earlier", "state")], job.said()
+    assert digest_of(job.printed()) == expected
+
+
 def test_bad_data_is_left_out(tmp_path: Path) -> None:
     job = run(tmp_path / "hit", BAD_DATA="40:44", BAD_FOR="1")
     assert job.finish() == 0, job.said()[-3000:]

@@ -446,9 +446,12 @@ class Ranks(Processes):
         assert answer
         sealed = self._sealed()
         to = -1
-        for at_most in (answer.at_most, finding.onset - 1):
-            for tier in (sealed, self.job.disk):
-                to = to if to >= 0 else max((step for step in tier if step <= at_most), default=-1)
+        for tier in (sealed, self.job.disk):
+            to = to if to >= 0 else max((step for step in tier if step <= answer.at_most), default=-1)
+        if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER:
+            to = min((step for step in {*sealed, *self.job.disk} if step < finding.onset), default=-1)
+        for tier in (sealed, self.job.disk):
+            to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)
         if to < 0:
             self.raise_("InternalError: no snapshot is left to go back to in place; the gang restarts from disk", now_s)
             return

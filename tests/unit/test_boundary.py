@@ -1,6 +1,7 @@
 """The judgement at a step boundary: a truth table, and the same answer on every rank."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,8 +21,9 @@ from mt_resilient.resilience.boundary import (
     tally,
 )
 from mt_resilient.resilience.ladder import Answer, Remedy, Turn
+from mt_resilient.resilience.rescue import RescuePolicy
 from mt_resilient.resilience.signals import Order, Step
-from mt_resilient.resilience.spikes import Figure, Kind, SpikePolicy
+from mt_resilient.resilience.spikes import Figure, Finding, Kind, SpikePolicy
 
 POLICY = RankPolicy(spikes=SpikePolicy(baseline_steps=16))
 CALM = [Figure(Step(n), 1.0 + 0.01 * (n % 3), 0.5) for n in range(30)]
@@ -71,6 +73,44 @@ def test_what_no_replay_cures_ends_the_job_where_no_data_can_be_left_out(fixed_d
     said = Tally(step=Step(30), non_finite=True, fixed_data=fixed_data)
     expected = Directive.GIVE_UP if fixed_data else Directive.REWIND
     assert judge(said, CALM, done, POLICY).directive is expected
+
+
+@pytest.mark.parametrize("directive", Directive)
+@pytest.mark.parametrize("found", [None, Finding(kind=Kind.NON_FINITE, onset=Step(3), seen=Step(3))])
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("rewind", [0, 4])
+@pytest.mark.parametrize("pause", [True, False])
+def test_calm_is_what_nothing_follows_from(
+    directive: Directive, found: Finding | None, durable: bool, rewind: int, pause: bool
+) -> None:
+    judgement = Judgement(directive=directive, finding=found, durable=durable, rewind=rewind, pause=pause)
+    assert judgement.calm is (directive is Directive.GO_ON and not found and not durable and not rewind and not pause)
+
+
+@pytest.mark.parametrize("same_step", [True, False])
+@pytest.mark.parametrize("non_finite", [True, False])
+def test_who_only_observes_goes_on_and_seals_nothing_that_is_wrong(same_step: bool, non_finite: bool) -> None:
+    said = Tally(step=Step(30), same_step=same_step, non_finite=non_finite, earlier=Held.WHOLE)
+    judgement = judge(said, CALM, [], replace(POLICY, observe=True))
+    assert judgement.directive is Directive.GO_ON
+    assert (judgement.finding is not None) is non_finite
+    assert judgement.newest is (Held.WHOLE if same_step and not non_finite else Held.MISSED)
+    assert judgement.earlier is Held.WHOLE
+
+
+def test_care_is_for_where_the_policy_has_one() -> None:
+    done = [
+        Turn(kind=Kind.NON_FINITE, onset=Step(30), to=Step(29), remedy=r) for r in (*2 * [Remedy.REPLAY], Remedy.SKIP)
+    ]
+    for rescue, remedy in ((RescuePolicy(), Remedy.SKIP), (RescuePolicy(precision=True), Remedy.RESCUE)):
+        found = judge(Tally(step=Step(30), non_finite=True), CALM, done, replace(POLICY, rescue=rescue)).answer
+        assert found
+        assert found.remedy is remedy
+
+
+def test_nan_is_judged_whatever_is_switched_off() -> None:
+    off = RankPolicy(spikes=SpikePolicy(enabled=False))
+    assert judge(Tally(step=Step(30), non_finite=True), CALM, [], off).directive is Directive.REWIND
 
 
 tallies = st.builds(

@@ -1,6 +1,7 @@
 """The command line: exit codes, and one line for each way to use it wrongly."""
 
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -147,3 +148,19 @@ def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capsys:
         assert main(["explain", unknown, "--run-dir", "run"]) == 2
         assert "known are 1 to 2" in capsys.readouterr().err
     assert main(["status", "--run-dir", "run"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("pid", "code", "sentence"), [(os.getpid(), 0, "An agent is running"), (2**22 + 1, 1, "No agent")]
+)
+def test_the_status_of_a_job_whose_etcd_does_not_answer(
+    pid: int, code: int, sentence: str, place: Path, capsys: Capture
+) -> None:
+    Journal(place / "journal.jsonl").write("start", 1.0)
+    (place / "endpoint").write_text(json.dumps({"pid": pid, "job": "train", "endpoints": ["127.0.0.1:1"]}))
+    assert main(["status", "--run-dir", str(place)]) == code
+    said = capsys.readouterr().out
+    assert said.startswith(sentence)
+    assert ("its etcd does not answer" in said) is (not code)
+    assert main(["status", "--json", "--run-dir", str(place)]) == code
+    assert json.loads(capsys.readouterr().out)["running"] is (not code)

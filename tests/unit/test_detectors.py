@@ -1,5 +1,7 @@
 """World → suspicions: each detector names what it saw."""
 
+from dataclasses import replace
+
 import pytest
 
 from mt_resilient.resilience.detectors import (
@@ -12,11 +14,11 @@ from mt_resilient.resilience.detectors import (
     suspect,
 )
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import Mismatch, Place, RankExit
+from mt_resilient.resilience.signals import Generation, Mismatch, Place, Rank, RankExit
 from mt_resilient.resilience.verdict import judge
 
 from .stalls import stall
-from .worlds import NOW, A, B, gone, mismatch, node, record, status, world
+from .worlds import NOW, A, B, gone, incident, mismatch, node, record, status, world
 
 
 def suspicion(exited: RankExit) -> Suspicion:
@@ -31,6 +33,11 @@ def suspicion(exited: RankExit) -> Suspicion:
         (gone(0, code=-9), Cause.RANK_KILLED, "rank 0 on a was killed by signal 9"),
         (gone(1, code=-11), Cause.RANK_KILLED, "rank 1 on a was killed by signal 11"),
         (gone(1, code=None), Cause.RANK_KILLED, "rank 1 on a died without a word"),
+        (
+            gone(1, code=-9, out_of_memory=True),
+            Cause.RANK_KILLED,
+            "rank 1 on a was killed by the kernel, for want of memory (OOM killer)",
+        ),
         (gone(1, code=3), Cause.SCRIPT_RAISED, "rank 1 on a left with exit code 3"),
         (
             gone(1, code=1, error="KeyError: 'x'"),
@@ -91,6 +98,12 @@ def test_whether_the_agent_is_the_one_that_the_record_names(nodes: dict, cause: 
     assert all(s.node == A and s.at_s == NOW - 1 and s.started for s in found)
 
 
+@pytest.mark.parametrize("phase", Phase)
+def test_who_is_gone_while_a_generation_gathers_is_waited_for(phase: Phase) -> None:
+    assert bool(replaced_agents(world(record=record(phase), nodes={}))) is (phase is not Phase.GATHER)
+    assert replaced_agents(world(record=record(phase), nodes={A: node(instance="another")}))
+
+
 def test_a_lost_agent_of_which_nothing_is_known_was_there_when_the_generation_opened() -> None:
     (found,) = replaced_agents(world(nodes={}, status={}))
     assert found.at_s == record().opened_s
@@ -112,10 +125,19 @@ def test_the_rank_that_did_not_enter_is_suspected_and_who_waits_for_it_is_told()
         world(status={A: status(stalls=(WAITS, stall(1, Place.DATA, site="train.py line 3", silent_s=9.0)))})
     )
     assert again.signature == found.signature
+    other = [
+        replace(HANGS, stage="start"),
+        replace(HANGS, place=Place.ELSEWHERE),
+        replace(HANGS, site="train.py line 4"),
+    ]
+    signatures = {s.signature for each in other for s in hung_ranks(world(status={A: status(stalls=(WAITS, each))}))}
+    assert len({found.signature, *signatures}) == 4, "two hangs that are not the same"
 
 
 def test_where_none_is_missing_all_are_silent() -> None:
-    (found,) = hung_ranks(world(status={A: status(stalls=(WAITS, stall(1, Place.COLLECTIVE, words="in all_reduce")))}))
+    also = replace(WAITS, rank=Rank(1), at_s=WAITS.at_s - 5)
+    (found,) = hung_ranks(world(status={A: status(stalls=(WAITS, also))}))
+    assert found.at_s == also.at_s
     assert (found.rank, found.details[0]) == (None, "rank 0 on a is silent (in all_reduce)")
 
 
@@ -129,6 +151,8 @@ def test_no_node_is_judged_before_all_have_spoken() -> None:
     assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,))})) == []
     assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), B: status(stalls=())})) == []
     assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), B: status(0, stalls=(HANGS,))})) == []
+    spare = {"c": status(stalls=(HANGS,))}
+    assert hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), **spare})) == [], "no member's"
     (found,) = hung_ranks(world(**two, status={A: status(stalls=(WAITS,)), B: status(stalls=(HANGS,))}))
     assert (found.node, found.rank) == (B, 1)
     assert found.details[0] == "rank 0 on a waits for it (in all_reduce)"
@@ -186,6 +210,21 @@ def test_replicas_that_have_gone_apart(found: Mismatch, rank: int | None, senten
 def test_a_mismatch_is_answered_once() -> None:
     told = status(2, mismatches=(mismatch(),))
     assert replicas_apart(world(record=record(number=2), status={A: told})) == []
+
+
+def test_a_mismatch_is_answered_by_a_rewind_in_place_that_came_after_it() -> None:
+    told = {A: status(mismatches=(mismatch(),))}
+    signature = replicas_apart(world(status=told))[0].signature
+    answered = incident(1, rung=1, signature=signature, at_s=NOW - 1)
+    assert replicas_apart(world(status=told, incidents=(answered,))) == []
+    others = (
+        replace(answered, rung=0),
+        replace(answered, at_s=NOW - 1.5),
+        replace(answered, signature="another"),
+        replace(answered, generation=Generation(2)),
+    )
+    for other in others:
+        assert replicas_apart(world(status=told, incidents=(other,))), other
 
 
 def test_a_wrong_replica_is_the_cause_of_a_nan() -> None:

@@ -125,6 +125,7 @@ def second(**fields: Any) -> Look:
         (look(), second(state="R"), 10, False, True),
         (look(state="R"), second(), 10, False, True),
         (look(), second(state="t"), 10, True, False),  # somebody debugs it
+        (look(state="t"), second(), 10, True, False),  # or did
         (look(), second(state=""), 10, True, False),  # it has just ended
         (look(stack=None), second(stack=None), 10, False, False),
         (look(place=Place.HALTED), second(place=Place.HALTED, state="T", cpu_s=9.9), 10, False, False),

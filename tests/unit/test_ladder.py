@@ -3,8 +3,19 @@
 import pytest
 
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.ladder import Answer, LadderPolicy, Origin, Remedy, Turn, answer, done, origin, same_fault
-from mt_resilient.resilience.signals import Step
+from mt_resilient.resilience.ladder import (
+    Answer,
+    LadderPolicy,
+    Origin,
+    Remedy,
+    Turn,
+    answer,
+    done,
+    goes_on,
+    origin,
+    same_fault,
+)
+from mt_resilient.resilience.signals import OrderedBy, Step
 from mt_resilient.resilience.spikes import Finding, Kind
 from mt_resilient.resilience.windows import Window
 
@@ -70,6 +81,27 @@ def test_a_script_that_cannot_leave_data_out_gives_up_after_the_replays(past: li
     assert answer(found(1000), turns, POLICY, skippable=False).remedy is Remedy.GIVE_UP
 
 
+@pytest.mark.parametrize(
+    ("policy", "past", "expected"),
+    [
+        (LadderPolicy(max_replays=3), [R, E], Answer(remedy=E, at_most=Step(799))),
+        (LadderPolicy(max_replays=5), [R, E, S], Answer(remedy=S, at_most=Step(799), before=200, after=200)),
+        (LadderPolicy(max_skips=0), [R, E], Answer(remedy=Remedy.GIVE_UP)),
+        (LadderPolicy(skip_steps=5), [R, E], Answer(remedy=S, at_most=Step(899), before=2, after=3)),
+        (LadderPolicy(distance_steps=7), [R, E], Answer(remedy=S, at_most=Step(992), before=7, after=100)),
+    ],
+)
+def test_the_rungs_are_what_the_policy_says(policy: LadderPolicy, past: list[Remedy], expected: Answer) -> None:
+    turns = [turn(1000, remedy) for remedy in past]
+    assert answer(found(1000), turns, policy, skippable=True) == expected
+
+
+def test_a_rewind_that_was_ordered_is_no_answer_to_a_fault() -> None:
+    ordered = Turn(kind=OrderedBy.OPERATOR, onset=Step(1000), to=Step(999), remedy=R)
+    assert same_fault(found(1000), [turn(1000, R), ordered], POLICY) == [turn(1000, R)]
+    assert answer(found(1000), [ordered], POLICY, skippable=True).remedy is R
+
+
 def test_near_the_start_it_goes_back_to_the_start() -> None:
     assert answer(found(3), [turn(3, R)], POLICY, skippable=True).at_most == 0
     assert answer(found(1), [], POLICY, skippable=True).at_most == 0
@@ -79,6 +111,11 @@ def test_faults_near_each_other_are_one() -> None:
     near, far = turn(900, R), turn(500, R)
     assert same_fault(found(1000), [far, near], POLICY) == [near]
     assert same_fault(found(1000), [turn(650, R), turn(820, E), near], POLICY) == [turn(650, R), turn(820, E), near]
+    assert same_fault(found(1000), [turn(800, R)], POLICY)
+    assert not same_fault(found(1000), [turn(799, R)], POLICY)
+    assert goes_on(Kind.LOSS_SPIKE, 802, found(1000), POLICY)
+    assert not goes_on(Kind.LOSS_SPIKE, 801, found(1000), POLICY)
+    assert not goes_on(Kind.NON_FINITE, 1000, found(1000), POLICY)
     assert same_fault(found(1000), [near, far], POLICY) == []  # the last one was about something else
     assert same_fault(found(100), [turn(290, R)], POLICY)  # a window that was left out brings a fault forward
 

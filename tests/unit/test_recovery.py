@@ -90,6 +90,35 @@ def test_restarts_without_progress_are_counted(resumed: tuple[int, ...], kept: i
         assert answer.reason == f"3 restarts in a row brought no {what}"
 
 
+def test_only_lives_that_ended_in_a_fault_are_counted() -> None:
+    past = killed(10, 10, 10)
+    moved = replace(past[1], cause=Cause.MOVED)
+    assert plan(verdict(Cause.RANK_KILLED), 200, 10, [past[0], moved, past[2]], POLICY).event is Event.FAULT
+
+
+@pytest.mark.parametrize("unread", [Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE])
+def test_a_life_that_could_not_begin_is_none(unread: Cause) -> None:
+    """It was to begin with step 20, which is not asked for again: with 15, the next one has begun with more than the one before."""
+    policy = RecoveryPolicy(max_without_progress=2)
+    past = killed(10, 20, 15)
+    assert plan(verdict(Cause.RANK_KILLED), 200, 15, past, policy).exit_code == 93
+    past[2] = replace(past[2], cause=unread)
+    assert plan(verdict(Cause.RANK_KILLED), 200, 15, past, policy).event is Event.FAULT
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_budgets_begin_anew_with_the_last_rewind_that_was_ordered(at: int) -> None:
+    past = [*killed(10, 10, 10), *killed(10, 10)]
+    ordered = incident(9, rung=1, cause=Cause.ORDERED)
+    assert (
+        plan(
+            verdict(Cause.RANK_KILLED), 200, 10, [*past[:at], ordered, *past[at:3], ordered, *past[3:]], POLICY
+        ).exit_code
+        == 0
+    )
+    assert plan(verdict(Cause.RANK_KILLED), 200, 10, [*past[:at], ordered, *past[at:]], POLICY).exit_code == 93
+
+
 def test_a_gang_that_was_never_launched_has_no_life() -> None:
     past = killed(10, 10, 10)
     past[1] = replace(past[1], resume_step=None)
@@ -186,6 +215,20 @@ def test_the_same_failure_after_a_long_life_is_another_one() -> None:
     assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), -1, -1, past, POLICY).event is Event.FAULT
 
 
+def test_each_of_several_failures_is_counted_from_the_one_before() -> None:
+    """Not from the last one: all of them together took longer than a life is long."""
+    past = [
+        incident(n, at=-1, started=False, signature=IMPORT, at_s=1.0 - ago)
+        for n, ago in enumerate((2 * 500.0, 500.0), 1)
+    ]
+    assert (
+        plan(
+            verdict(Cause.SCRIPT_RAISED, False, IMPORT), -1, -1, past, RecoveryPolicy(same_failure_at_start=3)
+        ).exit_code
+        == 5
+    )
+
+
 def test_a_failure_after_training_has_begun_once_is_not_the_script_s_own() -> None:
     past = [incident(1, at=10, started=True, signature=IMPORT)]
     assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), 10, 10, past, POLICY).event is Event.FAULT
@@ -222,7 +265,15 @@ HOUR = 3600.0
 
 @pytest.mark.parametrize(
     ("hours_ago", "goes_on"),
-    [((), True), ((1,), True), ((2, 1), False), ((30, 1), True), ((30, 2, 1), False), ((90, 60, 30), True)],
+    [
+        ((), True),
+        ((1,), True),
+        ((2, 1), False),
+        ((24, 1), False),
+        ((30, 1), True),
+        ((30, 2, 1), False),
+        ((90, 60, 30), True),
+    ],
 )
 def test_a_machine_that_errs_again_and_again_is_not_trained_on(hours_ago: tuple[int, ...], goes_on: bool) -> None:
     mismatches = [

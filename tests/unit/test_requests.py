@@ -11,12 +11,23 @@ from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import RewindOrder
 from mt_resilient.resilience.recovery import RecoveryPolicy, plan
-from mt_resilient.resilience.signals import AckKind, Answer, Generation, InPlaceRewind, Request, Step, Wish
+from mt_resilient.resilience.requests import Ruling, leaving, rule
+from mt_resilient.resilience.signals import (
+    AckKind,
+    Answer,
+    Generation,
+    InPlaceRewind,
+    OrderedBy,
+    Request,
+    Spec,
+    Step,
+    Wish,
+)
 from mt_resilient.resilience.verdict import Verdict
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, A, ack, gone, incident, record, status, world
+from .worlds import NOW, A, B, ack, gone, incident, record, status, world
 
 KEPT: dict[str, Any] = {"memory_steps": (9, 10), "durable_steps": (4, 8), "max_step": 10, "min_step": 10}
 
@@ -256,3 +267,88 @@ def test_a_job_that_ends_refuses_what_it_cannot_do_any_more(phase: Phase) -> Non
     answers = decided(judged).answers
     assert answers["1"].exit_code == MachineError.exit_code
     assert ("2" in answers) is (phase is Phase.ENDED)
+
+
+# -- of several nodes --------------------------------------------------------------------------------------------------------
+
+
+def both(*requests: Request, one: dict[str, Any], other: dict[str, Any], **changes: Any) -> World:
+    """Nodes a and b, of which the other has said something else."""
+    said = {n: status(**{**KEPT, "stepped_s": NOW - 50, "skips": True, **each}) for n, each in ((A, one), (B, other))}
+    return world(**{"requests": requests, "status": said, "record": record(members=("a", "b")), **changes})
+
+
+@pytest.mark.parametrize(
+    ("wish", "present", "one", "other"),
+    [
+        (Wish.PAUSE, {"paused": True}, {"paused": True}, {"paused": False}),
+        (Wish.RESUME, {}, {"paused": False}, {"paused": True}),
+        (
+            Wish.SNAPSHOT,
+            {"snapshot": "1"},
+            {"snapshot": "1", "snapshot_step": Step(8), "durable_steps": (8,)},
+            {"snapshot": "1", "snapshot_step": Step(9), "durable_steps": (8,)},
+        ),
+    ],
+)
+def test_an_order_is_done_when_it_is_on_all_nodes(
+    wish: Wish, present: dict[str, Any], one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    now = record(members=("a", "b"), **present)
+    for said in ((one, other), (other, one)):
+        judged = both(asked(wish), one=said[0], other=said[1], record=now)
+        assert rule(judged, NOW, Step(10)) == Ruling()
+    assert set(rule(both(asked(wish), one=one, other=one, record=now), NOW, Step(10)).answers) == {"1"}
+    if wish is not Wish.RESUME:
+        assert rule(there(asked(wish), record=now, status={}), NOW, Step(10)) == Ruling(), "nobody has said anything"
+
+
+def test_data_is_left_out_where_all_nodes_can() -> None:
+    refused = rule(both(asked(skip=3), one={}, other={"skips": False}), NOW, Step(10))
+    assert "this script cannot leave data out" in refused.answers["1"].sentence
+    assert rule(both(asked(skip=3), one={}, other={}), NOW, Step(10)).record
+
+
+# -- what else an order may meet with ----------------------------------------------------------------------------------------
+
+
+def test_an_order_between_two_lives_is_no_rewind_in_place() -> None:
+    gathering = there(asked(), record=record(Phase.GATHER))
+    (opened,) = rule(gathering, NOW, Step(10)).incidents
+    assert (opened.rung, opened.plan) == (2, "the next ranks begin there")
+
+
+def test_a_second_rewind_waits_for_the_first_and_for_what_the_replicas_have_shown() -> None:
+    first = there(asked())
+    waiting = after(first, decided(first))
+    assert rule(replace(waiting, requests=(asked(ident="2"),)), NOW, Step(10)) == Ruling()
+    found = incident(7, rung=1, cause="fingerprint_mismatch", onset=Step(9))
+    turning = record(rewind=RewindOrder(number=7, to=Step(8), cause=OrderedBy.COMPARISON))
+    judged = there(asked(), record=turning, incidents=(found,))
+    assert rule(judged, NOW, Step(10)) == Ruling()
+    done = replace(judged, incidents=(replace(found, remedy="replay"),))
+    assert rule(done, NOW, Step(10)).record, "the ranks have gone back, and only its end is waited for"
+    declined = replace(judged, requests=(), status={A: status(declined=7)})
+    assert rule(declined, NOW, Step(10)) == Ruling(), "the gang is started again for it (`unheeded`)"
+
+
+def test_only_the_present_order_is_given_up() -> None:
+    judged = there(asked())
+    waiting = after(judged, decided(judged), {"declined": 5})
+    assert rule(waiting, NOW, Step(10)) == Ruling()
+
+
+def test_to_go_on_where_the_pause_was_not_begun_leaves_it_to_its_turn() -> None:
+    judged = there(asked(Wish.PAUSE), asked(Wish.RESUME, "2"))
+    assert set(rule(judged, NOW, Step(10)).answers) == {"2"}
+
+
+def test_a_node_that_has_left_meanwhile_is_drained() -> None:
+    """It was there when the order was given: the present generation was opened later."""
+    late = replace(asked(Wish.DRAIN, node="b"), at_s=NOW - 200)
+    spec = Spec(command=("torchrun", "train.py"), sizes=(1, 2))
+    judged = there(late, spec=spec)
+    assert rule(judged, NOW, Step(10)).answers["1"].exit_code == 0
+    alone = there(late)
+    assert leaving(alone) == late, "a job of one node has no other to go on on"
+    assert leaving(judged) is None

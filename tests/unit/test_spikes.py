@@ -110,6 +110,34 @@ def test_a_gradient_beyond_all_proportion_is_found_at_once() -> None:
     )
 
 
+def test_a_gradient_goes_before_a_loss_and_wants_a_baseline_that_is_more_than_0() -> None:
+    figures = [Figure(Step(n), 1.0 + 0.01 * (n % 2), 1.0) for n in range(140)]
+    both = [*figures, *(Figure(Step(140 + n), 9.0, 1.0 if n < 2 else 1e9) for n in range(3))]
+    finding = spike(both, POLICY)
+    assert finding
+    assert (finding.kind, finding.onset) == (Kind.GRADIENT_SPIKE, 142)
+    assert spike([*figures[:127], Figure(Step(127), 1.0, 1e9)], POLICY) is None, "one too few are known"
+    assert spike([*(f._replace(grad_norm=0.0) for f in figures), Figure(Step(140), 1.0, 1e9)], POLICY) is None
+
+
+def test_a_step_whose_loss_is_not_known_ends_no_spike() -> None:
+    figures = [Figure(Step(n), 1.0 + 0.01 * (n % 2), 1.0) for n in range(140)]
+    assert spike([*figures, *(Figure(Step(140 + n), 9.0, 1.0) for n in range(3))], POLICY)
+    assert (
+        spike([*figures, *(Figure(Step(140 + n), 9.0, 1.0) for n in range(3)), Figure(Step(143), None, 1.0)], POLICY)
+        is None
+    )
+
+
+def test_what_is_expected_of_an_odd_number_of_steps() -> None:
+    """The trend is measured between the middles of both halves."""
+    policy = SpikePolicy(baseline_steps=33)
+    figures = [Figure(Step(n), float(n), None) for n in range(33)]
+    finding = spike([*figures, *(Figure(Step(33 + n), 99.0, None) for n in range(3))], policy)
+    assert finding
+    assert finding.expected == pytest.approx(32.0)
+
+
 def test_steps_without_figures_are_passed_over() -> None:
     figures = [Figure(Step(n), 1.0 + 0.01 * (n % 2) if n % 2 else None, None) for n in range(300)]
     assert spike(figures, POLICY) is None

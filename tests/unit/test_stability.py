@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.signals import NodeStatus, Step
-from mt_resilient.resilience.stability import StabilityPolicy, choose, stable
+from mt_resilient.resilience.stability import StabilityPolicy, choose, exactly, stable
 
 from .worlds import status
 
@@ -73,12 +73,22 @@ def test_every_node_can_read_it_and_none_newer(tiers: list[tuple[set[int], set[i
             "the job's beginning: there is no snapshot from before",
         ),
         ({"memory_steps": (7, 8), "agreed_steps": (7,)}, -1, 8, "step 8 from memory"),
+        ({"memory_steps": (0, 1)}, 0, -1, "there is no snapshot from before step 0"),
     ],
 )
 def test_what_an_onset_leaves(said: dict, onset: int, step: int, why: str) -> None:
     point = choose([status(**said)], onset=onset)
     assert point.step == step
     assert why in point.reason
+
+
+def test_what_storage_has_refused_is_had_from_memory_or_not_at_all() -> None:
+    kept = nodes(([], [7, 8]), ([8], [7, 8]))
+    assert choose(kept, avoid={8}).step == 7
+    assert choose(nodes(([8], [7, 8]), ([8], [7, 8])), avoid={8}).step == 8
+    assert choose(kept, avoid={7, 8}).step == -1
+    assert exactly(kept, Step(8), avoid={8}) is None
+    assert "is not known" not in choose(kept, avoid={7, 8}, onset=9).reason
 
 
 def test_every_node_has_to_have_agreed() -> None:

@@ -1,5 +1,6 @@
 """Suspicions → verdict: one cause, and the rest are its consequences."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.detectors import Cause, Suspicion
-from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.signals import NodeId, Step
 from mt_resilient.resilience.verdict import HEARD_S, TOGETHER_S, judge, settled
 
 
@@ -35,6 +36,7 @@ def test_nothing_suspected() -> None:
         (Cause.NON_FINITE, Cause.RANK_KILLED),
         (Cause.RANK_KILLED, Cause.RANK_HUNG),
         (Cause.SCRIPT_RAISED, Cause.RANK_HUNG),
+        *((Cause.FINGERPRINT_MISMATCH, other) for other in Cause if other is not Cause.FINGERPRINT_MISMATCH),
     ],
 )
 @pytest.mark.parametrize("cause_seen_first", [True, False])
@@ -57,6 +59,20 @@ def test_who_is_gone_is_the_cause_of_those_who_have_hung_for_long() -> None:
         (hung,),
         600.0,
     )
+
+
+def test_of_causes_that_weigh_the_same_it_is_the_first() -> None:
+    both = [seen(Cause.NON_FINITE, 5.0), seen(Cause.SNAPSHOT_UNUSABLE, 5.5)]
+    assert [verdict.cause for order in permutations(both) if (verdict := judge(order))] == [Cause.NON_FINITE] * 2
+
+
+def test_the_onset_is_the_first_step_that_anything_says_is_wrong() -> None:
+    told = [replace(seen(Cause.RANK_KILLED, 1.0), onset=Step(onset)) for onset in (-1, 7, 0, 9)]
+    verdict = judge(told)
+    assert verdict is not None
+    assert verdict.onset == 0
+    assert replace(verdict, blamed=told[:1], consequences=(told[3],)).onset == 9  # type: ignore[arg-type]
+    assert replace(verdict, blamed=told[:1], consequences=()).onset == -1  # type: ignore[arg-type]
 
 
 def test_all_that_hang_by_themselves_are_blamed() -> None:
