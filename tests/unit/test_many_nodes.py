@@ -50,7 +50,7 @@ def told(world: World) -> Incident:
 
 @pytest.mark.timeout(60)
 def test_all_ranks_raise() -> None:
-    """24,000 suspicions, each compared with all others, would take hours; told one by one they were megabytes, which etcd refuses for ever."""
+    """24,000 suspicions, each compared with all others, would take hours; told one by one they are megabytes, which etcd refuses."""
     incident = told(world_of_all(**{name: raised(number) for number, name in enumerate(NAMES)}))
     assert incident.cause == Cause.SCRIPT_RAISED
     assert len(dumps(incident)) < 10_000
