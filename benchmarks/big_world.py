@@ -2,19 +2,19 @@
 
     python benchmarks/big_world.py [--nodes N] [--repeats N]
 
-Each node has its record, a status of eight ranks, and an acknowledgement. Measured is the processor's time of the thread: at rest, with the
-statuses of a second changed; when all statuses have changed at once; while the nodes gather, half of them ready, and with so many
+Each node has its record, a status of eight ranks, and an acknowledgement. Measured is the processor's time of the thread: at rest, with
+the statuses of a second changed; when all statuses have changed at once; while the nodes gather, half of them ready, and with so many
 acknowledgements new as come between two rounds when all of them come within two seconds and a round is every 100 ms; when all are ready,
-and when all have said so at once, with all statuses or without; when an agent is lost. The first look, when an agent begins to lead, parses
-everything and is told apart: it is once per leadership; and so is the tick that hears of all ranks' ends at once.
+and when all have said so at once, with all statuses or without; when an agent is lost. The first look, when an agent begins to lead,
+parses everything and is told apart: it is once per leadership; and so is the tick that hears of all ranks' ends at once.
 
 Predicted for 10,000 nodes, from a profile of an earlier form (97 ms to read, 16 to decide, most of it for what had not changed): 25 ms at
 rest, 40 while gathering, 60 when all are ready, 0.5 s for the first look.
 
-Measured on two cores that others kept busy, before JSON was read by msgspec → since then, two runs of each in turn, medians: all statuses at once
-452, 545 → 117, 124 ms; all acknowledgements 216, 218 → 85, 104; both 568, 701 → 132, 197; the first look 705, 759 → 291, 325; at rest
-96, 139 → 57, 70; all ready 93, 126 → 63, 79; gathering 35, 48 → 34, 46; an agent lost 84, 59 → 58, 70. (A status is 100 bytes longer now.) With
-nobody else there, at rest 91 → 36. All ranks raise: hours (500 nodes took 2 s) → 1.3 s.
+Measured on two cores that others kept busy, before JSON was read by msgspec → since then, two runs of each in turn, medians: all statuses
+at once 452, 545 → 117, 124 ms; all acknowledgements 216, 218 → 85, 104; both 568, 701 → 132, 197; the first look 705, 759 → 291, 325; at
+rest 96, 139 → 57, 70; all ready 93, 126 → 63, 79; gathering 35, 48 → 34, 46; an agent lost 84, 59 → 58, 70. (A status is 100 bytes longer
+now.) With nobody else there, at rest 91 → 36. All ranks raise: hours (500 nodes took 2 s) → 1.3 s.
 """
 
 from __future__ import annotations
