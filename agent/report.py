@@ -49,7 +49,9 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
         found.append(
             RankExit(rank=Rank(-1), at_s=launcher.ended_s, code=launcher.code, started=started, error=_any_word(pages))
         )
-    return tuple(found)
+    # All ranks of thousands of nodes may raise at once, and what is read is one traceback.
+    told = next((gone for gone in found if gone.traceback), None)
+    return tuple(gone if gone is told else replace(gone, traceback="") for gone in found)
 
 
 def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:

@@ -28,12 +28,16 @@ def next_id(world: World, further: int = 0) -> str:
 
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:
     assert world.record
-    seen = tuple(f"also seen, as a consequence: {s.evidence}" for s in verdict.consequences)
-    details = tuple(line for s in verdict.blamed for line in s.details)
-    sick = tuple(
-        f"on the same node: {describe.complaint(complaint, node)}"
-        for node in dict.fromkeys(s.node for s in verdict.blamed)
-        for complaint in (world.status[node].complaints if node in world.status else ())
+    evidence = describe.few([*dict.fromkeys(s.evidence for s in verdict.blamed)])
+    consequences = describe.few([*dict.fromkeys(s.evidence for s in verdict.consequences)])
+    seen = tuple(f"also seen, as a consequence: {said}" for said in consequences)
+    details = tuple(line for told in dict.fromkeys(s.details for s in verdict.blamed) for line in told)
+    sick = describe.few(
+        [
+            f"on the same node: {describe.complaint(complaint, node)}"
+            for node in dict.fromkeys(s.node for s in verdict.blamed)
+            for complaint in (world.status[node].complaints if node in world.status else ())
+        ]
     )
     traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback and e.kind not in tuple(Kind))[
         :1
@@ -44,7 +48,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         cause=verdict.cause,
         rung=answer.rung,
         summary=verdict.describe(),
-        evidence=tuple(dict.fromkeys((*(s.evidence for s in verdict.blamed), *details, *sick, *seen, *traces))),
+        evidence=tuple(dict.fromkeys((*evidence, *details, *sick, *seen, *traces))),
         weighed=weighing.against(verdict, world),
         plan=answer.reason,
         at_s=verdict.at_s,

@@ -8,7 +8,7 @@ so a decision is written only if record, incidents and answers are those that it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -90,8 +90,8 @@ class Controller:
         accepted = self._store.transact([self._election.guard(), unchanged, *told], puts)
         if accepted:
             self._told(decision)
-            if decision.record and decision.record.phase is Phase.GATHER:
-                self._store.delete_prefix(f"{self._keys.acks}{decision.record.number - 1}/")
+            if decision.record and decision.record.phase is Phase.RUN:
+                self._forget(entries, decision.record)
         else:
             self._helm.doubt()
             self._whole.doubt()
@@ -100,6 +100,13 @@ class Controller:
     def close(self) -> None:
         self._helm.close()
         self._whole.close()
+
+    def _forget(self, entries: Iterable[str], record: GenerationRecord) -> None:
+        """Acknowledgements of earlier generations; now, for while they gather all wait for the store. Raises StoreUnavailable."""
+        acks = self._keys.acks
+        known = {key.removeprefix(acks).partition("/")[0] for key in entries if key.startswith(acks)}
+        for number in known - {str(record.number)}:
+            self._store.delete_prefix(f"{acks}{number}/")
 
     def _leads(self, lease: int, now: float) -> bool:
         entry = self._helm.entries().get(self._keys.leader)

@@ -37,6 +37,8 @@ def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
     rewinds in their stamps. What nobody holds itself is left to the disk.
     """
     members, held = world.members, own(world)
+    if len(held) == len(members) and len({*held.values()}) == 1:
+        return {}  # nobody lacks what another one has
     lacking: list[tuple[NodeId, NodeId, Copy]] = []
     """Owner, holder, and what it holds."""
     for node in held:

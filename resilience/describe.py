@@ -12,6 +12,8 @@ from .spikes import Finding, Kind
 from .straggler import Lost
 from .windows import Window
 
+_READ = 16
+
 _RUNGS = {
     0: "observation",
     1: "rewind in place",
@@ -65,7 +67,7 @@ def struck(incident: Incident) -> str:
 
 def seats(found: Seats) -> str:
     """What is new about who trains; empty: nothing is."""
-    said = [f"{successor} takes the place of {node}" for node, successor in found.successors.items()]
+    said = few([f"{successor} takes the place of {node}" for node, successor in found.successors.items()])
     if found.dropped:
         there = f"{count(len(found.members), 'node')} go on" if len(found.members) != 1 else "one node goes on"
         said.append(f"nobody takes the place of {listed(found.dropped)}: {there}")
@@ -157,8 +159,14 @@ def gone_back(incident: Incident) -> str:
     return f"{done}; {batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
 
 
+def few(things: Sequence[object]) -> list[str]:
+    """As many as somebody reads, and how many more there are: of thousands of nodes, a fault may concern all."""
+    more = len(things) - _READ
+    return [str(thing) for thing in things] if more <= 1 else [*map(str, things[:_READ]), f"{more:,} more"]
+
+
 def listed(things: Sequence[object]) -> str:
-    *most, last = map(str, things)
+    *most, last = few(things)
     return f"{', '.join(most)} and {last}" if most else last
 
 
@@ -321,7 +329,7 @@ def mismatch_signature(found: Mismatch) -> str:
 
 
 def _ranks(ranks: Sequence[Rank]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(few(ranks))}"
 
 
 def _flat(texts: tuple[str, ...]) -> list[str]:

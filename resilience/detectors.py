@@ -73,6 +73,9 @@ class Suspicion:
     """First step whose state is known to be wrong; -1: the state is not suspected."""
 
 
+_KINDS = frozenset(kind.value for kind in Kind)
+
+
 def dead_ranks(world: World) -> list[Suspicion]:
     """One suspicion for each rank that left before its loop was over."""
     number = world.record.number if world.record else 0
@@ -82,7 +85,7 @@ def dead_ranks(world: World) -> list[Suspicion]:
 
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
-    if gone.kind in tuple(Kind):
+    if gone.kind in _KINDS:
         cause, text = (
             Cause(gone.kind),
             gone.error.partition(": ")[2] or f"step {gone.step}: {gone.kind} again and again",
@@ -175,9 +178,10 @@ def hung_ranks(world: World) -> list[Suspicion]:
     if judgement.answer is not Answer.CERTAIN:
         return []
     verb = "waits for it" if judgement.blamed else "is silent"
-    others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s not in judgement.blamed]
+    blamed = {s.rank for s in judgement.blamed}
+    others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s.rank not in blamed]
     files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
-    details = (*others, *files)
+    details = (*describe.few(others), *describe.few([*files]))
     if not judgement.blamed:
         first = min(stalls, key=lambda s: s.at_s)
         return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]

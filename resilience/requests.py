@@ -92,7 +92,7 @@ def _misled(request: Request, world: World) -> str:
         return f"this version knows no request {request.kind!r}; nothing was done"
     before = world.record is None or request.at_s > world.record.opened_s  # later, it has been drained
     if request.kind == Wish.DRAIN and before and request.node not in {*world.members, *world.nodes}:
-        return f"there is no node {request.node!r} in this job; it runs on {', '.join(world.members)}. Nothing was done"
+        return f"there is no node {request.node!r} in this job; it runs on {', '.join(describe.few(world.members))}. Nothing was done"
     return ""
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from .errors import InternalError, StoreUnavailable
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     key: str
     value: bytes
@@ -36,7 +36,7 @@ class Listing:
     """Ordered by key."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """A key was written, or deleted, at `revision`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from . import describe
 from .detectors import Cause, Suspicion
 from .signals import Step
 
@@ -61,7 +62,9 @@ class Verdict:
         return self.blamed[0].signature
 
     def describe(self) -> str:
-        return "; ".join(dict.fromkeys(s.evidence for s in self.blamed))  # all ranks say the same of a NaN
+        return "; ".join(
+            describe.few([*dict.fromkeys(s.evidence for s in self.blamed)])
+        )  # all ranks say the same of a NaN
 
 
 def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
@@ -74,7 +77,8 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
     together = [s for s in sudden if s.at_s - first <= TOGETHER_S] or list(suspicions)
     cause = min(together, key=lambda s: (_WEIGHT[s.cause], s.at_s)).cause
     blamed = tuple(s for s in together if s.cause is cause)
-    rest = tuple(s for s in suspicions if s not in blamed)
+    known = {*map(id, blamed)}
+    rest = tuple(s for s in suspicions if id(s) not in known)
     if cause is Cause.SCRIPT_RAISED:  # every peer of a rank that raised raises too: the first one is the cause
         rest, blamed = (*blamed[1:], *rest), blamed[:1]
     return Verdict(cause=cause, blamed=blamed, consequences=rest, at_s=first)

@@ -16,6 +16,8 @@ from .verdict import TOGETHER_S, Verdict
 from .world import World
 
 _KILLED = -9
+_NAMED = 64
+"""So many ranks are named; where more have done the same, none are: the store takes no values of megabytes."""
 
 
 def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
@@ -34,7 +36,7 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
 
 def agreement(statuses: Sequence[NodeStatus]) -> list[Weighed]:
     """Replicas that were the same at some step speak against a flipped bit before it; nothing does where none were compared."""
-    compared = [{*s.agreed_steps} for s in statuses]
+    compared = [{*agreed} for agreed in {s.agreed_steps for s in statuses}]
     common = set.intersection(*compared) if compared else set()
     if not common:
         return []
@@ -48,9 +50,10 @@ def _because(rival: Suspicion, verdict: Verdict) -> Because:
 
 
 def _grouped(alike: Sequence[Suspicion], verdict: Verdict) -> Weighed:
+    ranks = sorted({Rank(s.rank) for s in alike if s.rank is not None and s.rank >= 0})
     return Weighed(
         cause=alike[0].cause,
         because=_because(alike[0], verdict),
-        ranks=tuple(sorted({Rank(s.rank) for s in alike if s.rank is not None and s.rank >= 0})),
+        ranks=tuple(ranks) if len(ranks) <= _NAMED else (),
         by_s=round(min(s.at_s for s in alike) - verdict.at_s, 3),
     )

@@ -1,0 +1,80 @@
+"""What thousands of nodes say at once is judged without looking through all for each, and told so that a store can keep it."""
+
+import dataclasses
+
+import pytest
+
+from mt_resilient.resilience.copies import apart, fetchable, own
+from mt_resilient.resilience.decision import Policy, decide
+from mt_resilient.resilience.detectors import Cause
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.signals import NodeId, RankExit, Spec, Step
+from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.world import World
+
+from .worlds import NOW, gone, node, record, status
+
+NODES = 3_000
+NAMES = tuple(NodeId(f"n{number}") for number in range(NODES))
+MOST_BYTES = 1_500_000
+"""That etcd takes in one request."""
+
+
+def world_of_all(**said: tuple[RankExit, ...]) -> World:
+    """said: exits by node; all others are well."""
+    return World(
+        spec=Spec(command=("train",), sizes=(NODES,)),
+        record=record(members=NAMES),
+        nodes={name: dataclasses.replace(node(name), labels={"rack": name[:3]}) for name in NAMES},
+        status={name: status(max_step=10, memory_steps=(Step(10),), exits=said.get(name, ())) for name in NAMES},
+        acks={},
+        incidents=(),
+        requests=(),
+    )
+
+
+def raised(number: int) -> tuple[RankExit, ...]:
+    words = f"RuntimeError: connection closed by {number}"
+    return tuple(gone(8 * number + n, at_s=NOW - 2, code=1, error=words, started=True) for n in range(8))
+
+
+def told(world: World) -> Incident:
+    decision = decide(world, NOW, Policy())
+    assert decision.record
+    assert decision.record.phase is Phase.GATHER
+    assert len(dumps(decision.record)) < MOST_BYTES
+    [incident] = decision.incidents
+    return incident
+
+
+@pytest.mark.timeout(60)
+def test_all_ranks_raise() -> None:
+    """24,000 suspicions, each compared with all others, would take hours; told one by one they are megabytes, which etcd refuses."""
+    incident = told(world_of_all(**{name: raised(number) for number, name in enumerate(NAMES)}))
+    assert incident.cause == Cause.SCRIPT_RAISED
+    assert len(dumps(incident)) < 10_000
+    assert "also seen, as a consequence: 23,983 more" in incident.evidence
+    [weighed] = incident.weighed
+    assert weighed.ranks == ()
+
+
+@pytest.mark.timeout(60)
+def test_half_of_all_agents_are_lost() -> None:
+    world = world_of_all()
+    lost = dataclasses.replace(world, nodes={name: known for name, known in world.nodes.items() if name[-1] in "02468"})
+    lost = dataclasses.replace(lost, spec=Spec(command=("train",), sizes=(NODES // 2, NODES)))
+    incident = told(lost)
+    assert incident.cause == Cause.AGENT_LOST
+    assert len(incident.nodes) == NODES // 2
+    assert "1,484 more" in incident.summary
+    assert "1,484 more: 1500 nodes go on" in incident.plan
+    assert len(dumps(incident)) < 100_000
+
+
+@pytest.mark.timeout(20)
+def test_whose_copy_lies_where_is_found_without_looking_through_all_for_each() -> None:
+    world = world_of_all()
+    assert own(world) == dict.fromkeys(NAMES, (Step(10),))
+    assert fetchable(world) == {}
+    assert len(apart(world)) < NODES
