@@ -41,6 +41,7 @@ def main() -> None:
     trail = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     session = Session(model=model, optimizer=optimizer)
+    step = args.steps - 1
     for step in session.steps(args.steps):
         os.write(trail, f"begun {step} {time.monotonic()}\n".encode())
         time.sleep(args.step_delay)
@@ -65,7 +66,7 @@ def main() -> None:
         if rank == 0:
             print(f"step {step} loss {mean[0].item()!r}", flush=True)
 
-    if rank == 0:
+    if rank == 0 and step == args.steps - 1:  # it may have been told to leave before
         moments = [value for entry in optimizer.state.values() for value in entry.values()]
         content = b"".join(tensor.detach().numpy().tobytes() for tensor in (*model.parameters(), *moments))
         print("final state sha256", hashlib.sha256(content).hexdigest(), flush=True)
