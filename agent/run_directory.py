@@ -68,10 +68,16 @@ class RunDirectory:
 
     def published(self) -> dict[str, Any] | None:
         """What the last agent has published that ran here."""
-        with suppress(FileNotFoundError, ValueError):
-            place: dict[str, Any] = json.loads(self.endpoint.read_text())
-            return place
+        for file in (self.endpoint, self._last_endpoint):
+            with suppress(FileNotFoundError, ValueError):
+                place: dict[str, Any] = json.loads(file.read_text())
+                return place
         return None
+
+    @property
+    def _last_endpoint(self) -> Path:
+        """With several nodes, what an agent had published that has left in order."""
+        return self.root / "endpoint.last"
 
     @property
     def several(self) -> bool:
@@ -146,6 +152,8 @@ class RunDirectory:
         return (self.root / "job").read_text()[:8]
 
     def release(self) -> None:
+        if self.several and self.endpoint.exists():
+            self.endpoint.replace(self._last_endpoint)
         self.endpoint.unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)

@@ -43,21 +43,31 @@ def waiting(world: World) -> list[Request]:
 
 
 def leaving(world: World) -> Request | None:
-    """The request to end the job here that is to be obeyed, if there is one. A node that the job can do without is drained otherwise."""
-    asked = (r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world))
-    return next((r for r in asked if r.kind == Wish.STOP or not _dispensable(r, world)), None)
+    """The request to end the job here that is to be obeyed, if there is one. Nodes that the job can do without are drained otherwise: if
+    it can do without all of them, for a scheduler may take away all at once, and has no time for one after the other."""
+    drained: list[NodeId] = []
+    for request in waiting(world):
+        if request.kind not in LEAVING or _misled(request, world):
+            continue
+        if request.kind == Wish.STOP:
+            return request
+        drained.append(NodeId(request.node))
+        if not _dispensable(drained, world):
+            return request
+    return None
 
 
-def _dispensable(request: Request, world: World) -> bool:
-    """Whether the job can go on without that node."""
-    record, node = world.record, NodeId(request.node)
+def _dispensable(nodes: Sequence[NodeId], world: World) -> bool:
+    """Whether the job can go on without these, of which the last was asked for last."""
+    record = world.record
     if record is None or world.spec is None:
         return False
-    if node not in world.nodes:
+    if nodes[-1] not in world.nodes:
         return max(world.spec.sizes) + world.spec.spares > 1
-    if world.nodes[node].instance in record.dismissed:
+    if world.nodes[nodes[-1]].instance in record.dismissed:
         return True
-    without = replace(record, dismissed=(*record.dismissed, world.nodes[node].instance))
+    instances = tuple(world.nodes[node].instance for node in nodes if node in world.nodes)
+    without = replace(record, dismissed=(*record.dismissed, *instances))
     return not assignment.again(replace(world, record=without), now=0.0).missed
 
 
@@ -116,12 +126,15 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 def _leave(request: Request, world: World, now: float, reached: Step) -> Ruling:
     record = world.record
     assert record
-    if request.kind == Wish.STOP or not _dispensable(request, world):
+    if request.kind == Wish.STOP or leaving(world):
         return Ruling()  # an event of the machine's
-    present = world.nodes.get(NodeId(request.node))
-    if present and present.instance not in record.dismissed:
-        reason = f"node {request.node} is drained by {request.by}"
-        return Ruling(record=replace(record, dismissed=(*record.dismissed, present.instance)), reason=reason)
+    asked = [NodeId(r.node) for r in waiting(world) if r.kind == Wish.DRAIN and r.node in world.nodes]
+    nodes = [node for node in dict.fromkeys(asked) if world.nodes[node].instance not in record.dismissed]
+    if nodes:  # together: one change of nodes, not one for each
+        are = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {describe.listed(nodes)} are"
+        instances = (world.nodes[node].instance for node in nodes)
+        reason = f"{are} drained by {request.by}"
+        return Ruling(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
     if request.node in record.members or record.phase is not Phase.RUN:
         return Ruling()
     sentence = f"node {request.node} is drained; the job goes on on {describe.listed([*record.members])}"
