@@ -77,14 +77,14 @@ def test_what_no_replay_cures_ends_the_job_where_no_data_can_be_left_out(fixed_d
 
 @pytest.mark.parametrize("directive", Directive)
 @pytest.mark.parametrize("found", [None, Finding(kind=Kind.NON_FINITE, onset=Step(3), seen=Step(3))])
-@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("wanted", [0, 1])
 @pytest.mark.parametrize("rewind", [0, 4])
 @pytest.mark.parametrize("pause", [True, False])
 def test_calm_is_what_nothing_follows_from(
-    directive: Directive, found: Finding | None, durable: bool, rewind: int, pause: bool
+    directive: Directive, found: Finding | None, wanted: int, rewind: int, pause: bool
 ) -> None:
-    judgement = Judgement(directive=directive, finding=found, durable=durable, rewind=rewind, pause=pause)
-    assert judgement.calm is (directive is Directive.GO_ON and not found and not durable and not rewind and not pause)
+    judgement = Judgement(directive=directive, finding=found, wanted=wanted, rewind=rewind, pause=pause)
+    assert judgement.calm is (directive is Directive.GO_ON and not found and not wanted and not rewind and not pause)
 
 
 @pytest.mark.parametrize("same_step", [True, False])
