@@ -36,14 +36,13 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
 
 
 def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
-    """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure."""
+    """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure. One that has left its
+    loop with code 0 is among them where others have failed: they may have waited for it."""
     launcher = gang.launcher
-    found = [
-        _rank_exit(pages[local_rank], process, gang.fenced)
-        for local_rank, process in gang.ranks.items()
-        if process.ended_s
-        and ended_well(pages[local_rank].phase, process.code, launcher.code, bool(pages[local_rank].left)) is False
-    ]
+    gone = {n: (pages[n], process) for n, process in gang.ranks.items() if process.ended_s}
+    failed = [n for n, (p, end) in gone.items() if ended_well(p.phase, end.code, launcher.code, bool(p.left)) is False]
+    early = [n for n, (p, end) in gone.items() if end.code == 0 and RankPhase.RESTORING <= p.phase < RankPhase.FINISHED]
+    found = [_rank_exit(*gone[n], gang.fenced) for n in gone if failed and n in (*failed, *early)]
     if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
         started = any(page.step >= 0 for page in pages)
         found.append(

@@ -106,7 +106,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"
     else:
         said = f": {gone.error}" if gone.error else ""
-        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} left with exit code {gone.code}{said}"
+        early = "" if gone.code else ", before its loop was over"
+        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} left with exit code {gone.code}{early}{said}"
     return Suspicion(
         cause=cause,
         node=node,

@@ -44,6 +44,7 @@ def suspicion(exited: RankExit) -> Suspicion:
             Cause.SCRIPT_RAISED,
             "rank 1 on a left with exit code 1: KeyError: 'x'",
         ),
+        (gone(1, code=0), Cause.SCRIPT_RAISED, "rank 1 on a left with exit code 0, before its loop was over"),
         (gone(-1, code=1), Cause.SCRIPT_RAISED, "the launcher (torchrun) on a left with exit code 1"),
         (gone(-1, code=-9), Cause.RANK_KILLED, "the launcher (torchrun) on a was killed by signal 9"),
     ],

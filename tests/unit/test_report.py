@@ -89,6 +89,9 @@ def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -
         (gang(-9, "alive"), RankPhase.TRAINING, [4]),
         (gang("alive", 1), RankPhase.TRAINING, [5]),
         (gang(-9, 1, launcher=1), RankPhase.TRAINING, [4, 5]),
+        (gang(1, 0, launcher=1), RankPhase.TRAINING, [4, 5]),  # who left early may be what the other failed of
+        (gang("alive", 0), RankPhase.TRAINING, []),
+        (gang(0, 0, launcher=0), RankPhase.TRAINING, []),
         (gang(0, "alive"), RankPhase.FINISHED, []),
         (gang(0, 0, launcher=0), RankPhase.FINISHED, []),
         (gang(0, 1, launcher=1), RankPhase.FINISHED, [5]),
