@@ -37,6 +37,7 @@ OPTIONS = ("--spares", "1", "--durable-every", "20", "--set", "quarantine.faults
 
 
 def victim(job: Cluster, kind: str, turn: int) -> str:
+    job.until(lambda: job.at_work() and NodeId(job.leader()) in job.there(), 60, "all are at work")
     members, leader = job.members(), job.leader()
     if kind == "node":
         return members[turn % len(members)]
@@ -62,6 +63,9 @@ def strike(job: Cluster, kind: str, name: str) -> float:
     world = job.world()
     assert world
     assert world.record
+    told = [each for each in world.incidents if each.generation == before]
+    for each in told:  # when it was first seen, by whoever saw it
+        say(f"    {each.cause}, seen after {1000 * (each.at_s - since_s):.0f} ms; {each.evidence[0]}")
     return world.record.opened_s - since_s
 
 
