@@ -62,9 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _hosts_options(run)
     run.add_argument(
-        "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default 1)"
+        "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default: by their cost)"
     )
-    run.add_argument("--durable-every", type=int, metavar="STEPS", help="steps between snapshots on disk (default 50)")
+    run.add_argument(
+        "--durable-every", type=int, metavar="STEPS", help="steps between snapshots on disk (default: by their cost)"
+    )
     run.add_argument(
         "--observe", action="store_true", help="judge and tell everything, and do nothing about it: for the first days"
     )

@@ -34,6 +34,11 @@ class Board:
             page.durable_step = -1
             page.durable += 1
 
+    def ask_copy(self) -> None:
+        """One more snapshot for the memory of other nodes."""
+        for page in self.pages:
+            page.copies += 1
+
     def turn_back(self, order: RewindOrder) -> None:
         """All ranks shall go back; the number last, since they look for it."""
         for page in self.pages:

@@ -1,7 +1,7 @@
 """The drain process's part in the buddy tier: snapshots leave for the buddy's memory, and copies of another node's are kept in guest slots.
 
-arena → `Sending` → the buddy; somebody's buddy → `Keeping` → guest slots → whoever lost his own. Threads of the drain process, with slots
-of their own: neither a slow buddy nor a hanging disk waits for the other. What they have to tell is handed to `tell`.
+arena → `Sending` → the buddy; somebody's buddy → `Keeping` → guest slots → `_fetch` of whoever has lost his own. Threads of the drain
+process, with slots of their own: neither a slow buddy nor a hanging disk waits for the other. What they have to tell is handed to `tell`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..checkpoint.connection import Address, Connection, Lost, Refused, answer, 
 from ..checkpoint.drain import holding
 from ..checkpoint.frames import Word
 from ..checkpoint.header import Stamp
-from ..checkpoint.replicate import give, serve
+from ..checkpoint.replicate import fetch, give, serve
 from ..resilience import clock
-from ..resilience.errors import UsageError
+from ..resilience.errors import ResilientError, UsageError
 
 Event = dict[str, object]
 Tell = Callable[[Event], None]
@@ -39,7 +39,7 @@ class BuddyConfig:
     listen: str = ""
     """host:port where copies are taken and given; empty: nowhere."""
     send_to: str = ""
-    """host:port of the buddy's drain process; empty: none."""
+    """host:port of the buddy's drain process; empty: none, until it is named (`Buddy.send_to`)."""
     guests: tuple[tuple[str, ...], ...] = ()
     """Paths of the slots for copies, two per local rank of the node whose buddy this one is."""
     poll_s: float = 0.05
@@ -68,11 +68,13 @@ class BuddyConfig:
 
 
 class Sending:
-    """Copies the newest complete snapshot, over one connection, for as long as it runs."""
+    """Copies the newest complete snapshot that is marked, over one connection, for as long as it runs."""
 
     def __init__(self, config: BuddyConfig, token: bytes, arena: Sequence[Sequence[str]], tell: Tell) -> None:
         self._config, self._token, self._tell = config, token, tell
         self._slots = [[Slot(path) for path in row] for row in arena]
+        self.to = config.send_to
+        """Whom to; another thread may change it."""
         self._last: Stamp | None = None
         """The newest one that is settled: copied, or refused for good."""
         self._wait_s = BACKOFF_S[0]
@@ -82,16 +84,24 @@ class Sending:
         self._over = threading.Event()
 
     def run(self) -> None:
+        to = self.to
         while not self._over.is_set():
+            if to != self.to:  # who has nothing yet
+                to, self._last, self._lost, self._wait_s = self.to, None, False, BACKOFF_S[0]
+            if not to:
+                self._over.wait(self._config.poll_s)
+                continue
             try:
-                with call(_address(self._config.send_to), self._token, self._config.stall_s) as connection:
+                with call(_address(to), self._token, self._config.stall_s) as connection:
                     if self._lost:
                         self._tell({"event": "buddy back"})
                     self._lost = False
-                    while not self._over.is_set():
+                    while to == self.to and not self._over.is_set():
                         if not self._copied_one(connection):
                             connection.idle(self._config.poll_s)
             except (Lost, Refused) as error:
+                if to != self.to:
+                    continue
                 if not self._lost:
                     self._tell({"event": "buddy lost", "reason": str(error)})
                 self._lost = True
@@ -151,7 +161,9 @@ class Keeping:
         wait_s = BACKOFF_S[0]
         while not self._over.is_set():
             try:
-                with socket.create_server(_address(self._config.listen)) as server:
+                address = _address(self._config.listen)
+                family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+                with socket.create_server(address, family=family) as server:
                     self._listen(server)
             except OSError as error:
                 self._once("deaf", f"cannot listen on {self._config.listen}: {error.strerror or error}")
@@ -213,15 +225,43 @@ class Buddy:
 
     def __init__(self, config: BuddyConfig, arena: Sequence[Sequence[str]], tell: Tell) -> None:
         """arena: paths of the slots of the ranks that take part. Raises UsageError where there is no token."""
-        token = frames.secret(os.environ.get(TOKEN, ""))
-        self._parts: list[Sending | Keeping] = []
+        self._token = frames.secret(os.environ.get(TOKEN, ""))
+        self._config, self._arena, self._tell = config, arena, tell
+        self._sending = Sending(config, self._token, arena, tell)
+        self._parts: list[Sending | Keeping] = [self._sending]
         if config.listen:
-            self._parts.append(Keeping(config, token, tell))
-        if config.send_to:
-            self._parts.append(Sending(config, token, arena, tell))
+            self._parts.append(Keeping(config, self._token, tell))
         self._threads = [threading.Thread(target=_told, args=(part.run, tell), daemon=True) for part in self._parts]
         for thread in self._threads:
             thread.start()
+
+    def send_to(self, address: str) -> None:
+        """From now on copies go there; empty: nowhere."""
+        self._sending.to = address
+
+    def fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
+        """Get back what whoever listens there keeps of our ranks, the first of which is `first_rank`; "fetched" or "not fetched" tells how
+        it has ended."""
+        arguments = (address, stamp, first_rank)
+        threading.Thread(target=_told, args=(lambda: self._fetch(*arguments), self._tell), daemon=True).start()
+
+    def _fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
+        started, moved = clock.monotonic_s(), 0
+        named: Event = {"step": stamp.step, "generation": stamp.generation, "from": address}
+        try:
+            with call(_address(address), self._token, self._config.stall_s) as connection:
+                for rank, row in enumerate(self._arena, first_rank):
+                    slots = [Slot(path, turn=self._arena[0][0]) for path in row]
+                    slot = slots[tiers.room([slot.header() for slot in slots])]
+                    fetch(connection, stamp, rank, slot)
+                    moved += slot.header().image.memory_bytes
+                    for each in slots:
+                        each.close()
+        except ResilientError as error:
+            self._tell({"event": "not fetched", **named, "reason": str(error)})
+        else:
+            took_s = round(clock.monotonic_s() - started, 3)
+            self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
 
     def stop(self) -> None:
         """End both; what is under way stays torn."""

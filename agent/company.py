@@ -8,10 +8,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import replace
 
+from ..resilience import copies
 from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
+from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Death, NodeId, NodeRecord, NodeStatus, Spec
+from ..resilience.signals import Death, NodeId, NodeRecord, NodeStatus, RankPhase, Spec
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
 from .fencing import Pulse, Standing, fenced, proves
@@ -45,6 +47,8 @@ class Company:
         """Generation in which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
         """One that is dead, its instance, and since when, until etcd knows."""
+        self._copied = 0
+        """Generation in which it was chosen who holds our copies."""
         self._shared = False
         """What the ranks import is known to those that stand by."""
 
@@ -64,12 +68,17 @@ class Company:
         """Tell of a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
         if self._dead:
             node, instance, since_s = self._dead
-            if self._present(node) == instance:  # who leaves in order takes its record along
+            entry = self._store.get(self._keys.node(node))
+            if (
+                entry and loads(NodeRecord, entry.value).instance == instance
+            ):  # who leaves in order takes its record along
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
+                self._store.revoke(entry.lease)  # if it led, another one may at once
                 sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
                 self._telling.say(sentence, "warn")
             self._dead = None
         self._share(record)
+        self._copy(record)
         members = list(record.members)
         self._members = len(members)
         if record.number == self._ring or self._me not in members or len(members) == 1:
@@ -86,6 +95,16 @@ class Company:
         if gang is None or gang.generation != status.generation:
             return status
         return replace(status, pulse_s=self._pulse_at_s, stride_s=round(self._pulse.stride_s, 3))
+
+    def _copy(self, record: GenerationRecord) -> None:
+        """Whom the copies of our snapshots go to in this generation."""
+        if self._node.copies is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._copied == record.number:
+            return
+        self._copied = record.number
+        holder = copies.holder(record, self._me)
+        there = self._record(holder) if holder else None
+        fits = there and holder and there.instance == record.members[holder] and there.copies_port
+        self._node.drain.copy_to(f"{there.address}:{there.copies_port}" if there and fits else "")
 
     def _share(self, record: GenerationRecord) -> None:
         """What the ranks of the first node have imported, those that stand by import ahead of need."""
@@ -105,11 +124,6 @@ class Company:
         entry = self._store.get(self._keys.node(node))
         return loads(NodeRecord, entry.value) if entry else None
 
-    def _present(self, node: NodeId) -> str:
-        """Instance of its agent, as far as etcd knows."""
-        record = self._record(node)
-        return record.instance if record else ""
-
     def _fence(self, now_s: float) -> None:
         gang = self._node.gang
         if gang is None or gang.fenced:
@@ -122,13 +136,15 @@ class Company:
             lease_until_s=self._heartbeat.until_s,
             ttl_s=self._heartbeat.ttl_s,
             proof=proves(self._spec.sizes, self._spec.spares, self._members),
-            stepped_s=self._pulse.stepped_s,
+            still_s=self._pulse.still_s,
             stride_s=self._pulse.stride_s,
+            over=all(page.phase == RankPhase.FINISHED for page in self._node.board.pages),
         )
         if fenced(now_s, standing):
+            why = ", and the ranks finish no step" if standing.proof else ""  # else their steps prove nothing
             self._telling.say(
-                "no word from etcd for the life of this agent's lease, and the ranks finish no step: the others may go on without this "
-                "node, so its ranks are ended",
+                f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are "
+                "ended",
                 "bad",
             )
             self._node.fence()

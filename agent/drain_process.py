@@ -3,7 +3,8 @@
 `python -m mt_resilient.agent.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: a
 `DrainConfig`. Neither its load nor its death touches the ranks. A line "protect NAME …" on its stdin says which snapshots
 the job needs now, whatever their age. It goes on until a line "finish" or the end of its stdin; then it drains what is
-pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about that tier meanwhile.
+pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about that tier meanwhile, as lines
+"copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" say.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Orders:
     def __init__(self, fd: int, protected: Sequence[str]) -> None:
         self._fd, self._rest = fd, b""
         self.finish = False
+        self.further: list[list[str]] = []
+        """Lines about copies."""
         self.protected = _attempts(protected)
 
     def listen(self, patience_s: float) -> None:
@@ -93,6 +96,8 @@ class Orders:
                 self.finish = self.finish or word == "finish"
                 if word == "protect":
                     self.protected = _attempts(names)
+                elif word in ("copy", "fetch"):
+                    self.further.append([word, *names])
             patience_s = 0.0
 
 
@@ -194,6 +199,8 @@ def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
         while not told.empty():
             yield told.get()
         orders.listen(config.poll_s)
+        while orders.further:
+            _pass_on(buddy, *orders.further.pop(0))
     if buddy:
         buddy.stop()
     state.hurry()
@@ -201,6 +208,14 @@ def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
         yield from state.tick(finishing=True)
         clock.sleep(0.01)
     yield {"event": "finished"}
+
+
+def _pass_on(buddy: Buddy | None, word: str, address: str = "", *numbers: str) -> None:
+    if buddy and word == "copy":
+        buddy.send_to(address)
+    elif buddy:
+        generation, rewinds, step, first_rank = map(int, numbers)
+        buddy.fetch(address, Stamp(generation, rewinds, step), first_rank)
 
 
 def main(arguments: list[str]) -> int:

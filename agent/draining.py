@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ RESTART_S = (1.0, 60.0)
 class Draining:
     """Training never depends on it: when it dies it is started again, and snapshots wait in memory meanwhile."""
 
-    def __init__(self, config: dict[str, Any], log: Path) -> None:
-        self._config, self._log = config, log
+    def __init__(self, config: dict[str, Any], log: Path, secrets: Mapping[str, str]) -> None:
+        """secrets: what it finds in its environment beside ours."""
+        self._config, self._log, self._secrets = config, log, secrets
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._deaths = 0
@@ -53,7 +54,7 @@ class Draining:
         command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
         with self._log.open("ab") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            self._process = leash.spawn(command, start_new_session=True, **pipes)
+            self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
         if self._asked:
             self.finish()
@@ -104,6 +105,15 @@ class Draining:
         """From now on these snapshots are not to be retired, and no others are spared; also when it is started again."""
         self._config = {**self._config, "protected": [*names]}
         self._tell("protect", *names)
+
+    def copy_to(self, address: str) -> None:
+        """From now on copies of snapshots go there; empty: nowhere. Also when it is started again."""
+        self._config = {**self._config, "buddy": {**self._config["buddy"], "send_to": address}}
+        self._tell("copy", address)
+
+    def fetch(self, address: str, *numbers: int) -> None:
+        """Get a snapshot back: generation, rewinds, step, the first of our ranks. An event tells how it has ended, or its death."""
+        self._tell("fetch", address, *map(str, numbers))
 
     def _tell(self, *words: str) -> None:
         if self._process is not None and self._process.stdin is not None:

@@ -41,6 +41,8 @@ class LocalState:
     """Number of the last order to go back that its pages tell; 0: none."""
     paused: bool
     """They tell the ranks to wait."""
+    waiting: bool
+    """All its ranks do: then those of all nodes are at the same boundary."""
     snapshot: str
     """The last request for a snapshot that its ranks were told of."""
     leave_ordered: bool
@@ -84,6 +86,7 @@ def _order(record: GenerationRecord, me: LocalState) -> Action:
         return Action.ORDER_REWIND
     if record.waits != me.paused:
         return Action.ORDER_PAUSE
-    if record.saves and record.saves != me.snapshot and me.training:
+    # Before they all wait, one could be taken at an earlier boundary than the one they wait at, and that step be lost.
+    if record.saves and record.saves != me.snapshot and me.training and (me.waiting or not record.moving):
         return Action.ORDER_SNAPSHOT
     return Action.WAIT

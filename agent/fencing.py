@@ -3,13 +3,18 @@
 A generation without this node begins when its lease is over; then its other members end their ranks, and no step of the old one is
 finished any more, for at each boundary all ranks have said their word (`training/sentinel.py`). So ranks that go on finishing steps prove
 that nobody has begun anything without them, however long etcd is away, for whomever. Where they stand still, somebody may have. And where
-those that stand by would do for a generation of their own (one node and a spare), steps prove nothing.
+those that stand by would do for a generation of their own (one node and a spare), steps prove nothing. Ranks whose loop is over finish no
+step and begin none either: they are left to write down what they have.
+
+Standing still is measured in time in which the agent was awake (`hearing.py`): of a machine that slept, ranks slept too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from .hearing import LONGEST_ROUND_S
 
 STRIDES = 3.0
 """A step may take so many times as long as the longest of the last ones until the ranks count as standing still."""
@@ -24,10 +29,12 @@ class Standing:
     ttl_s: float
     proof: bool
     """Nodes that are no members are too few for a generation of their own: none can begin without a member, which ends its ranks for it."""
-    stepped_s: float
-    """When the ranks of this node were last seen to have finished a step; 0: never in this generation."""
+    still_s: float
+    """For how long the ranks of this node have not been seen to finish a step."""
     stride_s: float
-    """The longest time between two such moments, of late."""
+    """The longest time that they took for one, of late."""
+    over: bool
+    """Their loop is at its end."""
 
 
 def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
@@ -39,22 +46,24 @@ def fenced(now_s: float, at: Standing) -> bool:
     """Whether the ranks have to be ended now."""
     if now_s <= at.lease_until_s:
         return False
-    return not at.proof or now_s - at.stepped_s > max(at.ttl_s, STRIDES * at.stride_s)
+    return not at.proof or (not at.over and at.still_s > max(at.ttl_s, STRIDES * at.stride_s))
 
 
 class Pulse:
-    """When ranks were seen to have finished a step, and how long they take for one."""
+    """For how long ranks have stood still, and how long they take for a step."""
 
     def __init__(self) -> None:
-        self._generation, self._step = 0, -1
-        self.stepped_s = 0.0
+        self._generation, self._step, self._looked_s = 0, -1, 0.0
+        self.still_s = 0.0
         self.stride_s = 0.0
 
     def look(self, generation: int, step: int, now_s: float) -> None:
         """step: that all local ranks have done. A start counts as a step: ranks that come up meet each other too."""
+        self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
+        self._looked_s = now_s
         if generation != self._generation:
-            self._generation, self._step, self.stepped_s, self.stride_s = generation, step, now_s, 0.0
+            self._generation, self._step, self.still_s, self.stride_s = generation, step, 0.0, 0.0
         elif step != self._step:
             # Forgets in some steps what was an evaluation.
-            self.stride_s = max(now_s - self.stepped_s, 0.8 * self.stride_s)
-            self._step, self.stepped_s = step, now_s
+            self.stride_s = max(self.still_s, 0.8 * self.stride_s)
+            self._step, self.still_s = step, 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..checkpoint.stores import Place
 from ..resilience import describe
 from ..resilience.boundary import COURSE
 from ..resilience.clock import wall_s
-from ..resilience.errors import FormatError, MachineError, SnapshotError, StoreUnavailable, UsageError
+from ..resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
@@ -152,11 +152,13 @@ def _status_object(world: World | None, finished: bool) -> dict[str, Any]:
 
 def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
     """All incidents of the journals in their last state, by number; with those that the store has, for of several nodes only the one that
-    leads writes them into its journal."""
+    leads writes them into its journal. What is damaged, or another version's, is passed over."""
     found: dict[tuple[int, str, float], Incident] = {}
     for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
-        if line["kind"] == "incident":
-            told = loads(Incident, json.dumps(line["incident"]))
+        if line["kind"] != "incident":
+            continue
+        with suppress(InternalError):
+            told = loads(Incident, json.dumps(line.get("incident")))
             found[told.generation, told.id, told.at_s] = told
     known = len(found)
     for told in world.incidents if world else ():

@@ -40,11 +40,12 @@ from ..resilience.scale import pace
 from ..resilience.signals import NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
-from ..resilience.store import Store
+from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
-from . import checks, preflight, same_place, scheduler
+from . import checks, preflight, scheduler
 from .company import Company
+from .copies import Copies, CopiesPolicy
 from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
 from .etcd_binary import find_server
@@ -123,6 +124,7 @@ SECTIONS: dict[str, type] = {
     "rescue": RescuePolicy,
     "recovery": RecoveryPolicy,
     "nodes": NodesPolicy,
+    "copies": CopiesPolicy,
     "preflight": PreflightPolicy,
     "quarantine": QuarantinePolicy,
     "hang": HangPolicy,
@@ -212,10 +214,17 @@ def run_job(
             home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
             labels={**scheduler.labels(os.environ), **control.labelled},
         )
-        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+        copies = None
+        if max(numbers) > 1 and policies["copies"].every_s:
+            copies = Copies(launch.ranks, me.address, _token(store, keys), policies["copies"])
+            me = replace(me, copies_port=copies.port)
+        name = secrets.token_hex(4)
+        spec = described(launch, numbers, spares, name, catalog.next_generation(root), wall_s())
+        if neighbour:
+            run.sign(root / layout.SNAPSHOTS, name)
         spec, over = register(store, keys, spec, run, node_id, me)
         if neighbour:
-            same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
+            run.find_signed(root / layout.SNAPSHOTS, name, spec.run)
         expected = max(spec.sizes) + spec.spares
         if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
             met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
@@ -253,6 +262,7 @@ def run_job(
             policies["hang"],
             policies["stability"],
             policies["stragglers"],
+            copies,
         )
         closing.callback(node.close)
         supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, spec)
@@ -307,6 +317,14 @@ def _endpoints(
     server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
     closing.callback(server.stop)
     return server, [server.start()]
+
+
+def _token(store: Store, keys: Keys) -> str:
+    """The secret that the nodes of this job share, in hexadecimal digits: the first one's. Raises StoreUnavailable."""
+    store.transact([KeyAbsent(keys.token)], [Put(keys.token, secrets.token_hex(32).encode())])
+    entry = store.get(keys.token)
+    assert entry
+    return entry.value.decode()
 
 
 def _beginning(store: Store, keys: Keys, over: int) -> bool:

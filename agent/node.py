@@ -18,6 +18,7 @@ from ..checkpoint import arena, commit, layout
 from ..checkpoint.aftermath import settle
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
+from ..checkpoint.header import MARKS
 from ..checkpoint.layout import Attempt
 from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
@@ -27,13 +28,14 @@ from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
 from ..resilience.handoff import Handoff
 from ..resilience.hang import HangPolicy
-from ..resilience.orders import GenerationRecord
+from ..resilience.orders import GenerationRecord, Source
 from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
 from ..resilience.stability import StabilityPolicy
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.windows import Window
 from . import report
 from .board import Board
+from .copies import Copies
 from .draining import Draining
 from .exits import open_pidfd
 from .gang import Gang, Watched, end_strays
@@ -68,13 +70,15 @@ class Node:
         hang: HangPolicy | None = None,
         stability: StabilityPolicy | None = None,
         stragglers: StragglerPolicy | None = None,
+        copies: Copies | None = None,
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
-        start from; windows: of data, to be left out."""
+        start from; windows: of data, to be left out; copies: where there are other nodes to hold them."""
         self.launch, self.directory, self.root, self.policy = launch, directory, root, policy
         self.judged_by, self.origin, self.windows = judged_by, origin, windows
         self.board = Board(launch.ranks)
-        self.arena = arena.create(launch.ranks, policy.slots)
+        self.copies = copies
+        self.arena = arena.create(launch.ranks, policy.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
         self.slots = [[Slot(path) for path in row] for row in self.paths]
         self.gang: Gang | None = None
@@ -104,17 +108,15 @@ class Node:
             **{field.name: getattr(policy, field.name) for field in fields(RetentionPolicy)},
         }
         self.pacing = Pacing(launch.ranks, monotonic_s()) if policy.durable_every_steps == AUTO else None
-        self.drain = Draining(config, directory.logs / "drain.log")
+        if copies:
+            config["buddy"] = copies.config
+        self.drain = Draining(config, directory.logs / "drain.log", copies.environment if copies else {})
 
     # -- processes --------------------------------------------------------------------------------------------------------
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
-        self._generation = record.number
-        seat = (node_rank, len(record.members))
-        settle(self.slots, record.resume_step if seat == self.seat else -1)  # of other ranks it is of no use
-        self.seat = seat
-        self.sound.went_back(record.resume_step)
+        self._settle(record, node_rank)
         # Until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.pages[0].generation:
@@ -141,6 +143,7 @@ class Node:
             rewind=record.begins,
             windows=self.windows,
             modules=str(self.directory.modules),
+            copies=self.copies is not None and len(record.members) > 1,
             stacks=self.witness.paths,
         )
         arguments = self.launch.arguments(
@@ -169,6 +172,32 @@ class Node:
         except OSError:
             end_strays(self._helpers())  # nobody watches it: the next round starts another one
             raise
+
+    def _settle(self, record: GenerationRecord, node_rank: int) -> None:
+        """Keep what the ranks of `record` can go back to, and nothing else."""
+        self._generation = record.number
+        seat = (node_rank, len(record.members))
+        newcomers = record.number in record.joined.values()
+        settle(
+            self.slots, record.resume_step if seat == self.seat else -1, torn=newcomers
+        )  # of other ranks it is of no use
+        self.seat = seat
+        self.sound.went_back(record.resume_step)
+        if self.copies:
+            self.copies.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
+            self.copies.begin()
+
+    def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
+        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`."""
+        assert self.copies
+        self._settle(record, node_rank)
+        self.drain.keep_running(monotonic_s())
+        if self.drain.pid is None:
+            self.copies.unfetched.append(record.resume_step)
+            return
+        self.copies.fetching = record.resume_step
+        first_rank = node_rank * self.launch.ranks
+        self.drain.fetch(address, source.generation, source.rewinds, record.resume_step, first_rank)
 
     def environment(self) -> dict[str, str]:
         """What ranks, and the warm process they are forked from, find in their environment."""
@@ -199,6 +228,8 @@ class Node:
         for slot in chain(*self.slots):
             if slot.header().whole and slot.header().generation < since:
                 slot.free()
+        if self.copies:
+            self.copies.forget(lambda stamp: stamp.generation < since)
         self._generation = generation
         self.sound.look(generation, self._finished(), every=True)
         self.sound.free_unfit()
@@ -260,6 +291,13 @@ class Node:
         if rewinds:
             self.shelf.fresh(_FRESH_S)
         for rewind in rewinds:
+            if self.copies:
+                self.copies.forget(
+                    lambda stamp, to=rewind.to, life=(rewind.generation, rewind.ordinal): (
+                        stamp.step > to  # type: ignore[misc]
+                        and stamp[:2] < life
+                    )
+                )
             for step, name in self.shelf.seen.durable:
                 attempt = Attempt.parse(name)
                 older = attempt and attempt.stamp[:2] < (rewind.generation, rewind.ordinal)
@@ -274,6 +312,8 @@ class Node:
     def drain_events(self) -> Iterator[dict[str, Any]]:
         self.drain.keep_running(monotonic_s())
         for event in self.drain.events(monotonic_s()):
+            if self.copies:
+                self.copies.heard(event)
             if event["event"] == "durable":
                 self._save_s = event["seconds"]
                 if self.pacing:
@@ -287,15 +327,18 @@ class Node:
         short = not self.judged_by.observe and self.vitals.reserves.snapshot_due(self._save_s, monotonic_s())
         if short or (self.pacing and self.pacing.due(monotonic_s())):
             self.board.ask_durable()
+        if self.copies and self.seat[0] == 0 and self.seat[1] > 1 and self.copies.due(monotonic_s()):
+            self.board.ask_copy()  # by one node, for all
 
     def status(self, generation: int) -> NodeStatus:
+        memory = [*self.sound.memory()]
         said = report.status(
             gang=self.gang,
             pages=self.board.pages,
             generation=generation,
             now=wall_s(),
             offset_s=wall_s() - monotonic_s(),
-            memory_steps=[stamp.step for stamp in self.sound.memory()],
+            memory_steps=[stamp.step for stamp in memory],
             durable_steps=self.durable_steps(),
             rejected_steps=self.shelf.seen.rejected,
             storage=self.shelf.seen.there,
@@ -305,6 +348,10 @@ class Node:
             snapshot=self.snapshot_asked,
         )
         said = replace(said, seat=self.seat, observes=self.judged_by.observe)
+        if self.copies:
+            courses = tuple((stamp.generation, stamp.rewinds) for stamp in memory)
+            unfetched = tuple(self.copies.unfetched)
+            said = replace(said, courses=courses, copies=self.copies.held(), unfetched=unfetched)
         return replace(said, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
 
     def durable_steps(self) -> list[int]:

@@ -8,9 +8,9 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, NodeId, Order
+from ..resilience.signals import Ack, AckKind, Doing, NodeId, NodeRecord, Order
 from ..resilience.store import Store
-from ..resilience.wire import dumps
+from ..resilience.wire import dumps, loads
 from .duty import Action, LocalState, duty
 from .node import Node
 from .policy import AgentPolicy
@@ -33,9 +33,13 @@ class Performer:
         self._id, self._instance, self._node = node_id, instance, node
         self._store, self._keys, self._policy, self._telling = store, keys, policy, telling
         self._acked: tuple[int, AckKind | None] = (0, None)
+        self._waited = (0, 0.0)
+        """The generation whose start waits for the warm process, and since when, on the monotonic clock: nodes' other clocks may differ."""
         self._leave_ordered_s = 0.0
         self._leave_until_s = 0.0
         self._drain_asked_s = 0.0
+        self._fetched = 0
+        """Generation for which this node's part has been asked of another."""
         self.hurry = False
         """Somebody wants this agent to leave: the end does not wait for ever."""
 
@@ -55,11 +59,15 @@ class Performer:
                 self._ack(record, AckKind.READY, free_port())
             case Action.LAUNCH:
                 if self._node.warm.importing:
-                    if wall_s() - record.launched_s < self._policy.warm_wait_s:
+                    if self._waited[0] != record.number:
+                        self._waited = (record.number, monotonic_s())
+                    if monotonic_s() - self._waited[1] < self._policy.warm_wait_s:
                         return False  # about to be ready: quicker than a cold start
                     self._node.warm.give_up(
                         f"the warm process was still importing after {self._policy.warm_wait_s:.0f} s"
                     )
+                if self._fetching(record):
+                    return False
                 self._launch(record)
             case Action.SAY_RUNNING:
                 self._ack(record, AckKind.RUNNING)
@@ -94,10 +102,27 @@ class Performer:
             acked=self._acked,
             rewind=self._node.board.pages[0].ordered,
             paused=bool(self._node.board.pages[0].paused),
+            waiting=all(page.doing == Doing.PAUSED for page in self._node.board.pages),
             snapshot=self._node.snapshot_asked,
             leave_ordered=ordered_s > 0,
             grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,
         )
+
+    def _fetching(self, record: GenerationRecord) -> bool:
+        """Whether this node's part of the state is on its way from another's memory. Where it does not come, the ranks find out: they take
+        it from the disk, if it is there too."""
+        source, copies = record.sources.get(self._id), self._node.copies
+        if source is None or copies is None:
+            return False
+        if self._fetched != record.number:
+            self._fetched = record.number
+            entry = self._store.get(self._keys.node(source.holder))
+            holder = loads(NodeRecord, entry.value) if entry else None
+            if holder is None or holder.instance != record.members.get(source.holder):
+                copies.unfetched.append(record.resume_step)
+                return False
+            self._node.fetch(record, record.node_rank(self._id), source, f"{holder.address}:{holder.copies_port}")
+        return copies.fetching is not None
 
     def _launch(self, record: GenerationRecord) -> None:
         self._node.start_gang(record, record.node_rank(self._id))

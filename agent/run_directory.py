@@ -146,6 +146,24 @@ class RunDirectory:
                 f"the snapshots in {snapshots} are another job's; nothing was started. Name another place with --snapshots"
             )
 
+    @staticmethod
+    def sign(snapshots: Place, run: str) -> None:
+        """Before a node of several says what the job is. run: what it would call this run."""
+        snapshots.write(f"{MARK}-{run}", b"")
+
+    @staticmethod
+    def find_signed(snapshots: Place, mine: str, known: str) -> None:
+        """The node that has said what the job is has signed here too, with `known`; this one with `mine`. Raises MachineError where it has
+        not: then this is an empty folder where the others' snapshots are to be mounted, and not one would ever be complete."""
+        if mine == known:
+            return
+        snapshots.delete(f"{MARK}-{mine}")
+        if not snapshots.there(f"{MARK}-{known}"):
+            raise MachineError(
+                f"{snapshots} on this node is not the place that the job's other nodes call so; nothing was started. Mount it, or name the "
+                "place that all of them reach with --snapshots"
+            )
+
     @property
     def identity(self) -> str:
         """Eight hexadecimal digits that no other job has; after `own`."""

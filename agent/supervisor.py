@@ -71,6 +71,8 @@ class Supervisor:
         self.record: GenerationRecord | None = None
         self._over, self._company = over, company
         self._published: NodeStatus | None = None
+        self._published_s = 0.0
+        """On the monotonic clock: the other one may be set back by somebody."""
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write does not wake the loop before."""
@@ -211,7 +213,7 @@ class Supervisor:
 
     def _busy(self) -> bool:
         exits = self._published.exits if self._published else ()
-        if any(wall_s() - ended.at_s < HEARD_S for ended in exits):
+        if any(0 <= wall_s() - ended.at_s < HEARD_S for ended in exits):
             return True  # who leads waits so long for the others' word, and no longer
         return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
 
@@ -237,19 +239,26 @@ class Supervisor:
         """Whether `status` says something that cannot wait for the next turn."""
         told = self._published
         quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
-        quiet |= {"agreed_steps": (), "certified_steps": (), "pulse_s": 0.0, "stride_s": 0.0}
+        quiet |= {
+            "agreed_steps": (),
+            "certified_steps": (),
+            "courses": (),
+            "copies": (),
+            "pulse_s": 0.0,
+            "stride_s": 0.0,
+        }
         return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
 
     def _publish(self, *, at_once: bool = False) -> None:
         status = self._status()
         told = self._published
-        since_s = status.at_s - told.at_s if told else 0.0
+        since_s = monotonic_s() - self._published_s
         busy = told is not None and self._busy() and since_s >= QUICK_S and replace(told, at_s=status.at_s) != status
         if at_once or told is None or busy or self._news(status) or since_s >= self._pace_s:
             if self._reject_unusable():
                 status = self._status()
             self.store.put(self.keys.status(self.id), dumps(status))
-            self._published = status
+            self._published, self._published_s = status, monotonic_s()
 
     def _reject_unusable(self) -> bool:
         """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again. True: one went."""
@@ -314,6 +323,7 @@ class Supervisor:
             elif not warm.ready:
                 self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
         for event in self.node.drain_events():
+            changed = changed or event["event"] in ("fetched", "not fetched")
             self.telling.drained(event)
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)

@@ -92,6 +92,19 @@ class Telling:
                 again = f"tried again in {retry:.0f} s" if retry else "given up"
                 sentence = f"step {event['step']} could not be written, training goes on, {again}: {event['reason']}"
                 self.say(sentence, "bad")
+            case "replicated":
+                self._metrics.copied()
+            case "fetched":
+                took = describe.seconds(float(event["seconds"]))
+                amount = describe.size(int(event["bytes"]))
+                self.say(f"step {event['step']} has come back from another node's memory ({amount} in {took})", "good")
+            case "not fetched":
+                self.say(f"step {event['step']} has not come back from another node's memory: {event['reason']}", "bad")
+            case "buddy lost" | "deaf":
+                lost = "a node that is lost now costs the steps since the last snapshot on disk"
+                self.say(f"{event['reason']}: no copies of snapshots are made, training goes on; {lost}", "warn")
+            case "not replicated":
+                self.say(f"step {event['step']} was not copied to another node: {event['reason']}", "warn")
             case "died":
                 self.say(
                     f"{event['reason']}; training goes on, it is started again in {event['retry_in_s']:.0f} s", "bad"

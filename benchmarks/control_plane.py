@@ -179,7 +179,7 @@ def _measured(
             generation + 1,
             "gather",
         ) not in head.records:  # the simulated agent does not know, and says that all is well
-            store.put(KEYS.status(name_of(0)), dumps(status(generation, exits=(gone,))))
+            store.put(KEYS.status(name_of(0)), dumps(status(generation, nodes, exits=(gone,))))
             time.sleep(0.05)
         head.wait(generation + 1, "run")
         at = [head.records[generation + 1, phase] for phase in ("gather", "launch", "run")]

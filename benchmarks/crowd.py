@@ -26,7 +26,7 @@ from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.scale import jittered, pace
-from mt_resilient.resilience.signals import Ack, AckKind, Generation, NodeId, NodeRecord, NodeStatus, Step
+from mt_resilient.resilience.signals import Ack, AckKind, Copy, Generation, NodeId, NodeRecord, NodeStatus, Step
 from mt_resilient.resilience.wire import dumps, loads
 
 KEYS = Keys("bench")
@@ -43,8 +43,8 @@ def instance_of(number: int) -> str:
     return f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}"
 
 
-def status(generation: int, **more: Any) -> NodeStatus:
-    """Of a node of eight ranks that train; each generation has come further than the one before."""
+def status(generation: int, nodes: int, **more: Any) -> NodeStatus:
+    """Of a node of eight ranks that train, one of `nodes`; each generation has come further than the one before."""
     step, now = Step(100 * generation), time.time()
     marks = {f"{mark}_s": now for mark in ("attached", "built", "restored", "stepped", "replayed")}
     said: dict[str, Any] = {
@@ -55,6 +55,8 @@ def status(generation: int, **more: Any) -> NodeStatus:
         "pids": (4321,) * 8,
         "launch": "warm",
     }
+    course = {"generation": Generation(generation), "rewinds": 0}
+    said |= {"courses": ((generation, 0),), "copies": (Copy(node_rank=0, nodes=nodes, step=step, **course),)}
     said |= {"memory_steps": (step,), "durable_steps": (Step(step - 50),), "agreed_steps": (step,), **marks, **more}
     return NodeStatus(generation=Generation(generation), **said)
 
@@ -95,7 +97,7 @@ class Line:
 
 class Crowd:
     def __init__(self, endpoint: str, first: int, count: int, nodes: int, connections: int) -> None:
-        self.pace = pace(nodes)
+        self.nodes, self.pace = nodes, pace(nodes)
         self.lines = [Line(grpc.aio.insecure_channel(endpoint, options=OPTIONS)) for _ in range(connections)]
         self.agents = [Agent(number, self.lines[number % connections]) for number in range(first, first + count)]
         for agent in self.agents:
@@ -132,7 +134,7 @@ class Crowd:
         agent.renewal = method("Lease", "LeaseKeepAlive").request(ID=agent.lease).SerializeToString()
         name = name_of(agent.number)
         known = NodeRecord(instance=instance_of(agent.number), host=name, pid=4321, ranks=8)
-        await agent.line.put(KEYS.status(name), status(0))
+        await agent.line.put(KEYS.status(name), status(0, self.nodes))
         await agent.line.put(KEYS.node(name), known, agent.lease)
         self.entering.release()
 
@@ -153,7 +155,7 @@ class Crowd:
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream is being opened again
                     await agent.line.renewals.write(agent.renewal)
             elif not renews:
-                self._start(agent.line.put(KEYS.status(name_of(number)), status(self.generation)))
+                self._start(agent.line.put(KEYS.status(name_of(number)), status(self.generation, self.nodes)))
 
     async def _renew(self, line: Line) -> None:
         while True:
@@ -186,7 +188,7 @@ class Crowd:
             return
         name = name_of(agent.number)
         if kind is AckKind.RUNNING:
-            await agent.line.put(KEYS.status(name), status(record.number))
+            await agent.line.put(KEYS.status(name), status(record.number, self.nodes))
         said = Ack(
             kind=kind, generation=record.number, instance=instance_of(agent.number), at_s=time.time(), port=29500
         )

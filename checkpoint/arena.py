@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Collection, Sequence
 
+from ..resilience.errors import MachineError
 from .header import Header, State, complete, overwrite_order, restorable
 from .ring import REACH_STEPS
 from .slot import Slot, View
@@ -51,15 +52,21 @@ class RankArena:
         """A slot (`among` these) begun for the snapshot that `wanted` describes; None when readers hold all that may go. now_s: monotonic;
         without it no reader is ever taken to hang.
 
-        Raises MachineError when memory runs out; the next snapshot may try again.
+        Raises MachineError when memory runs out for each that may go; the next snapshot may try again.
         """
+        scarce: MachineError | None = None
         hung = self._none_since_s is not None and now_s - self._none_since_s > HUNG_S
         for index in overwrite_order([slot.header() for slot in self.slots], self._reach_steps, hung=hung):
             slot = self.slots[index]
-            view = slot.begin(wanted, table) if among is None or slot in among else None
+            try:
+                view = slot.begin(wanted, table) if among is None or slot in among else None
+            except MachineError as error:
+                scarce, view = error, None  # another one has grown already
             if view is not None:
                 self._none_since_s = None
                 return slot, view
+        if scarce:
+            raise scarce
         if self._none_since_s is None:
             self._none_since_s = now_s
         return None

@@ -17,7 +17,9 @@ from .ring import REACH_STEPS, kept
 STATE_OFFSET = 8
 DRAINED_OFFSET = 16
 DURABLE_OFFSET = 24
-_MAGIC = b"MTSLOT02"
+_MAGIC = b"MTSLOT03"
+MARKS = 2
+"""Slots for what is copied to another node: the last snapshot that is there, and the one that is on its way."""
 
 
 class State(IntEnum):
@@ -44,6 +46,8 @@ class Header:
     """This step is on disk, committed as far as this node is concerned."""
     durable: bool = False
     """This step is wanted on disk."""
+    marked: bool = False
+    """This step is wanted in another node's memory, as it is of all other ranks."""
     generation: int = -1
     rewinds: int = 0
     """How often this generation has gone back in place so far: tells apart two stagings of one step."""
@@ -77,11 +81,12 @@ class Header:
     @classmethod
     def unpack(cls, page: bytes) -> Header:
         """The header in `page`; one in state FREE for a page that was never written or that another version wrote."""
-        magic, state, drained, durable, *numbers = _LAYOUT.unpack_from(page)
+        magic, state, drained, durable, marked, *numbers = _LAYOUT.unpack_from(page)
         if magic != _MAGIC or state not in State._value2member_map_:
             return cls()
-        rest = dict(zip(_FIELDS[3:], numbers, strict=True))
-        return cls(state=State(state), drained=bool(drained), durable=bool(durable), **rest)
+        rest = dict(zip(_FIELDS[4:], numbers, strict=True))
+        flags = {"drained": bool(drained), "durable": bool(durable), "marked": bool(marked)}
+        return cls(state=State(state), **flags, **rest)
 
 
 _FIELDS = tuple(field.name for field in fields(Header))
@@ -118,7 +123,8 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
 
 def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *, hung: bool = False) -> list[int]:
     """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest, but those that the ring
-    keeps for their age (`ring.kept`) after all others.
+    keeps for their age (`ring.kept`) after all others, and after these the MARKS newest that are marked: whoever takes a lost node's place
+    comes with a copy of one of them, and goes back to it with all others.
 
     Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that is still to be written to disk:
     rather some steps are left out. It never is for the ring's sake, and where storage has `hung` long, with a slot in hand, that one goes
@@ -129,17 +135,19 @@ def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *
         (header.stamp for header in headers if header.whole and header.durable and not header.drained), default=None
     )
     certain = [header.step for header in headers if header.whole and newest is not None and header.stamp <= newest]
-    ring = kept(certain, len(headers), reach_steps)
+    marks = sorted({header.stamp for header in headers if header.whole and header.marked})[-MARKS:]
+    ring = kept(certain, len(headers) - (MARKS if marks else 0), reach_steps)
 
     def may_go(header: Header) -> bool:
         older = newest is not None and header.stamp < newest
         return not header.whole or (older and (hung or header.stamp != waiting))
 
-    def worth(index: int) -> tuple[bool, bool, bool, Stamp]:
+    def worth(index: int) -> tuple[bool, bool, bool, bool, Stamp]:
         header = headers[index]
         return (
             header.whole,
             header.whole and header.stamp == waiting,
+            header.whole and header.stamp in marks,
             header.whole and header.step in ring,
             header.stamp,
         )

@@ -60,8 +60,11 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
-    """The nodes that may train, in the natural order of their names. now: wall-clock seconds."""
-    return {n: world.nodes[n] for n in sorted(world.nodes, key=natural) if not unusable(world, n, now)}
+    """The nodes that may train. now: wall-clock seconds."""
+    dismissed = {*world.record.dismissed} if world.record else {}
+    doubtful = {n for n, node in world.nodes.items() if node.fit or node.instance in dismissed or n in world.quarantine}
+    left_out = {n for n in doubtful if unusable(world, n, now)}
+    return {n: node for n, node in world.nodes.items() if n not in left_out}
 
 
 def unusable(world: World, node: NodeId, now: float) -> str:
@@ -88,7 +91,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     quiet_s = now - max(world.nodes[node].since_s for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None
-    return Seats(members={node: here[node].instance for node in list(here)[:size]})
+    return Seats(members={node: here[node].instance for node in sorted(here, key=natural)[:size]})
 
 
 def again(world: World, now: float, settled_s: float | None = None) -> Seats:
@@ -97,27 +100,26 @@ def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     assert world.spec
     assert world.record
     here, before = usable(world, now), world.record.members
-    spares = [node for node in here if node not in before]
-    places: list[tuple[NodeId, NodeId | None]] = []
-    """Who had the place, and who is to have it."""
-    for node in before:
-        places.append((node, node if node in here else spares.pop(0) if spares else None))
-    filled = [successor for _, successor in places if successor is not None]
-    vacant = tuple(node for node, successor in places if successor is None)
-    successors = {node: successor for node, successor in places if successor not in (node, None)}
+    spares = sorted((node for node in here if node not in before), key=natural)
+    gone = [node for node in before if node not in here]
+    successors = dict(zip(gone, spares, strict=False))
+    vacant, spares = gone[len(spares) :], spares[len(gone) :]
+    places = [successors.get(node, node) for node in before]
+    """Who is to have each, or, where it is vacant, who had it."""
+    filled = [node for node in places if node in here]
     size = _fitting(world.spec.sizes, len(filled) + len(spares))
     if vacant and size == 0:
-        kept = {s or node: here[s].instance if s else world.record.members[node] for node, s in places}
-        return Seats(members=kept, successors=successors, missed=vacant)  # type: ignore[arg-type]
+        kept = {node: here[node].instance if node in here else before[node] for node in places}
+        return Seats(members=kept, successors=successors, missed=tuple(vacant))
     # Who has trained already goes before who would have to fetch the state.
-    staying = {*sorted(filled, key=lambda node: node not in before)[:size]}  # sorting keeps the order of those alike
+    staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if settled_s is not None and now - here[node].since_s >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
     return Seats(
         members={node: here[node].instance for node in (*members, *joined)},
-        successors={node: s for node, s in successors.items() if s in staying},  # type: ignore[misc]
-        dropped=tuple(node for node, s in places if s not in staying),
+        successors={node: s for node, s in successors.items() if s in staying},
+        dropped=tuple(node for node, s in zip(before, places, strict=True) if s not in staying),
         joined=joined,
     )
 

@@ -31,7 +31,7 @@ _ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
 _PLACES = _ROW_AT, _ROW_AT + _SAID.size
-_ASKED, _ASKED_AT = struct.Struct("4q"), 19 * 8
+_ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
 _FAREWELL_AT, _FAREWELL_END = 1600, 3840
 _SPENT_AT = _FAREWELL_END
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
@@ -131,7 +131,9 @@ class Page:
 
     durable = _Int(22)
     """How many snapshots on disk have been asked for in this generation; the agent writes it."""
-    durable_step = _Int(23)
+    copies = _Int(23)
+    """How many snapshots for the memory of other nodes; the agent writes it."""
+    durable_step = _Int(32)
     """Step of the first snapshot for the disk that was begun since the agent, which asked for it, has set this to -1."""
     paused = _Int(19)
     """1: wait at the next boundary; the agent writes it, and the next four, the number last."""
@@ -183,7 +185,7 @@ class Page:
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """What the agent asks for, all that a row tells of: `paused`, `ordered`, `order`, `durable`."""
+        """What the agent asks for, all that a row tells of: `paused`, `ordered`, `order`, `durable`, `copies`."""
         return _ASKED.unpack_from(self.raw, _ASKED_AT)
 
     def stalled(self, held_ns: int) -> None:

@@ -21,7 +21,7 @@ from .spikes import Figure, Finding, Kind, SpikePolicy, spike
 
 ROW = 14
 """Numbers in a contribution: step, -step, loss, gradient norm, and what mostly stays as it is from step to step: non-finite, the two latest
-snapshots, stride, durable, order, fixed data, rewind, -rewind, -pause."""
+snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
 REST = 4
 """Where in a row the latter begins. Tallies with equal rests, whose figures are no spike, are judged alike."""
 COURSE = "course"
@@ -40,7 +40,17 @@ class Held(IntEnum):
     """Missed, and so will the next one be: the state has come to hold something that can't be saved."""
 
 
-_HELD, _ORDERS = tuple(Held), tuple(Order)
+class Wanted(IntEnum):
+    """Where a snapshot is wanted beside the memory of its own node. Ranks agree on it by MAX."""
+
+    NOWHERE = 0
+    COPIED = 1
+    """In the memory of another node;"""
+    ON_DISK = 2
+    """on disk, and where copies are made, there too."""
+
+
+_HELD, _WANTED, _ORDERS = tuple(Held), tuple(Wanted), tuple(Order)
 """By value; calling the enumeration takes ten times as long."""
 
 
@@ -66,8 +76,8 @@ class Tally(NamedTuple):
     """and the one before it."""
     stride: int = 1
     """Steps from one snapshot to the next that every rank can afford."""
-    durable: bool = False
-    """A snapshot on disk is asked for."""
+    wanted: Wanted = Wanted.NOWHERE
+    """A snapshot that is asked for."""
     order: Order = Order.NONE
     loss: float | None = None
     """The largest that any rank gave; None where no rank gave a finite one. So the norm of the gradient."""
@@ -94,7 +104,7 @@ class Judgement(NamedTuple):
     """What is certain of the two latest snapshots: WHOLE is sealed, MISSED given up, UNDER_WAY waited for."""
     earlier: Held = Held.UNDER_WAY
     stride: int = 1
-    durable: bool = False
+    wanted: Wanted = Wanted.NOWHERE
     snapshot: bool = False
     """With LEAVE: take a durable snapshot first."""
     rewind: int = 0
@@ -105,7 +115,7 @@ class Judgement(NamedTuple):
     @property
     def calm(self) -> bool:
         """Nothing is to be done about this step, beyond what becomes of its snapshots."""
-        return self.directive is Directive.GO_ON and not (self.finding or self.durable or self.rewind or self.pause)
+        return self.directive is Directive.GO_ON and not (self.finding or self.wanted or self.rewind or self.pause)
 
 
 def row(said: Tally) -> tuple[float, ...]:
@@ -125,7 +135,7 @@ def rest(said: Tally) -> tuple[float, ...]:
         said.newest,
         said.earlier,
         said.stride,
-        said.durable,
+        said.wanted,
         said.order,
         said.fixed_data,
         said.rewind,
@@ -136,7 +146,7 @@ def rest(said: Tally) -> tuple[float, ...]:
 
 
 def tally(reduced: Sequence[float]) -> Tally:
-    high, low, loss, grad_norm, non_finite, newest, earlier, stride, durable, order, fixed_data, last, first, run = (
+    high, low, loss, grad_norm, non_finite, newest, earlier, stride, wanted, order, fixed_data, last, first, run = (
         reduced
     )
     return Tally(
@@ -146,7 +156,7 @@ def tally(reduced: Sequence[float]) -> Tally:
         newest=_HELD[int(newest)],
         earlier=_HELD[int(earlier)],
         stride=int(stride),
-        durable=bool(durable),
+        wanted=_WANTED[int(wanted)],
         order=_ORDERS[int(order)],
         loss=loss if math.isfinite(loss) else None,
         grad_norm=grad_norm if math.isfinite(grad_norm) else None,
@@ -186,7 +196,7 @@ def judge(said: Tally, before: Collection[Figure], turns: Sequence[Turn], policy
         newest=Held.MISSED if said.non_finite or not said.same_step else said.newest,
         earlier=said.earlier,
         stride=said.stride,
-        durable=said.durable,
+        wanted=said.wanted,
         snapshot=said.order is Order.SNAPSHOT_AND_STOP,
         rewind=said.rewind if said.order is Order.NONE else 0,
         pause=said.pause and said.order is Order.NONE,

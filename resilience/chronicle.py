@@ -35,7 +35,9 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         for node in dict.fromkeys(s.node for s in verdict.blamed)
         for complaint in (world.status[node].complaints if node in world.status else ())
     )
-    traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback)[:1]
+    traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback and e.kind not in tuple(Kind))[
+        :1
+    ]
     return Incident(
         id=next_id(world),
         generation=world.record.number,
@@ -52,6 +54,13 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         onset=verdict.onset,
         signature=verdict.signature,
     )
+
+
+def in_vain(world: World, verdict: Verdict, policy: LadderPolicy) -> tuple[Incident, ...]:
+    """The rewinds that a fault has come back after, now that the ranks give it up."""
+    steps = [s.step for s in verdict.blamed if s.cause in tuple(Kind)]
+    still = (i for i in world.incidents if i.open and i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind))
+    return tuple(replace(i, open=False, origin=AGAIN) for i in still if any(near(i.onset, at, policy) for at in steps))
 
 
 def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:

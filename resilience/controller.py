@@ -21,7 +21,7 @@ from .orders import GenerationRecord
 from .scale import campaign_after_s
 from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .values import Values
-from .wire import dumps, loads
+from .wire import dumps
 from .world import world_of
 
 RETURN_S = 3.0
@@ -46,15 +46,16 @@ class Controller:
         self._told = told
         self._helm = Mirror(store, keys.helm)
         self._whole = Mirror(store, keys.root)
-        self._values = Values()
+        self._heard, self._values = Values(), Values()
         self._lease, self._anew_s = 0, -math.inf
         self._vacant_s: float | None = None
         """Wall-clock time since when nobody has led, as far as this agent has heard."""
 
     def record(self) -> GenerationRecord | None:
         """The record to obey, as far as this agent has heard. Raises StoreUnavailable."""
-        entry = self._helm.entries().get(self._keys.generation)
-        return loads(GenerationRecord, entry.value) if entry else None
+        self._helm.entries()
+        self._heard.update(self._helm.changed())
+        return self._heard.one(self._keys.generation, GenerationRecord)
 
     def fds(self) -> tuple[int, ...]:
         """Become readable when something has changed that concerns this agent: its orders; where it leads, anything. They may be others

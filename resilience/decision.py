@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import assignment, describe, moving, observing, quarantine, reach
+from . import assignment, copies, describe, moving, observing, quarantine, reach
 from .assignment import NodesPolicy, Seats
 from .chronicle import (
     complaints_told,
     convictions_told,
     frozen_told,
+    in_vain,
     open_incident,
     phases_told,
     rewinds_told,
@@ -30,7 +31,7 @@ from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine
 from .stability import ResumePoint, choose, exactly
 from .turnover import bereft, cut_off_told, missed_told, moved
 from .verdict import Verdict, judge, settled
-from .world import World
+from .world import World, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     if policy.observe and verdict and answer and observing.only_told(verdict):
         world = world.with_incidents(observing.verdict_told(world, verdict, answer, step_reached(world)))
         event, verdict, answer = _calm(world, now, policy)
-    told = tuple(incident for incident in world.incidents if before.get(incident.id) != incident)
+    told = tuple(i for i in world.incidents if (known := before.get(i.id)) is not i and known != i)
     present = world.record
     assert present
     late = None if leaving(world) else unheeded(world, now, policy.recovery.in_place_s)
@@ -125,7 +126,8 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
             record = replace(
                 present, phase=phase, exit_code=answer.exit_code, reason=f"{incident.summary}; {answer.reason}"
             )
-            decision = Decision(record=record, incidents=(incident,), reason=answer.reason)
+            tried = in_vain(world, verdict, policy.ladder)
+            decision = Decision(record=record, incidents=(*tried, incident), reason=answer.reason)
     elif answer:
         record = replace(present, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
         decision = Decision(record=record, reason=answer.reason)
@@ -196,7 +198,8 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
     ending = world.record is not None and world.record.phase is Phase.ENDING
     if ending and world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
         return Event.GONE, None, None
-    if _others_wanted(world, now) or _move(world, now, policy)[0] is moving.Move.GO:
+    on_the_move = world.record is not None and world.record.moving
+    if _others_wanted(world, now) or (on_the_move and _move(world, now, policy)[0] is moving.Move.GO):
         return Event.MEMBERS, None, None
     if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
         return Event.FINISHED, None, None
@@ -257,24 +260,24 @@ def step_reached(world: World) -> Step:
     return Step(max(newest, record.resume_step if record else -1, over))
 
 
+@once
 def _said(world: World) -> list[NodeStatus]:
-    """Of the members. What memory holds of other ranks than a node is to have is of no use to it."""
-    members = world.members
-    said = [(world.status[n], (rank, len(members))) for rank, n in enumerate(members) if n in world.status]
-    return [s if s.seat in ((), seat) else replace(s, memory_steps=()) for s, seat in said]
+    """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
+    own, lent = copies.own(world), copies.fetchable(world)
+    told = [(world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status]
+    return [
+        s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
+    ]
 
 
+@once
 def _point(world: World) -> ResumePoint:
     return choose(_said(world), unreadable(world.incidents), bound(world.incidents))
 
 
 def _kept(world: World) -> Step:
-    """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it."""
-    members = world.record.members if world.record else {}
-    alive = {n for n, instance in members.items() if n in world.nodes and world.nodes[n].instance == instance}
-    return choose(
-        [s if n in alive else replace(s, memory_steps=()) for n, s in world.status.items() if n in members]
-    ).step
+    """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it, but for copies."""
+    return choose(_said(world)).step
 
 
 def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool) -> Decision:
@@ -287,10 +290,12 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
         chief = world.members[0]
         turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
+        sources = {n: found[point.step] for n, found in copies.fetchable(world).items() if point.step in found}
         record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
+        record = replace(record, sources=sources, holders=copies.apart(world))
         record = replace(record, rewind=None, begins=order if there else None)
         given_up = (lost(world, order),) if order and there is None else ()
-        return Decision(record=record, incidents=given_up, reason=point.reason)
+        return Decision(record=record, incidents=given_up, reason=point.reason + copies.words(sources))
     if event is Event.STOP:
         asked = leaving(world)
         assert asked

@@ -75,11 +75,9 @@ class Suspicion:
 
 def dead_ranks(world: World) -> list[Suspicion]:
     """One suspicion for each rank that left before its loop was over."""
-    found: list[Suspicion] = []
-    for node, status in world.status.items():
-        if world.record and status.generation == world.record.number:
-            found += [_of_exit(node, gone) for gone in status.exits]
-    return found
+    number = world.record.number if world.record else 0
+    told = [(node, s.exits) for node, s in world.status.items() if s.exits and s.generation == number]
+    return [_of_exit(node, gone) for node, exits in told for gone in exits]
 
 
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
@@ -96,7 +94,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     elif gone.kind == "fenced":
         cause, text = (
             Cause.AGENT_LOST,
-            f"the agent of {node} had lost its lease, and ended its ranks, which made no step",
+            f"the agent of {node} had lost its lease, and ended its ranks",
         )
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
@@ -120,12 +118,12 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
 
 def replaced_agents(world: World) -> list[Suspicion]:
     """Members whose agent is gone, or is another process than the one the record names."""
-    found = []
+    found, nodes = [], world.nodes
     stepped_s = max((status.pulse_s for status in world.statuses()), default=0.0)  # with all ranks, so all were alive
-    for node, instance in (world.record.members if world.record else {}).items():
-        present = world.nodes.get(node)
-        if present and present.instance == instance:
-            continue
+    members = world.record.members if world.record else {}
+    changed = [(n, i) for n, i in members.items() if n not in nodes or nodes[n].instance != i]
+    for node, instance in changed:
+        present = nodes.get(node)
         if present is None and world.record and world.record.phase is Phase.GATHER:
             continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
         if present and awaited(world, node):

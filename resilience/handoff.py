@@ -44,6 +44,8 @@ class Handoff:
     """File in which local rank 0 notes what the script has imported, for the warm process."""
     rewind: RewindOrder | None = None
     """The order by which they start from `resume_step`."""
+    copies: bool = False
+    """Snapshots are copied into the memory of other nodes."""
     stacks: tuple[str, ...] = ()
     """Per local rank: where it writes its stacks when it is asked for them."""
 

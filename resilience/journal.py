@@ -29,11 +29,17 @@ class Journal:
             self.lost += 1
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """All whole lines, oldest first; a torn last line is passed over."""
+        """All whole lines, oldest first; a torn last line, and what is no event, is passed over."""
         if not self.path.is_file():  # nor a pipe, which would be waited for
             return
         for line in self.path.read_bytes().splitlines():
             try:
-                yield json.loads(line)
+                event = json.loads(line)
             except ValueError:
                 continue
+            if (
+                isinstance(event, dict)
+                and isinstance(event.get("kind"), str)
+                and isinstance(event.get("at_s"), (int, float))
+            ):
+                yield event

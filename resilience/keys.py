@@ -48,10 +48,6 @@ class Keys:
     def quarantines(self) -> str:
         return self.root + "quarantine/"
 
-    def place(self, life: int) -> str:
-        """A mark that is to be seen among the snapshots, in a life of the job: from this generation on."""
-        return f"{self.root}place/{life}"
-
     @property
     def incidents(self) -> str:
         return self.root + "incidents/"
@@ -100,6 +96,11 @@ class Keys:
     def modules(self) -> str:
         """What the ranks import, zlib: for the warm processes of those that stand by."""
         return self.root + "modules"
+
+    @property
+    def token(self) -> str:
+        """What the nodes show each other before they take or give copies of snapshots."""
+        return self.root + "token"
 
     def death(self, instance: str) -> str:
         """Written by the neighbour of an agent that has died, and bound to its lease."""

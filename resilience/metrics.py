@@ -88,7 +88,7 @@ class Metrics:
                 self._recoveries.labels(job, cause, rung)
         for phase in PHASES:
             self._phases.labels(job, phase)
-        for outcome in ("memory", "durable", "skipped", "failed"):
+        for outcome in ("memory", "durable", "copied", "skipped", "failed"):
             self._snapshots.labels(job, outcome)
         for metric in (
             self._lost_steps,
@@ -124,6 +124,10 @@ class Metrics:
     def durable(self, size_bytes: int) -> None:
         self._snapshots.labels(self._job, "durable").inc()
         self._bytes.labels(self._job).inc(size_bytes)
+
+    def copied(self) -> None:
+        """Into another node's memory."""
+        self._snapshots.labels(self._job, "copied").inc()
 
     def failed(self) -> None:
         """A durable snapshot could not be written."""

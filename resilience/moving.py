@@ -33,11 +33,13 @@ def move(world: World, now: float, policy: assignment.NodesPolicy, patience_s: f
     seats = assignment.again(world, now, policy.grow_after_s)
     why = describe.seats(seats)
     same = [*seats.members] == [*record.members] or bool(seats.missed)
+    if not record.moving and same:
+        return Move.NONE, ""
     if not record.moving:
         told = world.statuses()
         at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)
         forced = any(instance in record.dismissed for instance in record.members.values())
-        begins = not same and pending(world) is None and (at_work or forced)
+        begins = pending(world) is None and (at_work or forced)
         return (Move.BEGIN, why) if begins else (Move.NONE, "")
     if same:
         return Move.DROP, why

@@ -28,6 +28,15 @@ class RewindOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a node gets its part of the state from: another node's memory."""
+
+    holder: NodeId
+    generation: Generation
+    rewinds: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationRecord:
     number: Generation
     phase: Phase
@@ -68,6 +77,10 @@ class GenerationRecord:
     joined: dict[NodeId, Generation] = field(default_factory=dict)
     """Since which generation each member has been one without a break, this agent or one before it on the node: what its memory holds from
     before that may be of another course of the training."""
+    sources: dict[NodeId, Source] = field(default_factory=dict)
+    """Of the members whose own memory does not hold `resume_step`, those that can have it from another's."""
+    holders: dict[NodeId, NodeId] = field(default_factory=dict)
+    """Who holds the copies of whose snapshots, where it is not the member half the ring away (`copies.holder`)."""
     dismissed: tuple[str, ...] = ()
     """Agents that are to leave, as soon as the job goes on without them."""
 

@@ -49,7 +49,8 @@ def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quar
     hardware = Counter(node for incident in recent if _hardware(incident) for node in incident.nodes)
     struck = Counter(node for incident in recent if _counts(incident) for node in incident.nodes)
     found: dict[NodeId, Quarantine] = {}
-    for node in (n for n in assignment.usable(world, now) if struck[n]):
+    blamed = (n for n in struck if n in world.nodes and not assignment.unusable(world, n, now))
+    for node in sorted(blamed, key=assignment.natural):
         last_s = max((i.at_s for i in recent if node in i.nodes), default=0.0)
         known = world.quarantine.get(node)
         if known and known.until_s - policy.lasts_h * 3600 >= last_s:

@@ -263,7 +263,21 @@ class Mismatch:
     at_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """A snapshot of another node's ranks in the memory of the one that says so, whole."""
+
+    node_rank: int
+    """Of these ranks,"""
+    nodes: int
+    """among so many nodes."""
+    step: Step
+    generation: Generation
+    rewinds: int
+    """How often the ranks had gone back in that generation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeStatus:
     """What an agent says about its node: one value per node, written on change and every two seconds."""
 
@@ -294,7 +308,13 @@ class NodeStatus:
     sightings: tuple[Sighting, ...] = ()
     """The last few of this generation, where ranks only observe."""
     memory_steps: tuple[Step, ...] = ()
-    """Steps that every local rank can restore from the arena."""
+    """Steps that every local rank can restore from the arena,"""
+    courses: tuple[tuple[int, ...], ...] = ()
+    """and of each the generation and the number of rewinds in which it was taken."""
+    copies: tuple[Copy, ...] = ()
+    """Of another node's snapshots."""
+    unfetched: tuple[Step, ...] = ()
+    """Those of its own that this node could not have from who holds them."""
     durable_steps: tuple[Step, ...] = ()
     """Newest committed steps that this node can read."""
     storage: bool = True
@@ -339,7 +359,7 @@ class NodeStatus:
     """Node rank, and number of nodes, of the ranks whose state memory holds; empty: there were none yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
     """An agent is alive: bound to its lease."""
 
@@ -353,6 +373,8 @@ class NodeRecord:
     """Where the other nodes reach this one."""
     port: int = 0
     """Where its neighbour holds a connection to it (`agent/neighbour.py`)."""
+    copies_port: int = 0
+    """Where copies of snapshots are taken and given (`agent/buddy.py`); 0: nowhere."""
     home: str = ""
     """What tells the holder of this name from another who claims it: the host's boot, and the run directory."""
     since_s: float = 0.0
@@ -372,7 +394,7 @@ class AckKind(StrEnum):
     """The gang is gone, the last snapshot is drained."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ack:
     kind: AckKind
     generation: Generation

@@ -4,7 +4,8 @@ A *loss spike* is a run of steps that all lie above what the steps before let ex
 
     baseline   `baseline_steps` figures before the run, less their trend (the medians of both halves)
     expected   the baseline's median at its end: a falling loss is not taken to fall on
-    scale      half the range of the middle 95 % of the baseline, as a normal distribution has it (1.96 σ): a few outliers do not widen it
+    scale      half the range of the middle 95 % of the baseline, as a normal distribution has it (1.96 σ): a few outliers do not widen it.
+               At least half the grain that these figures come in, for they may be rounded (a loss in bfloat16 has steps of 1 %)
     spike      `run_steps` in a row, each more than `each_sigma` and on average more than `mean_sigma` scales above expected
 
 A run of three, and not one outlier, because heavy tails are common in a loss and a batch that is merely hard mends itself; a loss that
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -30,6 +32,8 @@ from .signals import Step
 
 NORMAL_95 = 1.96
 """Half the range of the middle 95 % of a normal distribution, in σ."""
+_COARSEST = 2.0**-7
+"""The grain of bfloat16, as a share of the figure: that of figures which are all the same is not seen."""
 
 
 class Kind(StrEnum):
@@ -134,4 +138,6 @@ def _expected(baseline: Sequence[float]) -> tuple[float, float]:
     level = sorted(value + slope * (end - at) for at, value in enumerate(baseline))
     beyond = max(1, round(0.025 * len(level)))
     scale = (level[-1 - beyond] - level[beyond]) / (2 * NORMAL_95)
-    return median(level), scale
+    told = sorted(baseline)[beyond:-beyond]
+    grain = min((b - a for a, b in pairwise(told) if b > a), default=abs(told[0]) * _COARSEST)
+    return median(level), max(scale, grain / 2)

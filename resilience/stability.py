@@ -41,11 +41,8 @@ def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tupl
 
 def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Step]:
     """That every node holds in memory or can read from disk. avoid: steps on disk that storage has not given when it was asked."""
-    return (
-        set.intersection(*({*s.memory_steps, *({*s.durable_steps} - {*avoid})} for s in statuses))
-        if statuses
-        else set()
-    )
+    alike = {(s.memory_steps, s.durable_steps) for s in statuses}  # most of thousands are
+    return set.intersection(*({*memory, *({*disk} - {*avoid})} for memory, disk in alike)) if alike else set()
 
 
 def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1) -> ResumePoint:

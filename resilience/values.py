@@ -3,12 +3,17 @@ as it was. `Mirror.changed` → `Values` → `world.world_of`."""
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from .wire import loads
 
 T = TypeVar("T")
+
+_LAST = chr(sys.maxunicode)
+"""Behind all that a key may go on with."""
 
 
 class _Group:
@@ -38,9 +43,10 @@ class Values:
                 self._values.pop(key, None)
             else:
                 self._values[key] = value
-            for prefix, group in self._groups.items():
-                if key.startswith(prefix):
-                    group.stale.add(key[len(prefix) :])
+        keys = sorted(changed)
+        for prefix, group in self._groups.items():
+            under = slice(bisect_left(keys, prefix), bisect_left(keys, prefix + _LAST))
+            group.stale.update(key[len(prefix) :] for key in keys[under])
 
     def under(self, prefix: str, cls: type[T]) -> dict[str, T]:
         """The records under `prefix` by the rest of the key, in its order; the caller's own. Raises InternalError for what is no such
@@ -60,7 +66,7 @@ class Values:
 
     def _parse(self, prefix: str, group: _Group) -> None:
         further = False
-        for name in sorted(group.stale):
+        for name in group.stale:
             value = self._values.get(prefix + name)
             if value is None:
                 group.found.pop(name, None)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
-from collections.abc import Callable
-from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, TypeVar
+
+import msgspec
 
 from .errors import InternalError
 
@@ -23,71 +21,32 @@ def dumps(record: Any) -> bytes:
 
 def loads(cls: type[T], data: bytes | str) -> T:
     """The record back. Unknown fields are ignored (a newer agent may have written them); a missing or mistyped one is an InternalError."""
-    return _loaded(cls, data)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=512)
-def _loaded(cls: Any, data: bytes | str) -> Any:
-    """Who looks at the whole World every second mostly meets what it has met before: the same bytes give the same record, which nobody
-    changes."""
     try:
-        return _reader(cls)(json.loads(data))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _decoder(cls).decode(data)  # type: ignore[arg-type]
+    except (msgspec.DecodeError, ValueError):
+        return _convert(cls, data)
+
+
+def _convert(cls: type[T], data: bytes | str) -> T:
+    """What only Python takes for JSON, as `dumps` writes it: NaN, and half of a surrogate pair, as in a path that is not UTF-8."""
+    try:
+        return msgspec.convert(json.loads(data), cls)
+    except (msgspec.ValidationError, ValueError) as error:
         raise InternalError(f"cannot read a {cls.__name__} from {data[:200]!r}: {error}") from error
 
 
+@cache
+def _decoder(cls: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(cls)
+
+
 def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _hints(type(record))}  # type: ignore[arg-type]
+    return {name: getattr(record, name) for name in _names(type(record))}  # type: ignore[arg-type]
+
+
+@cache
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_fields)
-
-
-@cache
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    """What makes a value of this type from what JSON has given."""
-    if hint is Any:
-        return lambda value: value
-    if isinstance(hint, typing.NewType):
-        return _reader(hint.__supertype__)  # type: ignore[arg-type]
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        read = _reader(next(option for option in typing.get_args(hint) if option is not type(None)))
-        return lambda value: None if value is None else read(value)
-    if origin is tuple:
-        return _tuple_reader(_reader(typing.get_args(hint)[0]))
-    if origin is dict:
-        key, item = map(_reader, typing.get_args(hint))
-        return lambda value: {key(k): item(v) for k, v in value.items()}
-    if dataclasses.is_dataclass(hint):
-        readers = {name: _reader(known) for name, known in _hints(hint).items()}  # type: ignore[arg-type]
-        return lambda value: hint(**{n: read(value[n]) for n, read in readers.items() if n in value})  # type: ignore[operator]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
-    return _plain_reader(hint)
-
-
-def _tuple_reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def build(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no list")
-        return tuple([read(element) for element in value])
-
-    return build
-
-
-def _plain_reader(hint: type) -> Callable[[Any], Any]:
-    def build(value: Any) -> Any:
-        if hint is float and isinstance(value, int):
-            return float(value)
-        if not isinstance(value, hint):
-            raise TypeError(f"{value!r} is not {hint}")
-        return value
-
-    return build
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    known = typing.get_type_hints(cls)
-    return {f.name: known[f.name] for f in dataclasses.fields(cls)}

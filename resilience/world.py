@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from .keys import Keys
 from .orders import GenerationRecord, Incident
@@ -33,22 +34,45 @@ class World:
     dead: Mapping[str, Death] = field(default_factory=dict)
     """By instance."""
 
-    @property
+    _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `once` has found out."""
+
+    @cached_property
     def members(self) -> tuple[NodeId, ...]:
         return tuple(self.record.members) if self.record else ()
 
     def all_acked(self, *kinds: AckKind) -> bool:
-        return bool(self.members) and all(n in self.acks and self.acks[n].kind in kinds for n in self.members)
+        return len(self.acks) == len(self.members) > 0 and all(ack.kind in kinds for ack in self.acks.values())
 
     def with_incidents(self, changed: Iterable[Incident]) -> World:
         """The same, with new and changed incidents in it."""
+        changed = tuple(changed)
+        if not changed:
+            return self
         newest = {incident.id: incident for incident in (*self.incidents, *changed)}
         return replace(self, incidents=tuple(newest.values()))
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
-        number, members = (self.record.number, self.record.members) if self.record else (0, {})
-        return [s for n, s in self.status.items() if n in members and s.generation == number]
+        return _statuses(self)
+
+
+def once(judge: Callable[[World], T]) -> Callable[[World], T]:
+    """What follows from a World alone is found out once, for a World never changes."""
+
+    @wraps(judge)
+    def known(world: World) -> T:
+        if judge not in world._known:
+            world._known[judge] = judge(world)
+        return world._known[judge]
+
+    return known
+
+
+@once
+def _statuses(world: World) -> list[NodeStatus]:
+    number, members = (world.record.number, world.record.members) if world.record else (0, {})
+    return [s for n, s in world.status.items() if n in members and s.generation == number]
 
 
 def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
@@ -65,7 +89,7 @@ def world_of(keys: Keys, values: Values) -> World:
     return World(
         spec=values.one(keys.spec, Spec),
         record=record,
-        nodes={name: node for name, node in nodes.items() if node.instance not in dead},
+        nodes={name: node for name, node in nodes.items() if node.instance not in dead} if dead else nodes,
         dead=dead,
         status=_by_node(values.under(keys.statuses, NodeStatus)),
         acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},

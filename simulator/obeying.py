@@ -61,6 +61,7 @@ def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
         acked=(record.number if acked else 0, acked),
         rewind=gang.rewind if gang else 0,
         paused=gang is not None and gang.told_to_wait,
+        waiting=gang is not None and gang.waits,
         snapshot=gang.saves if gang else "",
         leave_ordered=False,
         grace_over=False,

@@ -27,6 +27,7 @@ GPT = ROOT / "examples" / "gpt" / "pretrain.py"
 FSDP = ROOT / "tests" / "chaos" / "fsdp.py"
 FLIPPED = ROOT / "tests" / "chaos" / "flipped.py"
 GATED = ROOT / "tests" / "chaos" / "gated.py"
+PLAIN = ROOT / "tests" / "chaos" / "plain.py"
 HANGING = ROOT / "tests" / "chaos" / "hanging.py"
 _DIGEST = re.compile(r"final state sha256 (\w+)")
 

@@ -58,6 +58,7 @@ class Node:
             stager = Stager()
             layout, encoded, leaves = stager.plan(state, lambda value: False)
             wanted = Header(
+                marked=True,
                 generation=generation,
                 step=step,
                 durable=durable,
@@ -126,10 +127,12 @@ class DrainProcess:
             found.append(json.loads(line))
         return found
 
-    def finish(self) -> list[dict]:
+    def say(self, *words: object) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(b"finish\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(f"{' '.join(map(str, words))}\n".encode())
+
+    def finish(self) -> list[dict]:
+        self.say("finish")
         found = self.events("finished")
         assert self.process.wait(PATIENCE_S) == 0
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..resilience.boundary import Held
+from ..resilience.boundary import Held, Wanted
 from .offload import Job
 
 
@@ -13,7 +13,7 @@ class Attempt:
     """One snapshot that all ranks have begun at the same step; this rank's part of it."""
 
     step: int
-    durable: bool
+    wanted: Wanted
     job: Job | None = None
     missed: bool = False
     unsavable: bool = False

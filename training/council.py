@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..resilience import describe, ladder, windows
 from ..resilience.board import Rewound, Sighted
-from ..resilience.boundary import REST, Directive, Held, Judgement, Tally, head, judge, rest, tally
+from ..resilience.boundary import REST, Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError
 from ..resilience.ladder import Remedy, Turn
@@ -50,7 +50,7 @@ class Council:
         self._policy = at.handoff.policy
         self.stride = pace.stride
         """Steps between snapshots in memory: what all ranks agreed on last."""
-        self._asked = 0
+        self._asked = (0, 0)
         """Snapshots on disk that the agent has asked for, and that all ranks know of."""
         self._rewind: Judgement | RewindOrder | None = None
         """What the ranks go back for."""
@@ -85,7 +85,8 @@ class Council:
     def _said(self, sound: bool, held: tuple[Held, Held], asked: tuple[int, ...], fixed_data: bool) -> Row:
         """What a row says beside step and figures."""
         newest, earlier = held
-        paused, ordered, order, durable = asked
+        paused, ordered, order, durable, copies = asked
+        wanted = Wanted.ON_DISK if durable > self._asked[0] else Wanted(copies > self._asked[1])
         return rest(
             Tally(
                 step=Step(0),
@@ -93,7 +94,7 @@ class Council:
                 newest=newest,
                 earlier=earlier,
                 stride=self._pace.stride,
-                durable=self._at.local_rank == 0 and durable > self._asked,
+                wanted=wanted if self._at.local_rank == 0 else Wanted.NOWHERE,
                 order=Order(order),
                 fixed_data=fixed_data,
                 rewind=ordered if ordered > self._obeyed else 0,
@@ -120,8 +121,10 @@ class Council:
             self.stride = judgement.stride
             if self._stepped:
                 self._course.judged(said.figure)
-            if judgement.durable:
-                self._tape.owed, self._asked = True, self._at.page.durable
+            if judgement.wanted:
+                page, disk = self._at.page, judgement.wanted is Wanted.ON_DISK
+                self._tape.owed = max(self._tape.owed, judgement.wanted)
+                self._asked = page.durable if disk else self._asked[0], page.copies
             if judgement.finding is not None:
                 self._sighted(judgement)
         if judgement.directive is Directive.GIVE_UP:

@@ -1,7 +1,8 @@
 """A state that was saved in another parallel layout, put into this one's live tensors.
 
 Tensors go by their places in global ones; the values of parameter groups by the parameters that are in them; and what is the same on all
-ranks (counters, schedulers) comes from rank 0. Generators have no place in another layout: they stay as the script has seeded them.
+ranks (counters, schedulers, a model that says nothing of places) comes from rank 0. Generators have no place in another layout: they stay
+as the script has seeded them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .live import local
 from .optimizer_places import owned_parts, state_parts
 from .optimizers import Optimizers, parameters_of
 from .places import model_parts, places_of
-from .state import Modules, Source
+from .state import Modules, Preparing, Source
 
 _GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
 """What tells Megatron's groups apart (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), but for the layout."""
@@ -92,12 +93,15 @@ def restore_elsewhere(
     as `restore.open_rank` does.
     """
     saved = Saved(snapshot)
-    others = [name for name, source in sources.items() if not isinstance(source, (Modules, Optimizers))]
-    shared = _shared(saved, {*others} - {*alone}, optional)
+    placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
+    shared = _shared(saved, sources.keys() - placed - {*alone}, optional)
+    described = saved.manifests[0].table.described()
     for name, source in sources.items():
-        if isinstance(source, Optimizers):
+        if name in placed and isinstance(source, Optimizers):
             _make_states(name, source, sources, saved)
-    state = {name: source.collect() for name, source in sources.items() if isinstance(source, (Modules, Optimizers))}
+        elif name in shared and isinstance(source, Preparing):
+            source.prepare(described[name])
+    state = {name: sources[name].collect() for name in placed}
     skeleton, leaves = flatten(state, torch.is_tensor)
     parts = _parts_of(sources)
     buffers = {name: torch.empty(leaf.shape, dtype=leaf.dtype) for name, leaf in leaves if parts.get(name)}
@@ -109,12 +113,34 @@ def restore_elsewhere(
     saved.fill(wanted)
     kept = unflatten(skeleton, dict(leaves) | buffers)
     for name, source in sources.items():
-        if isinstance(source, Optimizers):
+        if name in kept and isinstance(source, Optimizers):
             _group_values(name, source, sources, saved, kept[name])
         if name in kept:
             source.restore(kept[name])
         elif name in shared:
             source.restore(shared[name])
+
+
+def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved: Saved) -> bool:
+    """Whether the tensors of a model, or of its optimizer, lie in global ones, here and in the snapshot. Of a plain module among several
+    ranks nobody says it. Raises LayoutError where that is so of some parameters: they would stay as the script has made them."""
+    if isinstance(source, Modules):
+        placed = model_parts(source.chunks)
+        names = [key for key in source.tensors() if key not in source.buffers]
+        lost = [key for key in names if not placed[key]]
+    elif isinstance(source, Optimizers):
+        owned = _owned(source, sources)
+        names = [f"{index}/{key}" for index, key in owned]
+        lost = [f"{index}/{key}" for (index, key), parts in owned.items() if not parts]
+    else:
+        return False
+    held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
+    there = not held or any(piece.parts for piece in held)
+    if there and 0 < len(lost) < len(names):
+        raise LayoutError(
+            f"{saved.snapshot} cannot be taken to another parallel layout: where {lost[0]} of {name!r} lies in the whole is not known"
+        )
+    return there and not lost
 
 
 def _shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..checkpoint.header import Header
 from ..checkpoint.staging import Stager, fill
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Layout, Piece, Table
-from ..resilience.boundary import Held, Judgement
+from ..resilience.boundary import Held, Judgement, Wanted
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError
 from . import device
@@ -66,8 +66,8 @@ class Tape:
         self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
         """What this process has put into each slot, and its table: that need not be believed anew."""
         self.rewinds = 0
-        self.owed = False
-        """A snapshot is due on disk, and no attempt at it is under way."""
+        self.owed = Wanted.NOWHERE
+        """Where a snapshot is due, while no attempt at it is under way."""
 
     @property
     def on_device(self) -> bool:
@@ -105,22 +105,23 @@ class Tape:
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
             # What cannot be saved is not tried at each step: the next one that is due will tell.
-            self.owed = self.owed or (attempt.durable and held is not Held.UNSAVABLE)
+            if held is not Held.UNSAVABLE:
+                self.owed = max(self.owed, attempt.wanted)
         self.unsettled = not all(attempt.settled for attempt in self._attempts)
 
     def may_record(self) -> bool:
         """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
         return len(self._attempts) < 2 or self._attempts[-2].settled
 
-    def record(self, step: int, durable: bool, *, finite: bool = True, patience_s: float = 0.0) -> None:
+    def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> None:
         """Begin a snapshot of the state after `step` steps, or find that it is there. On a device the copies go on behind it (`finish`
         waits); a rank that is not `finite`, or has no slot or no memory for it within `patience_s`, has missed it, counted on its page."""
         first, self._recorded = not self._recorded, True
-        attempt = Attempt(step, durable)
+        attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
         if durable and self._at.page.durable_step < 0:
             self._at.page.durable_step = step
-        self.owed = self.owed and not durable
+        self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
         held = self._arena.holding(step)
         if held is not None:  # the loop leaves at the very step that it has just recorded
             if durable:
@@ -169,7 +170,8 @@ class Tape:
             step=attempt.step,
             rank=self._at.rank,
             world=self._at.world,
-            durable=attempt.durable,
+            durable=attempt.wanted is Wanted.ON_DISK,
+            marked=self._at.handoff.copies and attempt.wanted is not Wanted.NOWHERE,
             pieces=len(layout.pieces),
             payload_bytes=layout.payload_bytes,
         )
@@ -266,7 +268,7 @@ class Tape:
     def go_back(self, step: int) -> None:
         """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        self._attempts, self.unsettled, self.owed = [], False, False
+        self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
         slot = self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
             self._restorer.from_store(stores.at(self._at.handoff.snapshots), step)

@@ -23,7 +23,7 @@ import torch
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
 from ..resilience import describe
-from ..resilience.boundary import COURSE, Directive, Judgement
+from ..resilience.boundary import COURSE, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
 from ..resilience.signals import Doing, RankPhase
@@ -155,7 +155,7 @@ class Session:
         if self._at is None:
             return None
         if self._handoff.resume_step < 0 and self._handoff.origin:
-            self._tape.owed = True  # and a snapshot of one's own on disk as soon as may be
+            self._tape.owed = Wanted.ON_DISK  # and a snapshot of one's own on disk as soon as may be
             step = self._tape.start_from(stores.at(self._handoff.origin))
         elif self._handoff.resume_step < 0:
             return None
@@ -188,7 +188,7 @@ class Session:
         self._page.tells = 1 if self.fixed_data else 2
         self._rescue.turn(self._course.careful(step))
         first = self._tape.owed  # of a job that begins with another's state
-        self._tape.record(step, durable=first)
+        self._tape.record(step, first)
         if first:
             self._page.step = step
             self._tape.finish()
@@ -239,16 +239,16 @@ class Session:
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or bool(leave and before and before.snapshot)
         durable = self._handoff.durable_every_steps
-        self._tape.owed |= durable != AUTO and step % durable == 0
-        due = wanted or self._tape.owed or step % self._council.stride == 0
+        if durable != AUTO and step % durable == 0:
+            self._tape.owed = Wanted.ON_DISK
+        due = wanted or self._tape.owed is Wanted.ON_DISK or step % self._council.stride == 0
         finite = figures is None or figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT
         if due and (wanted or self._tape.may_record()):
             finite = finite and self._parameters_finite()
-            self._tape.record(
-                step, wanted or self._tape.owed, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0
-            )
+            where = Wanted.ON_DISK if wanted else self._tape.owed
+            self._tape.record(step, where, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0)
         if judged_now or leave:
             self._tape.finish()
         self._council.contribute(step, finite and self._tape.finite, self.fixed_data, figures)
@@ -282,7 +282,7 @@ class Session:
                 self._page.doing, self._page.beat_ns = Doing.PAUSED, monotonic_ns()
                 sleep(_LOOK_S)
                 if self._tape.owed and self._tape.may_record():
-                    self._tape.record(step, durable=True)
+                    self._tape.record(step, self._tape.owed)
                 self._council.contribute(step, self._tape.finite, self.fixed_data, None)
         finally:
             self._page.doing = Doing.STEP

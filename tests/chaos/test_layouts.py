@@ -13,7 +13,7 @@ import pytest
 from mt_resilient.checkpoint import catalog, commit, stores
 from mt_resilient.checkpoint.reshard import Saved
 
-from ..harness import FSDP, GPT, Job, digest_of, step_lines
+from ..harness import FSDP, GPT, PLAIN, Job, digest_of, step_lines, undisturbed
 
 STEPS = 6
 PAIRS = [
@@ -86,3 +86,12 @@ def test_dtensors_of_four_ranks_go_to_three_and_to_two_copies_on_two_each(tmp_pa
     copies = run(tmp_path / "copies", 4, [*script, "--replicate", "2"], "--start-from", str(three.directory))
     assert newest(four).digest() == newest(three).digest() == newest(copies).digest()
     assert digest_of(four.printed()) == digest_of(three.printed()) == digest_of(copies.printed())
+
+
+@pytest.mark.slow
+def test_a_model_that_says_nothing_of_places_goes_on_where_all_ranks_held_the_same(tmp_path: Path) -> None:
+    """Gradients are added up by the script: nothing about the model tells that its copies are copies."""
+    three = run(tmp_path / "three", 3, [str(PLAIN), "--steps", "4"])
+    two = run(tmp_path / "two", 2, [str(PLAIN), "--steps", "8"], "--start-from", str(three.directory))
+    one = run(tmp_path / "one", 1, [str(PLAIN), "--steps", "12"], "--start-from", str(two.directory))
+    assert digest_of(one.printed()) == undisturbed(PLAIN, "--steps", "12", ranks=1)[0]

@@ -24,7 +24,6 @@ from mt_resilient.checkpoint.frames import Offer, Word
 from mt_resilient.checkpoint.header import Header, Stamp, complete
 from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.checkpoint.tensors import Table
-from mt_resilient.checkpoint.tiers import Known, Tier
 from mt_resilient.resilience.errors import MachineError, SnapshotError
 
 from ..played import PATIENCE_S, DrainProcess, Node
@@ -531,24 +530,24 @@ def test_a_lost_node_comes_back_from_its_guest_copies(node, buddy, guests, port,
     buddy.snapshot(40, durable=False)  # its peers were a step further
     fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4, slots=3)
     own = complete([[slot.header() for slot in row.slots] for row in buddy.arenas], 2)
-    kept = [{header.stamp for header in row if header.state is State.SEALED} for row in guests.headers()]
-    held = [{Tier.OWN: own}, {Tier.OWN: own}, *({Tier.OWN: (), Tier.BUDDY: stamps} for stamps in kept)]
-    chosen = tiers.nearest(held)
-    assert (chosen.known, chosen.stamp, chosen.tiers) == (
-        Known.YES,
-        Stamp(1, 0, 30),
-        (Tier.OWN, Tier.OWN, Tier.BUDDY, Tier.BUDDY),
-    )
-    with called(port) as wire:
-        for rank, slots in zip(RANKS, fresh.arenas, strict=True):
-            replicate.fetch(wire, chosen.stamp, rank, slots.slots[0])
+    assert max(own & tiers.whole(guests.headers())) == Stamp(1, 0, 30)
+    new = fresh.drain(buddy={"poll_s": 0.005})
+    STARTED.append(new)
+    new.say("fetch", f"127.0.0.1:{port}", 1, 0, 25, 2)
+    assert "no copy of step 25 of rank 2" in new.events("not fetched")[-1]["reason"]
+    new.say("fetch", f"127.0.0.1:{port}", 1, 0, 30, 2)
+    assert new.events("fetched")[-1]["bytes"] > 2 * node.nbytes
     for slots in (*buddy.arenas, *fresh.arenas):
         with slots.holding(30).reading() as view:
             assert view.header.state is State.SEALED
             assert_exact(view)
     fresh.snapshot(31, durable=False)
-    sending(fresh, port)
+    new.say("copy", f"127.0.0.1:{port}")
     guests.wait_for(31)
+    new.say("copy")
+    fresh.snapshot(32, durable=False)
+    time.sleep(0.3)
+    assert guests.newest().step == 31, "nobody is to have it any more"
     fresh.close()
 
 

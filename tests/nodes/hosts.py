@@ -4,20 +4,27 @@
     etcd-1 ── 101 ─┤ br0, in a namespace of its own ├─ 11 ── n1: mt-resilient run …
     etcd-2 ── 102 ─┘                                └─ 12 ── n2: …
 
-A host is killed with all its processes, or its link is cut: the others see neither farewell nor reset, as with a machine that has lost its
-power, or a cable.
+A host's processes are all killed, or it loses its power: then its link is cut first, and the others see neither farewell nor reset. The
+network is cut in two by putting hosts onto another bridge, br1.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from mt_resilient.agent.etcd_binary import find_server
 from mt_resilient.resilience.errors import StoreUnavailable
@@ -29,7 +36,7 @@ from mt_resilient.resilience.signals import NodeId
 from mt_resilient.resilience.wire import loads
 from mt_resilient.resilience.world import World, read_world
 
-from ..harness import BIN, MINIMAL, digest_of, environment
+from ..harness import BIN, PLAIN, digest_of, environment
 
 KEYS = Keys("netns")
 _PORT = 2379
@@ -50,8 +57,9 @@ class Net:
         self.bridge = f"{self.tag}-sw"
         self.names: list[str] = []
         sh("ip", "netns", "add", self.bridge)
-        self._in(self.bridge, "ip", "link", "add", "br0", "type", "bridge")
-        self._in(self.bridge, "ip", "link", "set", "br0", "up")
+        for switch in ("br0", "br1"):
+            self._in(self.bridge, "ip", "link", "add", switch, "type", "bridge")
+            self._in(self.bridge, "ip", "link", "set", switch, "up")
         sh("ip", "link", "add", self.tag, "type", "veth", "peer", "name", "tester", "netns", self.bridge)
         sh("ip", "addr", "add", f"{self.subnet}.254/24", "dev", self.tag)
         sh("ip", "link", "set", self.tag, "up")
@@ -75,6 +83,17 @@ class Net:
     def link(self, name: str, up: bool) -> None:
         self._in(self.bridge, "ip", "link", "set", name, "up" if up else "down")
 
+    def apart(self, *names: str) -> None:
+        """These reach each other and nobody else, until somebody else is put apart; none: all reach all."""
+        for name in self.names:
+            self._in(self.bridge, "ip", "link", "set", name, "master", "br1" if name in names else "br0")
+
+    def shape(self, name: str, rate: str) -> None:
+        """Make its link so slow, both ways; with some 50 ms of queue."""
+        for space, device in ((self.space(name), "eth0"), (self.bridge, name)):
+            limit = ["rate", rate, "burst", "256kb", "latency", "50ms"]
+            self._in(space, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit)
+
     def inside(self, name: str) -> list[str]:
         """The words that start something there."""
         return ["ip", "netns", "exec", self.space(name)]
@@ -90,9 +109,15 @@ class Net:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
+    def off(self, name: str) -> None:
+        """As without power: nobody hears of it."""
+        self.link(name, up=False)
+        self.kill(name)
+
     def close(self) -> None:
         for name in self.names:
             self.kill(name)
+        for name in self.names:
             sh("ip", "netns", "del", self.space(name), check=False)
         sh("ip", "link", "del", self.tag, check=False)
         sh("ip", "netns", "del", self.bridge, check=False)
@@ -108,6 +133,9 @@ class Cluster:
         self, place: Path, nodes: str, *options: str, hosts: int, etcds: int = 3, ranks: int = 1, script: Sequence[str]
     ) -> None:
         """hosts: n1, n2 …; nodes: what --nodes is given."""
+        self.extra: dict[str, dict[str, str]] = {}
+        """Further environment of a host's agent and ranks."""
+        (place / "trail").mkdir()
         self.place, self.nodes, self.options, self.ranks, self.script = place, nodes, options, ranks, script
         self.net = Net()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -124,7 +152,8 @@ class Cluster:
     def start(self, *names: str) -> None:
         """The agents of these hosts, or of all."""
         for name in names or self.hosts:
-            self._start_agent(name)
+            self.net.link(name, up=True)
+            self._spawn(name, self.command(name))
 
     def start_etcd(self, name: str) -> None:
         def url(host: str, port: int) -> str:
@@ -141,18 +170,21 @@ class Cluster:
         }
         self._spawn(name, [str(find_server().path), *(f"--{key}={value}" for key, value in flags.items())])
 
-    def _start_agent(self, name: str) -> None:
+    def command(self, name: str) -> list[str]:
+        """What is given on that host."""
         options = ["--job", "netns", "--node", name, "--nodes", self.nodes, "--etcd", ",".join(self.endpoints)]
         options += ["--run-dir", str(self.place / "runs" / name), "--snapshots", str(self.place / "shared")]
         options += ["--metrics-port", "0", "--snapshot-every", "1", "--set", "agent.lease_ttl_s=3", *self.options]
         command = ["torchrun", f"--nproc-per-node={self.ranks}", *self.script]
-        self._spawn(name, [str(BIN / "mt-resilient"), "run", *options, "--", *command])
+        return [str(BIN / "mt-resilient"), "run", *options, "--", *command]
+
+    def environment(self, name: str) -> dict[str, str]:
+        return environment(GLOO_SOCKET_IFNAME="eth0", TRAIL=str(self.place / "trail"), **self.extra.get(name, {}))
 
     def _spawn(self, name: str, command: Sequence[str]) -> None:
         (self.place / "runs").mkdir(exist_ok=True)
         with (self.place / f"{name}.out").open("ab") as out, (self.place / f"{name}.err").open("ab") as err:
-            env = environment(GLOO_SOCKET_IFNAME="eth0")
-            words = [*self.net.inside(name), *command]
+            words, env = [*self.net.inside(name), *command], self.environment(name)
             self.processes[name] = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
     # -- looking --------------------------------------------------------------------------------------------------------
@@ -185,6 +217,28 @@ class Cluster:
         self.until(there, deadline_s, f"step {step}")
         return found[-1]
 
+    def number(self) -> int:
+        """Of the present generation."""
+        world = self.world()
+        return world.record.number if world and world.record else 0
+
+    def after(self, act: Callable[[], object], deadline_s: float = 20) -> float:
+        """Seconds from `act` to the decision on the next generation, by the clock of whoever leads."""
+        before, since_s = self.number(), time.time()
+        act()
+        self.until(lambda: self.number() > before, deadline_s, f"a generation after {before}")
+        world = self.world()
+        assert world
+        assert world.record
+        return world.record.opened_s - since_s
+
+    def goes_on(self, steps: int = 10, deadline_s: float = 60) -> None:
+        """Until the present generation has done so many steps."""
+        world = self.world()
+        assert world
+        assert world.record
+        self.until_step(max(world.record.resume_step, world.record.replay_until) + steps, deadline_s)
+
     def members(self) -> list[str]:
         world = self.world()
         return [*world.members] if world else []
@@ -202,10 +256,33 @@ class Cluster:
         assert world
         return world.nodes[NodeId(name)].pid
 
-    def kill_rank(self, name: str) -> None:
+    def there(self) -> list[NodeId]:
+        """Nodes whose agents live."""
+        world = self.world()
+        return [*world.nodes] if world else []
+
+    def at_work(self) -> bool:
+        """Whether all ranks of the present generation are in their loop."""
+        world = self.world()
+        told = world.statuses() if world else []
+        return bool(world and told) and len(told) == len(world.members) and all(s.stepped_s for s in told)
+
+    def began(self) -> int:
+        """The step that the present generation has gone on from."""
         world = self.world()
         assert world
-        os.kill(next(s for n, s in world.status.items() if n == name).pids[0], signal.SIGKILL)
+        assert world.record
+        return world.record.resume_step
+
+    def kill_rank(self, name: str, local: int = 0) -> None:
+        world = self.world()
+        assert world
+        os.kill(next(s for n, s in world.status.items() if n == name).pids[local], signal.SIGKILL)
+
+    def tell_all(self, number: signal.Signals) -> None:
+        """All agents, at once."""
+        for pid in [self.agent(name) for name in self.there()]:
+            os.kill(pid, number)
 
     def finish(self, *names: str, deadline_s: float = 120) -> list[int]:
         """Wait for these agents to end; their exit codes."""
@@ -222,22 +299,69 @@ class Cluster:
             (self.place / f"{name}.out").read_text() for name in self.hosts if (self.place / f"{name}.out").exists()
         )
 
-    def said(self) -> str:
-        files = [self.place / f"{name}.err" for name in self.hosts]
+    def steps(self) -> int:
+        """Lines of steps printed so far."""
+        return sum(line.startswith("step ") for line in self.printed().splitlines())
+
+    def said(self, *names: str) -> str:
+        files = [self.place / f"{name}.err" for name in names or self.hosts]
         return "\n".join(f"== {file.stem}\n{file.read_text()[-2500:]}" for file in files if file.exists())
 
     def digest(self) -> str:
         return digest_of(self.printed())
 
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """Lines of all journals, in the order of their times: whoever led has told."""
+        return sorted((line for name in self.hosts for line in self.journal(name, kind)), key=lambda line: line["at_s"])
+
+    def journal(self, name: str, kind: str) -> list[dict[str, Any]]:
+        place = self.place / "runs" / name / "journal.jsonl"
+        return [line for line in Journal(place).read() if line["kind"] == kind]
+
     def incidents(self) -> list[Incident]:
-        """Of all journals: whoever led has told."""
+        """As they were told last."""
         found: dict[tuple[int, str], Incident] = {}
-        for name in self.hosts:
-            for line in Journal(self.place / "runs" / name / "journal.jsonl").read():
-                if line["kind"] == "incident":
-                    told = loads(Incident, json.dumps(line["incident"]))
-                    found[told.generation, told.id] = told
+        for line in self.told("incident"):
+            incident = loads(Incident, json.dumps(line["incident"]))
+            found[incident.generation, incident.id] = incident
         return [found[key] for key in sorted(found)]
+
+    def generations(self) -> dict[int, dict[str, Any]]:
+        """Each record's last form."""
+        return {line["record"]["number"]: line["record"] for line in self.told("generation")}
+
+    def overlaps(self) -> list[str]:
+        """Where two generations were at work at once: never is right. By what leaders have written, and by the ranks' own trail."""
+        found = []
+        members: dict[int, set[tuple[tuple[str, str], ...]]] = {}
+        for name in self.hosts:  # each by itself, for their clocks may differ
+            records = [line["record"] for line in self.journal(name, "generation")]
+            found += [
+                f"{b['number']} after {a['number']}, by {name}"
+                for a, b in pairwise(records)
+                if b["number"] < a["number"]
+            ]
+            for record in records:
+                members.setdefault(record["number"], set()).add((*record["members"].items(),))
+        found += [f"generation {number} had members {who}" for number, who in members.items() if len(who) > 1]
+        begun: dict[int, float] = {}
+        for number, _, at_s in self.trail("begun"):
+            begun[number] = min(at_s, begun.get(number, at_s))
+        return found + [
+            f"generation {number} finished step {step} {at_s - begun[newer]:.3f} s after {newer} had begun one"
+            for number, step, at_s in self.trail("done")
+            for newer in begun
+            if newer > number and at_s > begun[newer]
+        ]
+
+    def trail(self, word: str) -> list[tuple[int, int, float]]:
+        """What ranks have begun, or done: generation, step, time of the monotonic clock."""
+        found = []
+        for file in (self.place / "trail").iterdir():
+            number = int(file.name.split("-")[0])
+            lines = [line.split() for line in file.read_text().splitlines()]
+            found += [(number, int(step), float(at_s)) for said, step, at_s in lines if said == word]
+        return found
 
     def close(self) -> None:
         self.store.close()
@@ -246,5 +370,35 @@ class Cluster:
             process.wait()
 
 
+class Clocks:
+    """Of all hosts: the time of day that what is started on them sees, set while it runs (`clock.c`)."""
+
+    def __init__(self, job: Cluster) -> None:
+        """Before anything is started. Skips the test where nothing can be compiled."""
+        compiler = shutil.which("cc")
+        if compiler is None or platform.machine() != "x86_64":
+            pytest.skip("a compiler is wanted for the clocks, and a system call of this machine")
+        self._place = job.place
+        library = job.place / "clock.so"
+        sh(
+            compiler,
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(library),
+            str(Path(__file__).with_name("clock.c")),
+            "-lm",
+            "-ldl",
+        )
+        for name in job.hosts:
+            job.extra[name] = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(self._place / f"{name}.clock")}
+            self.set(name, 0)
+
+    def set(self, name: str, ahead_s: float) -> None:
+        with (self._place / f"{name}.clock").open("r+b" if (self._place / f"{name}.clock").exists() else "wb") as file:
+            file.write(struct.pack("d", ahead_s))
+
+
 def train(steps: int, delay_s: float) -> list[str]:
-    return [str(MINIMAL), "--steps", str(steps), "--step-delay", str(delay_s)]
+    return [str(PLAIN), "--steps", str(steps), "--step-delay", str(delay_s)]

@@ -1,93 +1,188 @@
-"""Several hosts, and what may befall them: whatever does, the weights are those of a run that nothing befell."""
+"""Several hosts, and what may befall them: whatever does, the weights are those of a run that nothing befell, and no two generations are at
+work at once.
+
+Faults come in turn in one job where that loses nothing. Times are asserted at ten times what is promised, for these cores may be busy with
+others' work (a lease's at twice); `benchmarks/detection.py` has the figures.
+"""
 
 import os
 import signal
 import time
 from collections.abc import Callable
-from functools import cache
+from pathlib import Path
 
-from ..harness import MINIMAL, cli, undisturbed
-from .hosts import Cluster, train
+from mt_resilient.resilience.signals import NodeId
+
+from ..harness import PLAIN, cli, undisturbed
+from .hosts import Clocks, Cluster, train
 
 Make = Callable[..., Cluster]
 
-
-@cache
-def clean(ranks: int, steps: int) -> str:
-    return undisturbed(MINIMAL, "--steps", str(steps), ranks=ranks)[0]
+RANK_S, AGENT_S, NODE_S = 10 * 0.05, 10 * 0.1, 2 * (3.0 + 1.0)
+"""Until the controller has decided: a rank, an agent, a node with a lease of 3 s."""
 
 
-def test_a_spare_takes_the_place_of_a_node_that_dies(cluster: Make) -> None:
-    job = cluster("2", "--spares", "1", "--durable-every", "10", hosts=3, etcds=1, script=train(120, 0.1))
+def undamaged(job: Cluster, steps: int) -> None:
+    assert job.overlaps() == []
+    assert job.digest() == undisturbed(PLAIN, "--steps", str(steps), ranks=1)[0]
+
+
+def replaced(job: Cluster, name: str) -> None:
+    """Another one trains in its place."""
+    job.until(lambda: name not in job.members(), 30, f"somebody takes the place of {name}")
+    job.goes_on()
+
+
+def back(job: Cluster, name: str) -> None:
+    """It stands by."""
+    job.until(lambda: NodeId(name) in job.there(), 30, f"{name} is back")
+
+
+def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
+    job = cluster("4", "--spares", "1", "--durable-every", "10", hosts=5, ranks=2, script=train(200, 0.05))
     job.start()
-    job.until_step(25)
-    assert job.members() == ["n1", "n2"]
-    job.net.kill("n2")
-    job.until(lambda: job.members() == ["n1", "n3"], 10, "n3 takes the place of n2")
-    job.until_step(40)
-    assert set(job.finish("n1", "n3")) == {0}
-    assert job.digest() == clean(2, 120)
-    (incident,) = [each for each in job.incidents() if each.rung]
-    assert (incident.cause, incident.rung) == ("agent_lost", 3)
+    job.until_step(20)
+    leader, *others = sorted(job.members(), key=lambda name: name != job.leader())
+    assert job.after(lambda: job.kill_rank(others[0])) < RANK_S
+    job.goes_on()
+    job.net.kill("e2")
+    assert job.after(lambda: job.kill_rank(others[1], local=1)) < RANK_S
+    job.goes_on()
+    job.start_etcd("e2")
+    assert job.after(lambda: job.net.off(leader)) < NODE_S
+    replaced(job, leader)
+    job.start(leader)
+    back(job, leader)
+    taken = next(name for name in job.members() if name not in others)
+    assert job.after(lambda: job.net.kill(taken)) < AGENT_S, "whose place was taken by a spare once, and is again"
+    replaced(job, taken)
+    assert job.finish(*(name for name in job.hosts if name != taken)) == [0] * 4
+    causes = [(each.cause, each.rung) for each in job.incidents()]
+    assert causes == [("rank_killed", 2), ("rank_killed", 2), ("agent_lost", 3), ("agent_lost", 3)]
+    undamaged(job, 200)
 
 
-def test_a_node_that_is_cut_off_is_replaced_and_ends_its_ranks(cluster: Make) -> None:
-    job = cluster("2", "--spares", "1", "--durable-every", "10", hosts=3, script=train(150, 0.1))
+def test_the_network_is_cut(cluster: Make) -> None:
+    """One node is cut off, then the one that leads, then the network falls in two: the half with most of etcd goes on, with as many nodes
+    as it has, and grows when all are back."""
+    options = ("--spares", "1", "--durable-every", "10", "--set", "nodes.grow_after_s=3")
+    job = cluster("2:4", *options, hosts=5, script=train(350, 0.05))
     job.start()
-    job.until_step(25)
-    job.net.link("n2", up=False)
-    job.until(lambda: job.members() == ["n1", "n3"], 15, "n3 takes the place of n2")
-    job.until(lambda: "its ranks are ended" in job.said(), 15, "n2 ends its ranks")
-    job.until_step(45)
-    job.net.link("n2", up=True)
-    assert set(job.finish("n1", "n2", "n3")) == {0}
-    assert job.digest() == clean(2, 150)
+    job.until_step(20)
+    for choose in (lambda: next(name for name in job.members() if name != job.leader()), job.leader):
+        name = choose()
+        assert job.after(lambda name=name: job.net.link(name, up=False)) < NODE_S
+        replaced(job, name)
+        job.net.link(name, up=True)
+        back(job, name)
+    few = sorted(job.members(), key=lambda name: name != job.leader())[:2]
+    job.net.apart("e1", *few)
+    job.until(lambda: not {*few} & {*job.members()}, 20, "the larger half goes on by itself")
+    assert len(job.members()) == 3
+    job.goes_on()
+    for name in few:
+        job.until(lambda name=name: job.said(name).count("its ranks are ended"), 15, f"{name} ends its ranks")
+    job.net.apart()
+    job.until(lambda: len(job.members()) == 4, 40, "the job grows again")
+    assert set(job.finish(*job.hosts)) == {0}
+    undamaged(job, 350)
 
 
-def test_training_goes_on_while_most_of_etcd_is_away(cluster: Make) -> None:
-    job = cluster("2", "--durable-every", "20", hosts=2, script=train(400, 0.1))
+def test_clocks_slow_links_and_an_etcd_that_is_away_are_no_faults(cluster: Make, tmp_path: Path) -> None:
+    """And a rank that dies while all clocks differ by minutes is answered as ever."""
+    options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=10")
+    job = cluster("4", *options, hosts=5, script=train(900, 0.05))
+    clocks = Clocks(job)
     job.start()
-    job.until_step(25)
+    job.until_step(20)
+    clocks.set(job.leader(), 300)
+    time.sleep(3)
+    clocks.set(job.leader(), -300)
+    time.sleep(3)
+    for name, ahead_s in zip(job.hosts, (100, -100, 50, 0, -250), strict=True):
+        clocks.set(name, ahead_s)
+    job.kill_rank(next(name for name in job.members() if name != job.leader()))
+    job.until(lambda: job.number() == 2, 5, "the ranks start again")
+    job.goes_on()
+    for name in job.hosts:
+        clocks.set(name, 0)
+    job.net.shape(job.members()[1], "2mbit")
+    time.sleep(5)
+    job.net.shape(job.members()[1], "1gbit")
     for name in ("e1", "e2"):
         job.net.kill(name)
     job.until(lambda: "etcd did not answer" in job.said(), 10, "the agents notice")
-    before = steps_printed(job)
+    before = job.steps()
     time.sleep(30)
-    assert steps_printed(job) > before + 100
+    assert job.steps() > before + 100
     for name in ("e1", "e2"):
         job.start_etcd(name)
-    assert set(job.finish("n1", "n2")) == {0}
-    assert not [each for each in job.incidents() if each.rung]
-    assert job.digest() == clean(2, 400)
+    assert set(job.finish(*job.hosts)) == {0}
+    assert [each.cause for each in job.incidents() if each.rung] == ["rank_killed"]
+    undamaged(job, 900)
+
+
+def test_agents_die_one_by_one_and_all_at_once_and_are_preempted_together(cluster: Make) -> None:
+    """Before their leases are over: the one that leads, too. Then the same commands go on, from exactly where a preemption has left it."""
+    options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=60")
+    job = cluster("2", *options, hosts=3, script=train(250, 0.05))
+    job.start()
+    job.until_step(20)
+    for choose in (lambda: next(name for name in job.members() if name != job.leader()), job.leader):
+        name = choose()
+        assert job.after(lambda name=name: os.kill(job.agent(name), signal.SIGKILL)) < AGENT_S
+        replaced(job, name)
+        job.start(name)
+        back(job, name)
+    job.tell_all(signal.SIGKILL)
+    assert again(job) > 0
+    job.goes_on()
+    asked_s = time.monotonic()
+    job.tell_all(signal.SIGTERM)
+    assert job.finish(*job.hosts) == [143] * 3
+    assert time.monotonic() - asked_s < 30
+    reached = max(step for _, step, _ in job.trail("done"))
+    assert again(job) == reached + 1
+    assert set(job.finish(*job.hosts)) == {0}
+    undamaged(job, 250)
+
+
+def again(job: Cluster) -> int:
+    """The same commands on all hosts; the step that they go on from."""
+    before = job.number()
+    job.start()
+    job.until(lambda: job.number() > before and job.at_work(), 90, "the same commands go on")
+    return job.began()
 
 
 def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     options = ("--durable-every", "50", "--set", "nodes.grow_after_s=3")
-    job = cluster("1:2", *options, hosts=2, script=train(200, 0.1))
+    job = cluster("1:2", *options, hosts=2, script=train(200, 0.05))
     job.start()
     job.until_step(25)
     told = cli("drain", "n2", "--run-dir", str(job.place / "runs" / "n1"))
     assert (told.returncode, "the job goes on on n1" in told.stdout) == (0, True), told
     assert job.finish("n2") == [0]
-    job.until_step(50)
+    job.goes_on()
     job.start("n2")
     job.until(lambda: job.members() == ["n1", "n2"], 30, "the job grows")
     assert set(job.finish("n1", "n2")) == {0}
     moved = [each for each in job.incidents() if each.rung]
     assert [each.cause for each in moved] == ["moved", "moved"]
     assert [each.lost_steps for each in moved] == [0, 0]
+    undamaged(job, 200)
 
 
-def steps_printed(job: Cluster) -> int:
-    return sum(line.startswith("step ") for line in job.printed().splitlines())
-
-
-def test_an_agent_that_dies_alone_is_missed_before_its_lease_is_over(cluster: Make) -> None:
-    options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=60")
-    job = cluster("2", *options, hosts=3, etcds=1, script=train(120, 0.1))
+def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: Make) -> None:
+    """Nothing but the first snapshot is on disk."""
+    options = ("--spares", "1", "--durable-every", "1000", "--set", "copies.every_s=0.5")
+    job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(200, 0.05))
     job.start()
-    job.until_step(25)
-    os.kill(job.agent("n2"), signal.SIGKILL)
-    job.until(lambda: job.members() == ["n1", "n3"], 10, "n3 takes the place of n2")
+    job.until_step(50)
+    job.net.kill("n2")
     assert set(job.finish("n1", "n3")) == {0}
-    assert job.digest() == clean(2, 120)
+    (incident,) = [each for each in job.incidents() if each.rung]
+    assert incident.resume_step
+    assert 0 < incident.lost_steps < 50
+    assert "has come back from another node's memory" in job.said()
+    undamaged(job, 200)

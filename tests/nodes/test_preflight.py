@@ -15,7 +15,7 @@ from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
 from mt_resilient.agent.etcd_binary import find_server
 
 from ..harness import MINIMAL, environment
-from .hosts import Cluster, Net, sh
+from .hosts import Cluster, Net
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("tc"), reason="network namespaces and tc want root, and iproute2"
@@ -41,35 +41,12 @@ def net() -> Iterator[Net]:
     made.close()
 
 
-def shaped(net: Net, name: str, rate: str) -> None:
-    for space, device in ((net.space(name), "eth0"), (net.bridge, name)):
-        shape = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
-        sh("ip", "netns", "exec", space, *shape)
-
-
 @pytest.mark.parametrize("slow", ["", "n3"])
 def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Net, slow: str, tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(1, 7)]
     addresses = {name: net.add(name, 10 + number) for number, name in enumerate(names)}
     for name in names:  # all of a kind, but one
-        rate = "100mbit" if name == slow else "1gbit"
-        for space, device in ((net.space(name), "eth0"), (net.bridge, name)):
-            shape = [
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                device,
-                "root",
-                "tbf",
-                "rate",
-                rate,
-                "burst",
-                "256kb",
-                "latency",
-                "50ms",
-            ]
-            sh("ip", "netns", "exec", space, *shape)
+        net.shape(name, "100mbit" if name == slow else "1gbit")
     server = EmbeddedEtcd(find_server(), tmp_path / "etcd", tmp_path / "etcd.log", f"{net.subnet}.254")
     endpoint = server.start()
     try:
@@ -102,7 +79,7 @@ def test_a_node_that_is_not_fit_does_not_train(cluster: Callable[..., Cluster]) 
     ]
     job = cluster("3", "--spares", "1", *checks, hosts=4, etcds=1, script=[str(MINIMAL), "--steps", "20"])
     for name in job.hosts:
-        shaped(job.net, name, "50mbit" if name == "n2" else "500mbit")
+        job.net.shape(name, "50mbit" if name == "n2" else "500mbit")
     job.start()
     job.until_step(5)
     assert job.members() == ["n1", "n3", "n4"]

@@ -28,6 +28,7 @@ from .etcd import Client, Etcd
 from .faults import Cut, Faults
 from .invariants import Watch
 from .kept import Kept, Restored, State
+from .lending import EVERY
 from .node import KEYS, LEASE_S, Node
 from .ranks import Ranks
 
@@ -202,6 +203,7 @@ class Job:
     def stage(self, ranks: Ranks, durable: bool, patient: bool = False) -> frozenset[int]:
         """All nodes keep their state. The ranks that could not take their copy. patient: they wait for a slot."""
         fresh = ranks.kept()
+        fresh.marked = len(ranks.nodes) > 1 and (durable or ranks.step % EVERY == 0)
         held = all(ranks.step in node.arena for node in ranks.nodes.values())
         fresh.missing = frozenset() if held or patient else self.faults.miss_at.pop(ranks.step, frozenset())
         self.missed += [ranks.step] if fresh.missing else []

@@ -33,6 +33,7 @@ from mt_resilient.resilience.wire import loads
 from . import places
 from .etcd import Accepted
 from .kept import HURT, Inner, Kept, State
+from .lending import lent
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class Watch:
             again = counted and not record.begins and record.resume_step <= self.launches[-1]
             self.without_progress = self.without_progress + 1 if again else self.without_progress * (not counted)
             self.launches.append(record.resume_step)
+            known = {turn.onset for turn in record.turns}  # the others nobody could tell: their agent was cut off
+            self.turns = [onset for onset in self.turns if onset in known]
 
     def look(self, job: Job) -> None:
         """After a second."""
@@ -211,6 +214,7 @@ def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
         }
         for node, seat in ((node, (rank, len(nodes))) for rank, node in enumerate(nodes))
     ]
+    memory = [borrowed | mine for borrowed, mine in zip(lent(nodes), memory, strict=True)]
     # What has come to the disk since all members have looked counts for nothing yet.
     seen = job.disk.keys() if job.alone else job.disk.keys() & frozenset.intersection(*(node.seen for node in nodes))
     disk = {step: job.written[step] for step in seen if failed.count(step) < 2}

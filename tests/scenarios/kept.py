@@ -38,8 +38,12 @@ class Kept:
     """Ranks that could not take their copy."""
     sealed: bool = False
     durable: bool = False
+    marked: bool = False
+    """It is copied into another node's memory."""
     drained: bool = False
     drained_at_s: float = 0.0
+    looked: int = 0
+    """How often its first node has looked for the parts of the others."""
     stamp: Stamp = Stamp(0, 0, 0)
     seat: tuple[int, int] = (0, 1)
     """Node rank and number of nodes of the ranks whose state it is."""

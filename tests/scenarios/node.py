@@ -26,6 +26,7 @@ from mt_resilient.agent.replicas import Replicas, Sight, layout_of
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
+from mt_resilient.checkpoint.header import MARKS
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
@@ -37,6 +38,7 @@ from mt_resilient.resilience.signals import (
     Ack,
     AckKind,
     Death,
+    Doing,
     InPlaceRewind,
     NodeId,
     NodeRecord,
@@ -52,6 +54,7 @@ from mt_resilient.resilience.wire import dumps, loads
 
 from .eyes import Eyes
 from .kept import Kept
+from .lending import Lending
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ GRACE_S = 5.0
 HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
 DRAIN_S = 2
 """Ticks from a seal to the commit on disk."""
-DELIVER_S = 6
+DELIVER_LOOKS = 6
 """How long the node that commits waits for the parts of others."""
 
 
@@ -89,6 +92,7 @@ class Node:
         ]
         self.layouts = tuple(layout_of(table.to_json()) for table in tables)
         self.arena: dict[int, Kept] = {}
+        self.lending = Lending(self)
         self.ranks: Ranks | None = None
         """Those of all nodes of the generation,"""
         self.gang: Gang | None = None
@@ -111,7 +115,14 @@ class Node:
         self.told: tuple[InPlaceRewind, ...] = ()
         self.lookout = Lookout(HANG, Eyes(self), observe=job.judged_by.observe)
         registration = NodeRecord(
-            instance=instance, host=name, pid=4, ranks=job.ranks_each, address=name, home=name, since_s=job.wall_s
+            instance=instance,
+            host=name,
+            pid=4,
+            ranks=job.ranks_each,
+            address=name,
+            home=name,
+            since_s=job.wall_s,
+            copies_port=4,
         )
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         self.store: Any = job.client(instance, name)
@@ -130,11 +141,12 @@ class Node:
         return self.seat[0] * len(self.pages)
 
     def stage(self, fresh: Kept, durable: bool) -> None:
-        """Keep this state; of older ones only the newest sealed one and those that are still to be written stay."""
+        """Keep this state; of older ones only the newest sealed one, the last that are marked, and those that are to be written stay."""
         self.arena.setdefault(len(fresh.state), replace(fresh, seat=self.seat)).durable |= durable
         sealed = max((step for step, kept in self.arena.items() if kept.sealed), default=-1)
+        marked = sorted(step for step, kept in self.arena.items() if kept.marked)[-MARKS:]
         for step, kept in list(self.arena.items()):
-            if step < sealed and not (kept.durable and not kept.drained):
+            if step < sealed and step not in marked and not (kept.durable and not kept.drained):
                 del self.arena[step]
 
     def drain(self, now_s: float, finish: bool = False) -> None:
@@ -148,7 +160,8 @@ class Node:
                     parts = self.job.parts.setdefault(kept.stamp, {})
                     parts[kept.seat[0]] = self.instance
                     whole = len(parts) == kept.seat[1]
-                    kept.drained = kept.seat[0] > 0 or whole or now_s > kept.drained_at_s + DELIVER_S
+                    kept.looked += 1
+                    kept.drained = kept.seat[0] > 0 or whole or kept.looked > DELIVER_LOOKS
                     if whole and kept.seat[0] == 0:
                         self.disk[step] = kept.state
                         self.job.written[step], self.job.stamps[step] = kept, (frozenset(parts.values()), kept.stamp)
@@ -190,6 +203,7 @@ class Node:
     def round(self, now_s: float) -> int | None:
         """One round of the supervisor; the exit code when the job is over."""
         self.drain(now_s)
+        self.lending.send(now_s)
         if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
         self._fence(now_s)
@@ -237,8 +251,9 @@ class Node:
             lease_until_s=self.heartbeat.until_s,
             ttl_s=LEASE_S,
             proof=self.record is None or proves(self.job.sizes, self.job.spares, len(self.record.members)),
-            stepped_s=self.pulse.stepped_s,
+            still_s=self.pulse.still_s,
             stride_s=self.pulse.stride_s,
+            over=all(page.phase == RankPhase.FINISHED for page in self.pages),
         )
         if fenced(now_s, standing):
             self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
@@ -253,6 +268,8 @@ class Node:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
         self.told = (*self.told, *further)
         for rewind in further:
+            to, life = rewind.to, (rewind.generation, rewind.ordinal)
+            self.lending.forget(lambda stamp, to=to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
             self.replicas.went_back(rewind.to, rewind.generation, rewind.ordinal)
             for step in [step for step in self.disk if step > rewind.to]:
                 if self.job.stamps[step][1][:2] < (rewind.generation, rewind.ordinal):
@@ -292,6 +309,7 @@ class Node:
             mismatches=self.replicas.mismatches,
             seat=self.seat,
             **self._pulse(number),
+            **self.lending.told(),
         )
         self.store.put(KEYS.status(self.name), dumps(status))
 
@@ -311,6 +329,7 @@ class Node:
             acked=self.acked,
             rewind=self.pages[0].ordered,
             paused=bool(self.pages[0].paused),
+            waiting=all(page.doing == Doing.PAUSED for page in self.pages),
             snapshot=self.snapshot_asked,
             leave_ordered=self.leave_ordered_s > 0,
             grace_over=self.leave_ordered_s > 0 and now_s - self.leave_ordered_s > GRACE_S,
@@ -329,6 +348,9 @@ class Node:
                 for step, kept in list(self.arena.items()):
                     if step > record.resume_step or not kept.sealed or kept.seat != seat:
                         del self.arena[step]
+                self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
+                if self.lending.fetch(record):
+                    return None
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
                     self.ranks.leave(self)
@@ -383,6 +405,7 @@ class Node:
         since = self.record.joined.get(self.name, 0) if self.record else 0
         for step in [step for step, kept in self.arena.items() if kept.stamp.generation < since]:
             del self.arena[step]
+        self.lending.forget(lambda stamp: stamp.generation < since)
         self.compare(now_s, number)
         for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
             del self.arena[step]

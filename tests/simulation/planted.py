@@ -12,10 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 from mt_resilient.agent.replicas import Replicas
-from mt_resilient.resilience import assignment, controller, decision, reach, recovery, stability
+from mt_resilient.resilience import assignment, controller, copies, decision, reach, recovery, stability
 from mt_resilient.resilience.boundary import Held
 from mt_resilient.resilience.election import Election
-from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.orders import Incident, Source
 from mt_resilient.resilience.signals import Ack, AckKind, NodeId, Step
 from mt_resilient.resilience.store import KeyAbsent
 from mt_resilient.resilience.world import World
@@ -23,6 +23,7 @@ from mt_resilient.training.course import Course
 
 from ..scenarios import ranks
 from ..scenarios.kept import Inner
+from ..scenarios.lending import Lending
 from ..scenarios.node import Node
 from ..scenarios.ranks import Ranks
 
@@ -132,6 +133,21 @@ def _greedy(real: Any) -> Any:
     return again
 
 
+def _credulous(real: Any) -> Any:
+    def fetchable(world: Any) -> Any:
+        """Any copy of the right ranks will do, of whatever course of the training."""
+        members, held, found = [*world.members], copies.own(world), {}
+        for node in held:
+            for copy in world.status[node].copies:
+                owner = members[copy.node_rank] if copy.nodes == len(members) else node
+                if owner != node and copy.step not in held.get(owner, ()):
+                    source = Source(holder=node, generation=copy.generation, rewinds=copy.rewinds)
+                    found.setdefault(owner, {})[copy.step] = source
+        return found
+
+    return fetchable
+
+
 _UNBOUND = _swap(decision, "bound", lambda real: lambda past: Step(-1))
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (1, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
@@ -168,6 +184,13 @@ BUGS: dict[str, tuple[int, Plant]] = {
     "one spare for two places": (9, _swap(assignment, "again", _twice)),
     "places exchanged though all are there": (9, _swap(assignment, "again", _mixed)),
     "who does not reach etcd is replaced": (9, _swap(reach, "cut_off", lambda real: lambda world, now, lease_s: ())),
+    "copies of a course that was left": (
+        6,
+        _both(
+            _swap(copies, "fetchable", _credulous),
+            _swap(Lending, "forget", lambda real: lambda self, wrong: None),
+        ),
+    ),
     "grown at a fault": (9, _swap(assignment, "again", _greedy)),
     "ranks ended when etcd is away": (8, _swap(Node, "round", _frightened)),
 }

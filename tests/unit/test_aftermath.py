@@ -62,6 +62,17 @@ def test_nor_what_is_later_than_what_is_gone_back_to_nor_what_nobody_has_sealed(
     assert end(ranks, step) == [kept, kept]
 
 
+@pytest.mark.parametrize(("torn", "kept"), [(False, [1, 2, 3]), (True, [1, 3])])
+def test_what_another_node_has_lost_its_part_of_is_not_waited_for(ranks, torn, kept):
+    """Step 1 is on disk; step 2 is not, and never will be; of step 3 whoever takes the lost node's place has its part."""
+    for slots in ranks:
+        stage(slots, 1, durable=True).mark_drained()
+        stage(slots, 2, durable=True)
+        stage(slots, 3, durable=True)
+    settle([slots.slots for slots in ranks], 3, torn=torn)
+    assert [steps(slots) for slots in ranks] == [kept, kept]
+
+
 def test_a_torn_slot_is_freed(ranks):
     for slots in ranks:
         stage(slots, 1)

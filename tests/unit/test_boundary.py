@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.boundary import REST, ROW, Directive, Held, Judgement, RankPolicy, Tally, judge, row, tally
+from mt_resilient.resilience.boundary import (
+    REST,
+    ROW,
+    Directive,
+    Held,
+    Judgement,
+    RankPolicy,
+    Tally,
+    Wanted,
+    judge,
+    row,
+    tally,
+)
 from mt_resilient.resilience.ladder import Answer, Remedy, Turn
 from mt_resilient.resilience.signals import Order, Step
 from mt_resilient.resilience.spikes import Figure, Kind, SpikePolicy
@@ -69,7 +81,7 @@ tallies = st.builds(
     newest=st.sampled_from(Held),
     earlier=st.sampled_from(Held),
     stride=st.integers(1, 2**40),
-    durable=st.booleans(),
+    wanted=st.sampled_from(Wanted),
     order=st.sampled_from(Order),
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     grad_norm=st.none() | st.floats(allow_nan=False, allow_infinity=False),
@@ -110,7 +122,7 @@ def test_the_tally_is_the_worst_that_any_rank_says_in_whatever_order(told: list[
         newest=max(each.newest for each in told),
         earlier=max(each.earlier for each in told),
         stride=max(each.stride for each in told),
-        durable=any(each.durable for each in told),
+        wanted=max(each.wanted for each in told),
         order=max(each.order for each in told),
         loss=max((each.loss for each in told if each.loss is not None), default=None),
         grad_norm=max((each.grad_norm for each in told if each.grad_norm is not None), default=None),

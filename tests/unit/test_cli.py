@@ -1,11 +1,16 @@
 """The command line: exit codes, and one line for each way to use it wrongly."""
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from mt_resilient.cli import main
+from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.wire import dumps
+
+from .worlds import incident
 
 Capture = pytest.CaptureFixture[str]
 
@@ -118,3 +123,27 @@ def test_an_order_to_a_job_that_nobody_runs(words: list[str], place: Path, capsy
     assert main([*words, "--run-dir", "run"]) == 2
     said = capsys.readouterr().err
     assert "there is nobody to order. The last it said: the training is over" in said
+
+
+def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capsys: Capture) -> None:
+    journal = Journal(place / "run" / "journal.jsonl")
+    journal.path.parent.mkdir()
+    journal.path.write_text('[1]\n{"kind": "incident"}\n{"kind": "incident", "at_s": 1}\n')
+    journal.write("incident", 2.0, incident={"id": "1", "cause": "of another version"})
+    assert main(["explain", "--run-dir", "run"]) == 0
+    assert "no incident so far" in capsys.readouterr().out
+    assert main(["explain", "1", "--run-dir", "run"]) == 2
+    assert "there is no incident 1 in " in capsys.readouterr().err
+    for number, open_ in ((1, True), (1, False), (2, True)):
+        told = incident(number, signature=str(number), open=open_)
+        journal.write("incident", 3.0, incident=json.loads(dumps(told)))
+    assert main(["explain", "--run-dir", "run"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("was killed by signal 9") == 2
+    assert "2 incidents" in out
+    assert main(["explain", "02", "--run-dir", "run"]) == 0
+    assert capsys.readouterr().out.count("was killed by signal 9") == 1
+    for unknown in ("0", "3", "x", "-"):
+        assert main(["explain", unknown, "--run-dir", "run"]) == 2
+        assert "known are 1 to 2" in capsys.readouterr().err
+    assert main(["status", "--run-dir", "run"]) == 1

@@ -1,14 +1,17 @@
 """When an agent without a lease has to end its ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from mt_resilient.agent.fencing import Pulse, Standing, fenced
+from mt_resilient.agent.hearing import LONGEST_ROUND_S
 
 NOW = 1000.0
 
 
 @pytest.mark.parametrize(
-    ("lease_left_s", "stepped_ago_s", "stride_s", "ends"),
+    ("lease_left_s", "still_s", "stride_s", "ends"),
     [  # steps prove something
         (1.0, 500.0, 0.0, False),  # with a lease nobody begins without it
         (0.0, 500.0, 0.0, False),
@@ -21,27 +24,35 @@ NOW = 1000.0
     ],
 )
 def test_only_ranks_that_stand_still_without_a_lease(
-    lease_left_s: float, stepped_ago_s: float, stride_s: float, ends: bool
+    lease_left_s: float, still_s: float, stride_s: float, ends: bool
 ) -> None:
     standing = Standing(
-        lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=True, stepped_s=NOW - stepped_ago_s, stride_s=stride_s
+        lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=True, still_s=still_s, stride_s=stride_s, over=False
     )
     assert fenced(NOW, standing) is ends
+    assert not fenced(NOW, replace(standing, over=True))  # they begin no step
 
 
 def test_the_pulse_knows_the_last_step_and_how_long_steps_take() -> None:
     pulse = Pulse()
     pulse.look(1, -1, 100.0)
-    assert (pulse.stepped_s, pulse.stride_s) == (100.0, 0.0)
-    for now_s, step in ((130.0, -1), (131.0, 0), (131.5, 0), (133.0, 1)):
+    assert (pulse.still_s, pulse.stride_s) == (0.0, 0.0)
+    for now_s, step in ((102.0, -1), (104.0, -1), (105.0, 0), (105.5, 0), (107.0, 1), (108.5, 1)):
         pulse.look(1, step, now_s)
-    assert pulse.stepped_s == 133.0
-    assert pulse.stride_s == pytest.approx(0.8 * 31.0)  # what was long is forgotten by and by
+    assert pulse.still_s == 1.5
+    assert pulse.stride_s == pytest.approx(0.8 * 5.0)  # what was long is forgotten by and by
     pulse.look(2, -1, 140.0)
-    assert (pulse.stepped_s, pulse.stride_s) == (140.0, 0.0)
+    assert (pulse.still_s, pulse.stride_s) == (0.0, 0.0)
+
+
+def test_while_the_agent_slept_nobody_stood_still() -> None:
+    pulse = Pulse()
+    pulse.look(1, 5, 100.0)
+    pulse.look(1, 5, 400.0)
+    assert pulse.still_s == LONGEST_ROUND_S
 
 
 @pytest.mark.parametrize(("lease_left_s", "ends"), [(1.0, False), (-0.1, True)])
 def test_where_others_would_do_by_themselves_the_lease_alone_counts(lease_left_s: float, ends: bool) -> None:
-    standing = Standing(lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=False, stepped_s=NOW - 0.1, stride_s=0.1)
+    standing = Standing(lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=False, still_s=0.1, stride_s=0.1, over=True)
     assert fenced(NOW, standing) is ends

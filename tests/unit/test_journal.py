@@ -47,10 +47,13 @@ def test_a_torn_last_line_is_passed_over_and_harms_no_other(journal: Journal, cu
     assert kinds(journal) == ["first"] + ["torn"] * (cut == 1) + ["after"]
 
 
-def test_bytes_that_are_no_text_are_passed_over(journal: Journal) -> None:
+def test_what_is_no_event_is_passed_over(journal: Journal) -> None:
     journal.write("first", 1.0)
     with journal.path.open("ab") as file:
         file.write(b"\xff\xfe\n")
+        file.write(
+            b'[1]\nnull\n{}\n{"kind": "torn"}\n{"at_s": 2.0}\n{"kind": 1, "at_s": 2.0}\n{"kind": "k", "at_s": "2"}\n'
+        )
     journal.write("after", 3.0)
     assert kinds(journal) == ["first", "after"]
 

@@ -31,7 +31,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 def test_every_combination_of_labels_is_there_at_0_from_the_start() -> None:
     expected = {("recoveries_total", cause, rung) for cause in Cause for rung in RUNGS}
     expected |= {(f"recovery_seconds_{what}", phase) for phase in PHASES for what in ("count", "sum")}
-    expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "skipped", "failed")}
+    expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "copied", "skipped", "failed")}
     expected |= {("lost_steps_total",), ("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
     expected |= {("suspected_hangs_total",), ("stragglers",), ("paused",)}
     expected |= {("effective_training_time_ratio",), ("step",), ("generation",)}

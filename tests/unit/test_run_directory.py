@@ -135,3 +135,16 @@ def test_a_run_directory_that_was_moved_or_copied_has_its_own_snapshots(tmp_path
     assert RunDirectory(tmp_path / "copy").kept() == Files(tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "snapshots")
     assert RunDirectory(tmp_path / "copy").kept() == Files(run.root), "they were somewhere else all the time"
+
+
+def test_nodes_that_do_not_see_the_same_snapshots_find_out_before_they_start(tmp_path: Path) -> None:
+    shared, unmounted = (Files(tmp_path / name) for name in ("shared", "unmounted"))
+    for place, name in ((shared, "first"), (shared, "second"), (unmounted, "third")):
+        place.path.mkdir(exist_ok=True)
+        RunDirectory.sign(place, name)
+    RunDirectory.find_signed(shared, "first", known="first")
+    RunDirectory.find_signed(shared, "second", known="first")
+    with pytest.raises(MachineError, match=r"unmounted on this node is not the place .* nothing was started"):
+        RunDirectory.find_signed(unmounted, "third", known="first")
+    assert [path.name for path in shared.path.iterdir()] == [".job-first"]
+    assert [*unmounted.path.iterdir()] == []

@@ -78,6 +78,23 @@ def test_what_is_no_spike(losses: NDArray[np.float64]) -> None:
     assert not found(losses)
 
 
+def rounded(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """As bfloat16 has them."""
+    grain = 2.0 ** (np.floor(np.log2(losses)) - 7)
+    return np.asarray(np.round(losses / grain) * grain)
+
+
+def test_what_is_rounded_is_no_better_known_than_to_half_its_grain() -> None:
+    chance = np.random.default_rng(12)
+    assert not found(rounded(2.44 + 0.006 * chance.standard_normal(12_000)))
+    assert not found(np.concatenate([np.full(160, 0.6931), np.full(3, 0.69311)])), (
+        "no figure differs: which is the grain?"
+    )
+    assert found(np.concatenate([np.full(160, 0.6931), np.full(3, 0.72)]))
+    noise = 0.06 * chance.standard_normal(160)
+    assert found(rounded(np.concatenate([2.4 + noise, np.full(3, 2.4 + 6 * 0.06)])))
+
+
 def test_a_rise_that_has_gone_on_for_long_is_expected() -> None:
     """A curriculum that grows harder: the trend is taken out of what is usual."""
     chance = np.random.default_rng(3)

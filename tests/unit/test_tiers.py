@@ -1,4 +1,4 @@
-"""Which copy leaves, what a keeper does with it, and from where each rank's state comes back."""
+"""Which copy leaves, what a keeper does with it, and where it goes when it comes back."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.header import Header, Stamp, State
-from mt_resilient.checkpoint.tiers import Answer, Held, Known, Tier, admit, nearest, newest, whole
+from mt_resilient.checkpoint.tiers import Answer, admit, newest, room, whole
 
 
 def sealed(step: int, rank: int = 0, *, generation: int = 1, rewinds: int = 0, state: State = State.SEALED) -> Header:
-    return Header(state=state, generation=generation, rewinds=rewinds, step=step, rank=rank, world=4)
+    return Header(state=state, generation=generation, rewinds=rewinds, step=step, rank=rank, world=4, marked=True)
 
 
 FREE = Header()
@@ -45,6 +45,10 @@ def test_the_newest_complete_one_leaves_once(rows, last, expected):
 
 def test_after_going_back_a_smaller_step_leaves():
     assert newest([[sealed(12, rewinds=1)]], 1, Stamp(1, 0, 20)) == Stamp(1, 1, 12)
+
+
+def test_what_is_not_marked_stays():
+    assert newest([[sealed(10), replace(sealed(20), marked=False)]], 1, None) == Stamp(1, 0, 10)
 
 
 # What is kept
@@ -106,58 +110,9 @@ def test_whatever_comes_and_breaks_the_newest_complete_copy_stays(events, ranks)
         best = found
 
 
-# The way back
-
-A, B, C = Stamp(1, 0, 10), Stamp(1, 0, 20), Stamp(2, 0, 15)
-OWN, BUDDY, DURABLE = Tier.OWN, Tier.BUDDY, Tier.DURABLE
-
-
 @pytest.mark.parametrize(
-    ("ranks", "known", "stamp", "tiers"),
-    [
-        ([{OWN: [A, B]}, {OWN: [A, B]}], Known.YES, B, [OWN, OWN]),
-        ([{OWN: [A, B]}, {OWN: [A], BUDDY: [B]}], Known.YES, B, [OWN, BUDDY]),
-        ([{OWN: [A, B]}, {OWN: [], BUDDY: [B], DURABLE: [A, B]}], Known.YES, B, [OWN, BUDDY]),
-        ([{OWN: [A, B]}, {OWN: [], BUDDY: [A], DURABLE: [A]}], Known.YES, A, [OWN, BUDDY]),
-        ([{OWN: [B], DURABLE: [A]}, {BUDDY: [], DURABLE: [A]}], Known.YES, A, [DURABLE, DURABLE]),
-        ([{OWN: [B, C]}, {BUDDY: [B, C]}], Known.YES, C, [OWN, BUDDY]),  # the later lineage, though its step is smaller
-        ([{OWN: [B]}, {OWN: [A]}], Known.NO, None, []),
-        ([{OWN: [B]}, {}], Known.NO, None, []),
-        ([], Known.NO, None, []),
-        # a newer one may still turn up
-        ([{OWN: [A, B]}, {OWN: [A], BUDDY: None}], Known.NOT_YET, A, [OWN, OWN]),
-        ([{OWN: [A, B]}, {BUDDY: None}], Known.NOT_YET, None, []),
-        ([{OWN: [A], BUDDY: None}, {OWN: [A], BUDDY: None}], Known.NOT_YET, A, [OWN, OWN]),
-        ([{OWN: None}], Known.NOT_YET, None, []),
-        # whatever turns up, the answer is the same
-        ([{OWN: [A]}, {OWN: [A], BUDDY: None}], Known.YES, A, [OWN, OWN]),
-        ([{OWN: [B]}, {BUDDY: None, DURABLE: [B]}], Known.YES, B, [OWN, DURABLE]),  # a nearer tier is not waited for
-        ([{OWN: []}, {BUDDY: None}], Known.NO, None, []),
-        ([{OWN: [A]}, {OWN: [B]}, {BUDDY: None}], Known.NO, None, []),
-    ],
+    ("row", "expected"),
+    [([sealed(10), FREE], 1), ([sealed(20), sealed(10)], 1), ([sealed(10), sealed(20, state=State.STAGING)], 1)],
 )
-def test_where_each_rank_goes_back_to(ranks: list[Held], known, stamp, tiers):
-    found = nearest(ranks)
-    assert (found.known, found.stamp, list(found.tiers)) == (known, stamp, tiers)
-    assert found.reason
-
-
-def test_the_reason_says_where_from():
-    found = nearest([{OWN: [B]}, {BUDDY: [B]}, {BUDDY: [B]}])
-    assert found.reason == "step 20: own memory for 1, the buddy's memory for 2 of 3 ranks"
-
-
-stamps = st.lists(st.sampled_from([A, B, C]), max_size=3)
-holdings = st.dictionaries(st.sampled_from(Tier), st.none() | stamps)
-
-
-@given(st.lists(holdings, min_size=1, max_size=4), st.data())
-def test_an_answer_stays_whatever_turns_up(ranks, data):
-    found = nearest(ranks)
-    told = [{tier: data.draw(stamps) if held is None else held for tier, held in rank.items()} for rank in ranks]
-    final = nearest(told)
-    assert final.known is not Known.NOT_YET
-    if found.known is not Known.NOT_YET:
-        assert (final.known, final.stamp) == (found.known, found.stamp)
-    for rank, tier in enumerate(final.tiers):
-        assert final.stamp in told[rank][tier]
+def test_what_comes_back_takes_an_empty_slot_or_the_oldest(row, expected):
+    assert room(row) == expected

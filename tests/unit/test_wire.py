@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -148,6 +149,12 @@ def test_what_is_no_record_at_all_is_our_error(data: bytes) -> None:
 def test_a_whole_number_is_a_number() -> None:
     read = loads(Outer, '{"real": 3, "perhaps": null}')
     assert (type(read.real), read.real, read.perhaps) == (float, 3.0, None)
+
+
+def test_what_only_python_takes_for_json_is_read() -> None:
+    read = loads(Outer, b'{"real": NaN, "text": "\\udcff"}')
+    assert math.isnan(read.real)
+    assert read.text == "\udcff"
 
 
 def test_the_error_does_not_repeat_a_whole_record() -> None:

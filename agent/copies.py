@@ -1,0 +1,115 @@
+"""This node's part in copies of snapshots: whom its own go to, whose it holds, and how it gets back what it has lost.
+
+    ranks' marked snapshots ──drain process (`buddy.py`)──▶ the holder's guest slots ──▶ whoever takes this node's place
+
+The guest slots are the agent's, so that copies outlive ranks and drain process; what is chosen, and of which step all nodes have a copy, is
+for `resilience/copies.py` to say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from ..checkpoint import arena, tiers
+from ..checkpoint.arena import Slot
+from ..checkpoint.header import Header, Stamp, State
+from ..resilience.errors import UsageError
+from ..resilience.signals import Copy, Generation, Step
+from .buddy import TOKEN
+from .ports import free_port
+
+GUESTS = 2
+"""Slots for each rank of the node whose copies are held: one stays whole while the next one arrives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesPolicy:
+    every_s: float = 30.0
+    """Where several nodes train: from one snapshot that all of them copy into another node's memory to the next, or twice what a copy
+    takes, if that is longer: what losing a node can cost. It takes memory for four more snapshots of each rank. 0: none is copied."""
+    stall_s: float = 10.0
+    """When nothing moves for so long, the other node counts as lost, as far as copies go."""
+    hold_s: float = 60.0
+    """What a copy may take at most: its slots are held meanwhile, so that a rank may have to leave snapshots out."""
+
+    def __post_init__(self) -> None:
+        if self.every_s < 0 or min(self.stall_s, self.hold_s) <= 0:
+            raise UsageError(
+                "copies.every_s cannot be negative, and copies.stall_s and copies.hold_s have to be positive"
+            )
+
+
+class Copies:
+    def __init__(self, ranks: int, address: str, token: str, policy: CopiesPolicy) -> None:
+        """ranks: of this node; address: where the others reach it; token: the job's secret, in hexadecimal digits."""
+        self.policy = policy
+        self.port = free_port()
+        self._fds = arena.create(ranks, GUESTS)
+        paths = arena.paths(self._fds, os.getpid())
+        self._slots = [[Slot(path) for path in row] for row in paths]
+        self.config = {
+            "listen": f"{address}:{self.port}",
+            "guests": paths,
+            "stall_s": policy.stall_s,
+            "hold_s": policy.hold_s,
+        }
+        """For the drain process; and what it must not be told as an argument:"""
+        self.environment = {TOKEN: token}
+        self.unfetched: list[Step] = []
+        """What could not be had from its holder."""
+        self.fetching: Step | None = None
+        self._took_s = 0.0
+        self._next_s = 0.0
+
+    def held(self) -> tuple[Copy, ...]:
+        """The copies that are whole, of one node's ranks each."""
+        rows = [[slot.header() for slot in row] for row in self._slots]
+        found = []
+        for stamp in sorted(tiers.whole(rows)):
+            of = [next(h for h in row if h.state is State.SEALED and h.stamp == stamp) for row in rows]
+            if self._of_one_node(of):
+                node_rank, nodes = of[0].rank // len(of), of[0].world // len(of)
+                step, generation = Step(stamp.step), Generation(stamp.generation)
+                found.append(
+                    Copy(node_rank=node_rank, nodes=nodes, step=step, generation=generation, rewinds=stamp.rewinds)
+                )
+        return tuple(found)
+
+    @staticmethod
+    def _of_one_node(headers: list[Header]) -> bool:
+        first = headers[0].rank
+        together = [header.rank for header in headers] == [*range(first, first + len(headers))]
+        return together and first % len(headers) == 0 and len({header.world for header in headers}) == 1
+
+    def forget(self, wrong: Callable[[Stamp], bool]) -> None:
+        """Those of a course of the training that was left."""
+        for slot in chain(*self._slots):
+            header = slot.header()
+            if header.state is State.SEALED and wrong(header.stamp):
+                slot.free()
+
+    def begin(self) -> None:
+        """Other ranks have started: the next snapshot is copied at once."""
+        self._next_s = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time to have a snapshot copied; if so, the next time is set. now_s: monotonic."""
+        if not self.policy.every_s or now_s < self._next_s:
+            return False
+        self._next_s = now_s + max(self.policy.every_s, 2 * self._took_s)
+        return True
+
+    def heard(self, event: dict[str, Any]) -> bool:
+        """A word of the drain process; whether it ends what was waited for."""
+        if event["event"] == "replicated":
+            self._took_s = float(event["seconds"])
+        if self.fetching is None or event["event"] not in ("fetched", "not fetched", "died"):
+            return False
+        if event["event"] != "fetched":
+            self.unfetched.append(self.fetching)
+        self.fetching = None
+        return True

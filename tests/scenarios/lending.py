@@ -1,0 +1,129 @@
+"""Copies of snapshots in another node's memory, simulated: what `Copies` and the threads of two drain processes do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mt_resilient.checkpoint.header import Stamp
+from mt_resilient.resilience import copies
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.signals import Copy, Generation, Step
+
+from .kept import Kept
+
+if TYPE_CHECKING:
+    from .node import Node
+
+EVERY = 3
+"""Steps from one that is marked to the next."""
+COPY_S = 2
+GUESTS = 2
+
+
+class Lending:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.guests: dict[Stamp, Kept] = {}
+        self.unfetched: list[Step] = []
+        self._asked = 0
+        """Generation for which this node's part has been asked of another."""
+        self._sent = Stamp(-1, 0, -1)
+        self._to = ""
+        """The agent that has it."""
+        self._due: tuple[Stamp, float] = (self._sent, 0.0)
+
+    def _other(self, name: Any, record: GenerationRecord) -> Node | None:
+        """That member, if a connection to it would stand."""
+        other, cut = self._node.job.nodes.get(name), self._node.job.cut.peers
+        there = other is not None and other.code is None and other.instance == record.members.get(name)
+        return other if there and not cut & {self._node.name, name} else None
+
+    def send(self, now_s: float) -> None:
+        """The newest marked snapshot that all ranks hold, while they train."""
+        record = self._node.record
+        if record is None or self._node.gang is None or record.phase not in (Phase.LAUNCH, Phase.RUN):
+            return
+        holder = self._other(copies.holder(record, self._node.name), record)
+        kept = [kept for kept in self._node.arena.values() if kept.sealed and kept.marked]
+        newest = max(kept, key=lambda each: each.stamp, default=None)
+        if holder is None or holder.gang is None or newest is None:
+            return
+        if (newest.stamp, holder.instance) == (self._sent, self._to) or self._node.faults.drain_dead:
+            return
+        if self._due[0] != newest.stamp:
+            self._due = newest.stamp, now_s + COPY_S
+        if now_s >= self._due[1] and holder.lending.takes(newest):
+            self._sent, self._to = newest.stamp, holder.instance
+
+    def takes(self, kept: Kept) -> bool:
+        latest = max((stamp.generation for stamp in self.guests), default=-1)
+        if kept.stamp.generation < latest:
+            return False
+        self.guests[kept.stamp] = replace(kept, durable=False, drained=True)
+        for stamp in sorted(self.guests)[:-GUESTS]:
+            del self.guests[stamp]
+        return True
+
+    def fetch(self, record: GenerationRecord) -> bool:
+        """Whether the ranks have to wait, since this node's part of the state is on its way."""
+        name, source = self._node.name, record.sources.get(self._node.name)
+        if source is None or self._asked == record.number:
+            return False
+        self._asked = record.number
+        holder = self._other(source.holder, record)
+        stamp = Stamp(source.generation, source.rewinds, record.resume_step)
+        kept = holder.lending.guests.get(stamp) if holder else None
+        if kept:
+            self._node.arena[record.resume_step] = replace(kept)
+            self._node.say(f"{name} gets its part of step {record.resume_step} from {source.holder}")
+        else:
+            self.unfetched.append(record.resume_step)
+            self._node.say(f"{name} does not get its part of step {record.resume_step} from {source.holder}")
+        return True
+
+    def forget(self, wrong: Callable[[Stamp], bool]) -> None:
+        for stamp in [stamp for stamp in self.guests if wrong(stamp)]:
+            del self.guests[stamp]
+
+    def told(self) -> dict[str, Any]:
+        """For the status, with what the memory of this node itself holds."""
+        fit = self._node.replicas.fit
+        own = [kept for _, kept in sorted(self._node.arena.items()) if kept.sealed and fit(kept.stamp)]
+        return {
+            "courses": tuple((kept.stamp.generation, kept.stamp.rewinds) for kept in own),
+            "copies": tuple(
+                Copy(
+                    node_rank=kept.seat[0],
+                    nodes=kept.seat[1],
+                    step=Step(stamp.step),
+                    generation=Generation(stamp.generation),
+                    rewinds=stamp.rewinds,
+                )
+                for stamp, kept in sorted(self.guests.items())
+            ),
+            "unfetched": tuple(self.unfetched),
+        }
+
+
+def lent(nodes: list[Node]) -> list[dict[int, Kept]]:
+    """What the members of a generation could have from each other, by node rank."""
+    found: list[dict[int, Kept]] = [{} for _ in nodes]
+    for node in nodes:
+        for stamp, kept in node.lending.guests.items():
+            rank, count = kept.seat
+            if count != len(nodes) or nodes[rank] is node or stamp.step in nodes[rank].lending.unfetched:
+                continue
+            held = {
+                each.arena[stamp.step].stamp
+                for at, each in enumerate(nodes)
+                if stamp.step in each.arena
+                and each.arena[stamp.step].sealed
+                and each.arena[stamp.step].seat == (at, count)
+                and each.replicas.fit(each.arena[stamp.step].stamp)
+            }
+            if held == {stamp}:
+                found[rank][stamp.step] = kept
+    return found
