@@ -56,11 +56,15 @@ class Pulse:
         self._generation, self._step, self._looked_s = 0, -1, 0.0
         self.still_s = 0.0
         self.stride_s = 0.0
+        self.stepped_s = 0.0
+        """When they were last seen to have finished one, or to start; monotonic."""
 
     def look(self, generation: int, step: int, now_s: float) -> None:
         """step: that all local ranks have done. A start counts as a step: ranks that come up meet each other too."""
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
+        if (generation, step) != (self._generation, self._step):
+            self.stepped_s = now_s
         if generation != self._generation:
             self._generation, self._step, self.still_s, self.stride_s = generation, step, 0.0, 0.0
         elif step != self._step:
