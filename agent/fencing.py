@@ -66,13 +66,8 @@ class Pulse:
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
         if generation != self._generation:
-            self._generation, self._step, self.stepped_s, self.still_s, self.stride_s = (
-                generation,
-                step,
-                now_s,
-                0.0,
-                0.0,
-            )
+            self._generation, self._step = generation, step
+            self.stepped_s, self.still_s, self.stride_s = now_s, 0.0, 0.0
         elif step != self._step:
             # Forgets in some steps what was an evaluation.
             self.stride_s = max(self.still_s, 0.8 * self.stride_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mt_resilient.agent import inspect
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.journal import Journal
 
 from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
@@ -242,6 +245,9 @@ class Real:
             assert self.process.poll() is None, self.errors.read_text()
             time.sleep(0.05)
 
+    def steps(self) -> list[int]:
+        return [int(step) for step in re.findall(r": step (\d+) ", self.output.read_text())]
+
     def agents(self, node: str) -> list[psutil.Process]:
         """Of other processes on this machine some are ending at this moment: theirs is None."""
         place = str(self.place / "run" / "nodes" / node)
@@ -252,6 +258,9 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     job = Real(tmp_path, sshd, 200)
     job.until_step(10)
     status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
+    world = inspect.look(RunDirectory(tmp_path / "run"))
+    assert world
+    assert {name: node.labels for name, node in world.nodes.items()} == {"a": {}, "b": {"rack": "r1"}}
     etcd = next(each for each in psutil.Process(job.process.pid).children() if "etcd" in each.name())
     etcd.kill()
     assert job.process.wait(120) == 0, job.errors.read_text()
@@ -275,6 +284,7 @@ def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
     assert job.process.wait(90) == 130, job.errors.read_text()
     said = job.errors.read_text()
     assert said.count("has left, with code 130") == 2, said
+    assert said.count("the job has ended after step") <= 1, said
 
 
 def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> None:
@@ -299,13 +309,21 @@ def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None
 
 
 def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
-    job = Real(tmp_path, sshd, 100000)
-    job.until_step(10)
+    """And its etcd: the agents leave without a last snapshot, with SIGTERM's code; the same command goes on from the last one on disk."""
+    job = Real(tmp_path, sshd, 100000, "--durable-every", "10")
+    job.until_step(40)
     agents = job.agents("a")
     assert agents
     job.process.kill()
     job.process.wait()
     for each in agents:
         gone(each.pid, 90)
-    kinds = [line["kind"] for line in Journal(tmp_path / "run" / "nodes" / "a" / "journal.jsonl").read()]
-    assert kinds[-1] == "end"
+    for node in ("a", "b"):
+        end = [*Journal(tmp_path / "run" / "nodes" / node / "journal.jsonl").read()][-1]
+        assert (end["kind"], end["code"]) == ("end", 128 + signal.SIGTERM), end
+    reached = max(job.steps())
+    again = Real(tmp_path, sshd, 100000, "--durable-every", "10")
+    again.until_step(reached + 20)
+    assert min(again.steps()) > 10
+    again.process.send_signal(signal.SIGINT)
+    assert again.process.wait(90) == 130, again.errors.read_text()
