@@ -46,6 +46,8 @@ class BuddyConfig:
     """Between looks at the headers."""
     stall_s: float = 10.0
     """When nothing moves for so long, the other end counts as lost. Taking memory for the first copy counts too: about 1 s per 3 GB."""
+    patience_s: float = 0.0
+    """How long the buddy may be away until that is told: it may be about to start, or the job about to go on without its node."""
     hold_s: float = 60.0
     """How long the slots of one snapshot may be held while they are copied, so longer than that takes: a rank that finds no slot to
     overwrite meanwhile skips a snapshot."""
@@ -79,6 +81,8 @@ class Sending:
         """The newest one that is settled: copied, or refused for good."""
         self._wait_s = BACKOFF_S[0]
         self._lost = False
+        self._away_s = 0.0
+        """Since when the buddy does not answer; 0: it does."""
         self._why = ""
         """Why copies do not arrive, as it was told last."""
         self._over = threading.Event()
@@ -87,7 +91,7 @@ class Sending:
         to = self.to
         while not self._over.is_set():
             if to != self.to:  # who has nothing yet
-                to, self._last, self._lost, self._wait_s = self.to, None, False, BACKOFF_S[0]
+                to, self._last, self._lost, self._away_s, self._wait_s = self.to, None, False, 0.0, BACKOFF_S[0]
             if not to:
                 self._over.wait(self._config.poll_s)
                 continue
@@ -95,16 +99,17 @@ class Sending:
                 with call(_address(to), self._token, self._config.stall_s) as connection:
                     if self._lost:
                         self._tell({"event": "buddy back"})
-                    self._lost = False
+                    self._lost, self._away_s = False, 0.0
                     while to == self.to and not self._over.is_set():
                         if not self._copied_one(connection):
                             connection.idle(self._config.poll_s)
             except (Lost, Refused) as error:
                 if to != self.to:
                     continue
-                if not self._lost:
+                self._away_s = self._away_s or clock.monotonic_s()
+                if not self._lost and clock.monotonic_s() - self._away_s >= self._config.patience_s:
                     self._tell({"event": "buddy lost", "reason": str(error)})
-                self._lost = True
+                    self._lost = True
                 self._over.wait(self._pause_s())
 
     def _copied_one(self, connection: Connection) -> bool:

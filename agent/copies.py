@@ -56,6 +56,7 @@ class Copies:
             "guests": paths,
             "stall_s": policy.stall_s,
             "hold_s": policy.hold_s,
+            "patience_s": policy.stall_s,
         }
         """For the drain process; and what it must not be told as an argument:"""
         self.environment = {TOKEN: token}
