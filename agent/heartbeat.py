@@ -64,6 +64,12 @@ class Heartbeat:
         # Not before: a lease without a record would be kept alive, and nobody would know of this agent.
         self.lease, self._unanswered = self._unanswered, 0
 
+    def confirm(self) -> None:
+        """See whether the record is this agent's: what one before it had written may have come to pass late. Raises StoreUnavailable."""
+        entry = self._store.get(self._keys.node(self._node))
+        if self.lease and (entry is None or entry.lease != self.lease):
+            self.lost()
+
     def lost(self) -> None:
         """The store says that the lease is gone: register anew at the next beat."""
         self.lease, self._due_s = 0, 0.0

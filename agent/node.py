@@ -183,6 +183,8 @@ class Node:
         )  # of other ranks it is of no use
         self.seat = seat
         self.sound.went_back(record.resume_step)
+        if record.onset >= 0:
+            self._set_aside(record.onset - 1, (record.number, 0))
         if self.copies:
             self.copies.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
             self.copies.begin()
@@ -288,8 +290,6 @@ class Node:
 
     def _abandon(self, rewinds: Sequence[InPlaceRewind]) -> None:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
-        if rewinds:
-            self.shelf.fresh(_FRESH_S)
         for rewind in rewinds:
             if self.copies:
                 self.copies.forget(
@@ -298,11 +298,14 @@ class Node:
                         and stamp[:2] < life
                     )
                 )
-            for step, name in self.shelf.seen.durable:
-                attempt = Attempt.parse(name)
-                older = attempt and attempt.stamp[:2] < (rewind.generation, rewind.ordinal)
-                if older and step > rewind.to:
-                    self.reject(name, f"the training has gone back to step {rewind.to} and taken another course")
+            self._set_aside(rewind.to, (rewind.generation, rewind.ordinal))
+
+    def _set_aside(self, to: int, life: tuple[int, int]) -> None:
+        """What is on disk of later steps than `to`, of generations and rewinds before `life`."""
+        for step, name in self.shelf.fresh(_FRESH_S).durable:
+            attempt = Attempt.parse(name)
+            if attempt and attempt.stamp[:2] < life and step > to:
+                self.reject(name, f"the training has gone back to step {to} and taken another course")
 
     def _adopt(self) -> None:
         if self.gang:

@@ -196,6 +196,8 @@ class Supervisor:
                 self._publish()
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
             self.record = self._read_record()
+            if self.record and self.heartbeat.instance not in self.record.members.values():
+                self.heartbeat.confirm()
             more = self.record is not None and self.performer.obey(self.record, lambda: self._publish(at_once=True))
             if not wrote and not more:
                 break

@@ -205,7 +205,9 @@ def _calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdi
         return Event.FINISHED, None, None
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
-    ready = world.all_acked(AckKind.READY) and all(node in world.nodes for node in world.members)
+    # Each has said before what is there; where an older word of it has come to pass late, it says so again.
+    ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
+    ready = ready and all(node in world.nodes for node in world.members)
     if ready and policy.observe:
         return Event.READY, None, None
     if ready:
@@ -292,7 +294,7 @@ def _advance(world: World, now: float, event: Event, phase: Phase, observe: bool
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
         sources = {n: found[point.step] for n, found in copies.fetchable(world).items() if point.step in found}
         record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
-        record = replace(record, sources=sources, holders=copies.apart(world))
+        record = replace(record, sources=sources, holders=copies.apart(world), onset=bound(world.incidents))
         record = replace(record, rewind=None, begins=order if there else None)
         given_up = (lost(world, order),) if order and there is None else ()
         return Decision(record=record, incidents=given_up, reason=point.reason + copies.words(sources))

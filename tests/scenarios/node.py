@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,6 +233,8 @@ class Node:
             self.record = loads(GenerationRecord, entry.value) if entry else None
             if self.record and self.record.phase is Phase.ENDED and self.record.number <= self.over:
                 self.record = None
+            if self.record and self.instance not in self.record.members.values():
+                self.heartbeat.confirm()
             if self.faults.obeys_late_s:
                 self.held_until_s, self.faults.obeys_late_s = now_s + self.faults.obeys_late_s, 0
                 return None
@@ -271,10 +274,12 @@ class Node:
             to, life = rewind.to, (rewind.generation, rewind.ordinal)
             self.lending.forget(lambda stamp, to=to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
             self.replicas.went_back(rewind.to, rewind.generation, rewind.ordinal)
-            for step in [step for step in self.disk if step > rewind.to]:
-                if self.job.stamps[step][1][:2] < (rewind.generation, rewind.ordinal):
-                    self.disk.pop(step)
-                    self.say(f"the snapshot of step {step} is set aside")
+            self._set_aside(step for step, (_, stamp) in self.job.stamps.items() if step > to and stamp[:2] < life)
+
+    def _set_aside(self, steps: Iterable[int]) -> None:
+        for step in [step for step in steps if step in self.disk]:
+            self.disk.pop(step)
+            self.say(f"the snapshot of step {step} is set aside")
 
     def _publish(self, now_s: float) -> None:
         for page in self.pages:
@@ -349,6 +354,11 @@ class Node:
                     if step > record.resume_step or not kept.sealed or kept.seat != seat:
                         del self.arena[step]
                 self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
+                self._set_aside(
+                    step
+                    for step, (_, stamp) in self.job.stamps.items()
+                    if 0 <= record.onset <= step and stamp.generation < record.number
+                )
                 if self.lending.fetch(record):
                     return None
                 if self.ranks and self.ranks.alive:

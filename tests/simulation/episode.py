@@ -257,11 +257,20 @@ class Player:
         for _ in range(PATIENCE_S):
             if job.exit_code is not None:
                 break
+            self._over()
             self._back()
             self._tick()
         assert job.exit_code is not None, f"the job is not over {PATIENCE_S} s after everything was mended"
         if job.exit_code == 0 and self._complete:
             self._ended_well()
+
+    def _over(self) -> None:
+        """Who had died before it could leave with the others, when the job was over, is not missed; started again it would wait for them."""
+        job, record = self.job, self.job.watch.record
+        here = [node for node in job.nodes.values() if node.code is None]
+        few = len(here) < min(job.sizes) and all(node.over for node in here)
+        if record and record.phase is Phase.ENDED and few:
+            job.exit_code = record.exit_code
 
     def _back(self) -> None:
         """Who is dead comes back, as long as the job goes on; who has left in order stays away."""

@@ -28,7 +28,7 @@ def copied(node_rank: int, step: int, *, nodes: int = 3, generation: int = 1, re
 def told(rank: int, steps: tuple[int, ...] = (), *, course: tuple[int, int] = (1, 0), **fields: object) -> NodeStatus:
     """Of the node with that rank of three."""
     held = {"memory_steps": tuple(map(Step, steps)), "courses": (course,) * len(steps)}
-    return status(seat=(rank, 3) if steps else (), **{**held, **fields})
+    return status(2, seat=(rank, 3) if steps else (), **{**held, **fields})
 
 
 def gathered(*said: NodeStatus, members: tuple[str, ...] = ABC, **changes: object) -> World:

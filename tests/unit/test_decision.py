@@ -156,9 +156,14 @@ def test_a_launch_says_from_where_and_how_to_meet() -> None:
     gathered = world(
         record=record(Phase.GATHER, 2, ("a", "b"), replay_until=Step(10)),
         nodes={A: node("a"), B: node("b")},
-        status={A: status(2, memory_steps=(8, 9)), B: status(1, memory_steps=(8,), durable_steps=(5,))},
+        status={A: status(2, memory_steps=(8, 9)), B: status(2, memory_steps=(8,), durable_steps=(5,))},
         acks={A: ack(AckKind.READY, 2, "a", port=29501), B: ack(AckKind.READY, 2, "b", port=29502)},
     )
+    older = {
+        **gathered.status,
+        B: status(1, memory_steps=(7,)),
+    }  # written over it by a call that nobody waited for any more
+    assert decided(replace(gathered, status=older)).record is None
     decision = decided(gathered)
     assert decision.record == replace(
         record(Phase.GATHER, 2, ("a", "b"), replay_until=Step(10)),

@@ -30,3 +30,20 @@ def test_a_registration_that_gets_no_answer_is_made_again(made_after_s: float) -
     entry = etcd.inner.get(KEYS.node(NODE))
     assert entry is not None
     assert entry.lease == heartbeat.lease
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_record_of_a_life_before_that_comes_to_pass_late_does_not_stay(late: bool) -> None:
+    now_s = 100.0
+    store = MemoryStore(lambda: now_s)
+    heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-2", host="a", pid=4, ranks=2), TTL_S)
+    heartbeat.beat(now_s)
+    if late:
+        store.put(KEYS.node(NODE), b"life-1's", store.grant(TTL_S))
+    mine = heartbeat.lease
+    heartbeat.confirm()
+    heartbeat.beat(now_s)
+    entry = store.get(KEYS.node(NODE))
+    assert entry is not None
+    assert entry.lease == heartbeat.lease
+    assert (heartbeat.lease == mine) is not late
