@@ -265,7 +265,7 @@ class Player:
             self._ended_well()
 
     def _over(self) -> None:
-        """Who had died before it could leave with the others, when the job was over, is not missed; started again it would wait for them."""
+        """Who had died before it could leave with the others is not missed when the job is over; started again it would wait for them."""
         job, record = self.job, self.job.watch.record
         here = [node for node in job.nodes.values() if node.code is None]
         few = len(here) < min(job.sizes) and all(node.over for node in here)
