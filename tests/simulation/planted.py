@@ -15,6 +15,7 @@ from mt_resilient.agent.replicas import Replicas
 from mt_resilient.resilience import assignment, controller, copies, decision, reach, recovery, stability
 from mt_resilient.resilience.boundary import Held
 from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Incident, Source
 from mt_resilient.resilience.signals import Ack, AckKind, NodeId, Step
 from mt_resilient.resilience.store import KeyAbsent
@@ -52,9 +53,13 @@ def _both(one: Plant, other: Plant) -> Plant:
 
 def _any_ack(real: Any) -> Any:
     def world_of(keys: Any, values: Any) -> Any:
-        """Whoever wrote it, and in whichever generation."""
+        """Whoever wrote it, and in whichever generation, where there is none of this one; and what it says is there counts as well."""
+        world = real(keys, values)
         told = {NodeId(name.rpartition("/")[2]): ack for name, ack in values.under(keys.acks, Ack).items()}
-        return replace(real(keys, values), acks=told)
+        acks = {node: ack for node, ack in {**told, **world.acks}.items() if node in world.members}
+        gathers = world.record and world.record.phase is Phase.GATHER
+        said = {n: replace(s, generation=world.record.number) if gathers else s for n, s in world.status.items()}
+        return replace(world, acks=acks, status=said)
 
     return world_of
 
