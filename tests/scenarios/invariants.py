@@ -127,7 +127,9 @@ class Watch:
             again = counted and not record.begins and record.resume_step <= self.launches[-1]
             self.without_progress = self.without_progress + 1 if again else self.without_progress * (not counted)
             self.launches.append(record.resume_step)
-            known = {i.onset for i in self.incidents.values() if i.remedy}  # others nobody could tell: their agent was cut off
+            known = {
+                i.onset for i in self.incidents.values() if i.remedy
+            }  # others nobody could tell: their agent was cut off
             self.turns = [onset for onset in self.turns if onset in known]
 
     def look(self, job: Job) -> None:

@@ -53,13 +53,21 @@ def _both(one: Plant, other: Plant) -> Plant:
 
 def _any_ack(real: Any) -> Any:
     def world_of(keys: Any, values: Any) -> Any:
-        """Whoever wrote it, and in whichever generation, where there is none of this one; and what it says is there counts as well."""
+        """Whoever wrote it, and in whichever generation, where there is none of this one."""
         world = real(keys, values)
         told = {NodeId(name.rpartition("/")[2]): ack for name, ack in values.under(keys.acks, Ack).items()}
-        acks = {node: ack for node, ack in {**told, **world.acks}.items() if node in world.members}
+        return replace(world, acks={node: ack for node, ack in {**told, **world.acks}.items() if node in world.members})
+
+    return world_of
+
+
+def _any_word(real: Any) -> Any:
+    def world_of(keys: Any, values: Any) -> Any:
+        """While a generation gathers, what its members have said before counts as said in it."""
+        world = real(keys, values)
         gathers = world.record and world.record.phase is Phase.GATHER
         said = {n: replace(s, generation=world.record.number) if gathers else s for n, s in world.status.items()}
-        return replace(world, acks=acks, status=said)
+        return replace(world, status=said)
 
     return world_of
 
@@ -157,7 +165,10 @@ _UNBOUND = _swap(decision, "bound", lambda real: lambda past: Step(-1))
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (1, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
     "leadership not looked at": (1, _swap(Election, "_is_ours", lambda real: lambda self, entry, lease: True)),
-    "stale ack accepted": (1, _swap(controller, "world_of", _any_ack)),
+    "stale ack accepted": (
+        9,
+        _both(_swap(controller, "world_of", _any_ack), _swap(controller, "world_of", _any_word)),
+    ),
     "incident reopened": (1, _swap(decision, "phases_told", _reopened)),
     "generator forgotten in the snapshot": (
         2,
@@ -185,7 +196,10 @@ BUGS: dict[str, tuple[int, Plant]] = {
     "budget without end": (7, _swap(recovery, "_lives_without_progress", lambda real: lambda *args: 0)),
     "memory trusted whatever its ranks": (6, _swap(decision, "_said", _trusting)),
     "a dismissed agent is seated": (9, _swap(assignment, "unusable", lambda real: lambda world, node, now: "")),
-    "launched before the last member is ready": (9, _swap(World, "all_acked", _hurried)),
+    "launched before the last member is ready": (
+        9,
+        _both(_swap(World, "all_acked", _hurried), _swap(controller, "world_of", _any_word)),
+    ),
     "one spare for two places": (9, _swap(assignment, "again", _twice)),
     "places exchanged though all are there": (9, _swap(assignment, "again", _mixed)),
     "copies of a course that was left": (
