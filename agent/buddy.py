@@ -254,7 +254,7 @@ class Buddy:
         started, moved = clock.monotonic_s(), 0
         named: Event = {"step": stamp.step, "generation": stamp.generation, "from": address}
         try:
-            with call(_address(address), self._token, self._config.stall_s) as connection:
+            with self._reached(address) as connection:
                 for rank, row in enumerate(self._arena, first_rank):
                     slots = [Slot(path, turn=self._arena[0][0]) for path in row]
                     slot = slots[tiers.room([slot.header() for slot in slots])]
@@ -267,6 +267,17 @@ class Buddy:
         else:
             took_s = round(clock.monotonic_s() - started, 3)
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
+
+    def _reached(self, address: str) -> Connection:
+        """A connection to whoever listens there, which may be about to. Raises Lost and Refused."""
+        until_s = clock.monotonic_s() + self._config.stall_s
+        while True:
+            try:
+                return call(_address(address), self._token, self._config.stall_s)
+            except Lost:
+                if clock.monotonic_s() > until_s:
+                    raise
+                clock.sleep(BACKOFF_S[0])
 
     def stop(self) -> None:
         """End both; what is under way stays torn."""

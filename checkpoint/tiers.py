@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .header import Header, Stamp, State, complete
+from .header import Header, Stamp, State
 
 
 def newest(headers_by_rank: Sequence[Sequence[Header]], world_local: int, last: Stamp | None) -> Stamp | None:
-    """The snapshot to be copied next: the newest complete one that is marked, if it is later than `last`. What it has overtaken is never
-    copied. All nodes copy the same ones, or none of them would be of use: it takes one of the same step from each."""
+    """The snapshot to be copied next: the newest marked one that all ranks have sealed, if it is later than `last`. What it has overtaken
+    is never copied. All nodes copy the same ones, or none of them would be of use: it takes one of the same step from each."""
     marked = {header.stamp for headers in headers_by_rank for header in headers if header.marked}
-    stamp = max(complete(headers_by_rank, world_local) & marked, default=None)
+    stamp = max(whole(headers_by_rank[:world_local]) & marked, default=None)
     return stamp if stamp is not None and (last is None or stamp > last) else None
 
 
@@ -73,7 +73,7 @@ def room(own: Sequence[Header]) -> int:
 
 
 def whole(guests: Sequence[Sequence[Header]]) -> set[Stamp]:
-    """The snapshots that every row holds sealed. A copy is sealed by its keeper, each by itself, once it has arrived as it left."""
+    """The snapshots that every row holds sealed: by its rank; or, of copies, by the keeper, each by itself, once it has come as it left."""
     held = [{header.stamp for header in headers if header.state is State.SEALED} for headers in guests]
     return set.intersection(*held) if held else set()
 

@@ -29,8 +29,8 @@ FREE = Header()
         (
             [[sealed(10), sealed(20)], [sealed(10, 1), sealed(20, 1, state=State.STAGED)]],
             None,
-            20,
-        ),  # one seal proves all
+            10,
+        ),  # one seal proves all, but what leaves is sealed
         ([[sealed(10), sealed(20)], [sealed(10, 1), sealed(20, 1, state=State.STAGING)]], None, 10),
         ([[sealed(10), sealed(20)], [sealed(20, 1), sealed(30, 1)]], None, 20),
         ([[sealed(10)], [sealed(20, 1)]], None, None),
