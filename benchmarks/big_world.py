@@ -15,6 +15,9 @@ Measured on two cores that others kept busy, before JSON was read by msgspec →
 at once 452, 545 → 117, 124 ms; all acknowledgements 216, 218 → 85, 104; both 568, 701 → 132, 197; the first look 705, 759 → 291, 325; at
 rest 96, 139 → 57, 70; all ready 93, 126 → 63, 79; gathering 35, 48 → 34, 46; an agent lost 84, 59 → 58, 70. (A status is 100 bytes longer
 now.) With nobody else there, at rest 91 → 36. All ranks raise: hours (500 nodes took 2 s) → 1.3 s.
+
+On a quiet Xeon: at rest 67, all statuses 91, all acknowledgements 55, both 203 (missed), gathering 18, all ready 31, an agent lost 91, the
+first look 261, all ranks raise 1,865 ms.
 """
 
 from __future__ import annotations
