@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from ..harness import MINIMAL, cli, undisturbed
+from ..harness import PLAIN, cli, undisturbed
 from .hosts import Cluster, sh, train
 
 
@@ -18,7 +18,7 @@ def test_a_node_that_loses_etcd_alone_trains_on(cluster: Callable[..., Cluster])
     job.until(lambda: job.members() == ["n1", "n2"], 5, "nobody is replaced")
     sh(*job.net.inside("n2"), "ip", "route", "del", "blackhole", f"{etcd}/32")
     assert set(job.finish("n1", "n2", "n3")) == {0}
-    assert job.digest() == undisturbed(MINIMAL, "--steps", "200", ranks=2)[0]
+    assert job.digest() == undisturbed(PLAIN, "--steps", "200", ranks=1)[0]
     assert [(each.cause, each.rung) for each in job.incidents()] == [("cut_off", 0)]
     spare = cli("explain", "--run-dir", str(job.place / "runs" / "n3"))
     assert "incident 1" in spare.stdout, spare  # it has never led, and etcd has the story
