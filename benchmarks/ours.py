@@ -25,7 +25,7 @@ from mt_resilient.agent.draining import Draining
 from mt_resilient.checkpoint import arena, catalog
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.resilience.signals import Generation, Step
 from mt_resilient.training.attach import Attachment
@@ -105,7 +105,7 @@ class Ours(AsyncPeer):
     def _record(self, state: State, durable: bool) -> None:
         self._step += 1
         tape = self._tape(state)
-        tape.record(self._step, durable, patience_s=PATIENCE_S)
+        tape.record(self._step, Wanted.ON_DISK if durable else Wanted.NOWHERE, patience_s=PATIENCE_S)
         if tape.held[0] is Held.MISSED:
             raise RuntimeError("no slot and no memory for a snapshot: use less with --mib")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from mt_resilient.checkpoint import arena
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace
@@ -45,7 +45,7 @@ class Script:
         self.scheduler.step()
 
     def record(self, step: int) -> None:
-        self._tape.record(step, durable=False)
+        self._tape.record(step, Wanted.NOWHERE)
         self._tape.settle(Judgement(directive=Directive.GO_ON, newest=Held.WHOLE, earlier=Held.WHOLE))
 
     def tensors(self) -> dict[str, torch.Tensor]:

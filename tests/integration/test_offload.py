@@ -17,7 +17,7 @@ import torch, torch_musa
 from torch import nn
 from mt_resilient.checkpoint import arena
 from mt_resilient.resilience.boundary import RankPolicy
-from mt_resilient.resilience.boundary import Directive, Held, Judgement
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, Wanted
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.training.attach import Attachment
@@ -77,7 +77,7 @@ def test_the_loop_goes_on_while_copies_run_and_the_copy_is_that_of_the_boundary(
 tape = tape(model=model, optimizer=optimizer)
 for number in range(1, 6):
     expected = bits()
-    tape.record(number, durable=False)
+    tape.record(number, Wanted.NOWHERE)
     assert tape.held[0] is Held.UNDER_WAY, "record waits for nothing"
     step()  # forward writes the running means, the optimizer all the rest
     assert not same(bits(), expected)
@@ -98,7 +98,7 @@ from mt_resilient.training.restoring import Unrestorable
 Offload._before_update = lambda self, *_: None
 tape = tape(model=model, optimizer=optimizer)
 expected = bits()
-tape.record(1, durable=False)
+tape.record(1, Wanted.NOWHERE)
 step()
 tape.finish()
 try:
@@ -115,7 +115,7 @@ def test_without_an_optimizer_to_wait_before_the_loop_waits_for_all_copies():
     run("""
 tape = tape(model=model)
 expected = bits()[: len([*model.parameters(), *model.buffers()])]
-tape.record(1, durable=False)
+tape.record(1, Wanted.NOWHERE)
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.add_(1)
@@ -127,12 +127,12 @@ assert same(bits()[: len(expected)], expected)
 def test_parameters_that_are_not_finite_are_found_on_their_way_out():
     run("""
 tape = tape(model=model, optimizer=optimizer)
-tape.record(1, durable=False)
+tape.record(1, Wanted.NOWHERE)
 tape.finish()
 tape.settle(agreed(Held.WHOLE))
 with torch.no_grad():
     model[0].weight[3, 4] = float("nan")
-tape.record(2, durable=True)
+tape.record(2, Wanted.ON_DISK)
 tape.finish()
 assert not tape.finite
 assert tape.held == (Held.MISSED, Held.WHOLE)
@@ -146,10 +146,10 @@ assert torch.isfinite(model[0].weight).all()
 def test_two_attempts_at_most_are_open_and_what_a_rank_missed_is_given_up_by_all():
     run("""
 tape = tape(model=model, optimizer=optimizer)
-tape.record(1, durable=True)
+tape.record(1, Wanted.ON_DISK)
 assert tape.may_record()
 step()
-tape.record(2, durable=False)
+tape.record(2, Wanted.NOWHERE)
 assert not tape.may_record(), "until all know of the first"
 tape.settle(agreed(Held.UNDER_WAY, Held.MISSED))
 assert tape.owed, "a snapshot on disk that was missed is owed"
@@ -164,7 +164,7 @@ assert tape._arena.holding(1) is None
 def test_what_is_given_up_while_it_is_under_way_is_not_kept_when_it_has_arrived():
     run("""
 tape = tape(model=model, optimizer=optimizer)
-tape.record(1, durable=False)
+tape.record(1, Wanted.NOWHERE)
 tape.settle(agreed(Held.MISSED))
 assert tape.held[0] is Held.UNDER_WAY
 tape.finish()
@@ -185,7 +185,7 @@ def staged(slot):
 
 Slot.staged = staged
 tape = tape(model=model, optimizer=optimizer)
-tape.record(1, durable=True)
+tape.record(1, Wanted.ON_DISK)
 about_to.wait()
 tape.settle(agreed(Held.MISSED))
 tape.finish()
@@ -201,7 +201,7 @@ kept = {}
 for number in range(1, 30):
     if tape.may_record():
         kept[number] = bits()
-        tape.record(number, durable=False)
+        tape.record(number, Wanted.NOWHERE)
     step()
     newest, earlier = tape.held
     tape.settle(agreed(newest, earlier))
@@ -223,7 +223,7 @@ assert page.snapshots > 5
 def test_a_state_that_grows_finds_room(state):
     run(f"""
 tape = tape(model=model, optimizer=optimizer)
-tape.record(1, durable=False)
+tape.record(1, Wanted.NOWHERE)
 tape.finish()
 tape.settle(agreed(Held.WHOLE))
 grown = {state}
@@ -232,7 +232,7 @@ other._arena = tape._arena
 other._arena.drop_after(0)
 from mt_resilient.training.offload import Offload
 other._offload = Offload("musa", other._arena)
-other.record(2, durable=False, patience_s=10)
+other.record(2, Wanted.NOWHERE, patience_s=10)
 other.finish()
 assert other.held[0] is Held.WHOLE
 expected = [p.detach().cpu().clone() for p in grown.parameters()]

@@ -18,7 +18,7 @@ from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.writers import writer
 from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy
+from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.training import restoring
@@ -59,7 +59,7 @@ class Rank:
         page = Page(memoryview(bytearray(PAGE_BYTES)))
         at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
         self.tape = Tape(at, {"model": source_of("model", self.model)}, Pace(1))
-        self.tape.record(1, durable=True)
+        self.tape.record(1, Wanted.ON_DISK)
         self.tape.settle(Judgement(directive=Directive.GO_ON, newest=Held.WHOLE, earlier=Held.WHOLE))
         slots = [[Slot(path) for path in row] for row in paths]
         report = drain(slots, Attempt(run="5eed5eed", stamp=Stamp(1, 0, 1)), Files(root), 0, writer(Files(root)))
