@@ -18,7 +18,6 @@ import pytest
 
 from mt_resilient.agent import inspect
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.resilience.journal import Journal
 
 from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
 from ..sshd import PROGRAM, Sshd
@@ -306,24 +305,3 @@ def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None
     assert job.process.wait(120) == 0, job.errors.read_text()
     assert "the job goes without it" in job.errors.read_text()
     assert digest_of(job.output.read_text())
-
-
-def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
-    """And its etcd: the agents leave without a last snapshot, with SIGTERM's code; the same command goes on from the last one on disk."""
-    job = Real(tmp_path, sshd, 100000, "--durable-every", "10")
-    job.until_step(40)
-    agents = job.agents("a")
-    assert agents
-    job.process.kill()
-    job.process.wait()
-    for each in agents:
-        gone(each.pid, 90)
-    for node in ("a", "b"):
-        end = [*Journal(tmp_path / "run" / "nodes" / node / "journal.jsonl").read()][-1]
-        assert (end["kind"], end["code"]) == ("end", 128 + signal.SIGTERM), end
-    reached = max(job.steps())
-    again = Real(tmp_path, sshd, 100000, "--durable-every", "10")
-    again.until_step(reached + 20)
-    assert min(again.steps()) > 10
-    again.process.send_signal(signal.SIGINT)
-    assert again.process.wait(90) == 130, again.errors.read_text()
