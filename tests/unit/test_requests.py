@@ -124,7 +124,8 @@ def test_where_the_ranks_die_first_the_next_ones_begin_there() -> None:
     assert reopened.record
     assert (reopened.record.number, reopened.record.rewind) == (2, RewindOrder(number=1, to=Step(8), skip=2))
     assert [(i.cause, i.rung) for i in reopened.incidents] == [("ordered", 2), ("rank_killed", 2)]
-    ready = replace(after(dying, reopened), acks={A: ack(AckKind.READY, 2, port=1234)})
+    gathered = {"generation": Generation(2), "exits": ()}
+    ready = replace(after(dying, reopened, gathered), acks={A: ack(AckKind.READY, 2, port=1234)})
     launched = decided(ready)
     assert launched.record
     assert (launched.record.resume_step, launched.record.rewind) == (8, None)
@@ -148,7 +149,7 @@ def test_where_the_state_has_died_with_the_agent_the_newest_is_gone_on_from() ->
     judged = there(asked(step=Step(9)))
     dying = after(judged, decided(judged), {"exits": (gone(started=True),)})
     reopened = decided(dying)
-    without = after(dying, reopened, {"memory_steps": ()})
+    without = after(dying, reopened, {"memory_steps": (), "generation": Generation(2), "exits": ()})
     launched = decided(replace(without, acks={A: ack(AckKind.READY, 2, port=1234)}))
     assert launched.record
     assert (launched.record.resume_step, launched.record.begins) == (8, None)
