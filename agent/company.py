@@ -16,6 +16,7 @@ from ..resilience.orders import GenerationRecord
 from ..resilience.signals import Death, NodeId, NodeRecord, NodeStatus, RankPhase, Spec
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
+from .copies import address
 from .fencing import Pulse, Standing, fenced, proves
 from .heartbeat import Heartbeat
 from .neighbour import Neighbour
@@ -69,9 +70,8 @@ class Company:
         if self._dead:
             node, instance, since_s = self._dead
             entry = self._store.get(self._keys.node(node))
-            if (
-                entry and loads(NodeRecord, entry.value).instance == instance
-            ):  # who leaves in order takes its record along
+            # Who leaves in order takes its record along.
+            if entry and loads(NodeRecord, entry.value).instance == instance:
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
                 self._store.revoke(entry.lease)  # if it led, another one may at once
                 sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
@@ -95,9 +95,7 @@ class Company:
             return
         self._copied = record.number
         holder = copies.holder(record, self._me)
-        there = self._record(holder) if holder else None
-        fits = there and holder and there.instance == record.members[holder] and there.copies_port
-        self._node.drain.copy_to(f"{there.address}:{there.copies_port}" if there and fits else "")
+        self._node.drain.copy_to(address(self._store, self._keys, record, holder) if holder else "")
 
     def pulse(self, status: NodeStatus) -> NodeStatus:
         """`status`, and how the ranks step: so others can tell whether a node that they do not hear trains."""

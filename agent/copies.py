@@ -18,7 +18,11 @@ from ..checkpoint import arena, tiers
 from ..checkpoint.arena import Slot
 from ..checkpoint.header import Header, Stamp, State
 from ..resilience.errors import UsageError
-from ..resilience.signals import Copy, Generation, Step
+from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
+from ..resilience.signals import Copy, Generation, NodeId, NodeRecord, Step
+from ..resilience.store import Store
+from ..resilience.wire import loads
 from .buddy import TOKEN
 from .ports import free_port
 
@@ -41,6 +45,15 @@ class CopiesPolicy:
             raise UsageError(
                 "copies.every_s cannot be negative, and copies.stall_s and copies.hold_s have to be positive"
             )
+
+
+def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) -> str:
+    """Where that member's copies are given and taken; empty where its agent is not the one of `record`, or takes no part. Raises
+    StoreUnavailable."""
+    entry = store.get(keys.node(member))
+    there = loads(NodeRecord, entry.value) if entry else None
+    fits = there is not None and there.instance == record.members.get(member) and there.copies_port
+    return f"{there.address}:{there.copies_port}" if there and fits else ""
 
 
 class Copies:

@@ -178,9 +178,8 @@ class Node:
         self._generation = record.number
         seat = (node_rank, len(record.members))
         newcomers = record.number in record.joined.values()
-        settle(
-            self.slots, record.resume_step if seat == self.seat else -1, torn=newcomers
-        )  # of other ranks it is of no use
+        upto = record.resume_step if seat == self.seat else -1  # of other ranks it is of no use
+        settle(self.slots, upto, torn=newcomers)
         self.seat = seat
         self.sound.went_back(record.resume_step)
         if record.onset >= 0:

@@ -8,9 +8,10 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, Doing, NodeId, NodeRecord, Order
+from ..resilience.signals import Ack, AckKind, Doing, NodeId, Order
 from ..resilience.store import Store
-from ..resilience.wire import dumps, loads
+from ..resilience.wire import dumps
+from .copies import address
 from .duty import Action, LocalState, duty
 from .node import Node
 from .policy import AgentPolicy
@@ -116,12 +117,11 @@ class Performer:
             return False
         if self._fetched != record.number:
             self._fetched = record.number
-            entry = self._store.get(self._keys.node(source.holder))
-            holder = loads(NodeRecord, entry.value) if entry else None
-            if holder is None or holder.instance != record.members.get(source.holder):
+            where = address(self._store, self._keys, record, source.holder)
+            if not where:
                 copies.unfetched.append(record.resume_step)
                 return False
-            self._node.fetch(record, record.node_rank(self._id), source, f"{holder.address}:{holder.copies_port}")
+            self._node.fetch(record, record.node_rank(self._id), source, where)
         return copies.fetching is not None
 
     def _launch(self, record: GenerationRecord) -> None:

@@ -28,7 +28,7 @@ def holders(members: Sequence[NodeId], labels: Mapping[NodeId, Mapping[str, str]
     if count < 2:
         return {}
     racks = [labels.get(node, {}).get(RACK) or at for at, node in enumerate(members)]
-    of = [(at + count // 2) % count for at in range(count)]
+    of = [opposite(at, count) for at in range(count)]
     blocks = [[at] if racks[at] == racks[holder] else [] for at, holder in enumerate(of)]
     """Of neighbouring places: those with a holder of their own rack, which is the same one for all of a block."""
     while len(blocks) > 1:
@@ -38,6 +38,11 @@ def holders(members: Sequence[NodeId], labels: Mapping[NodeId, Mapping[str, str]
         for at, other in zip(left, _apart(of, racks, racks[left[0]]), strict=False):
             _exchange(of, at, other)
     return {node: members[of[at]] for at, node in enumerate(members)}
+
+
+def opposite(at: int, count: int) -> int:
+    """The place half the ring away."""
+    return (at + count // 2) % count
 
 
 def _joined(of: list[int], racks: Sequence[str | int], blocks: Sequence[list[int]]) -> list[int]:

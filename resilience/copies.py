@@ -8,7 +8,7 @@ rank now starts from the copy, and all others from the same step of their own me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from . import buddies
 from .orders import GenerationRecord, Source
@@ -67,9 +67,8 @@ def apart(world: World) -> dict[NodeId, NodeId]:
     labels = {node: record.labels for node in members if (record := world.nodes.get(node)) and record.labels}
     if not labels:
         return {}
-    half = len(members) // 2
-    opposite = dict(zip(members, (*members[half:], *members[:half]), strict=True))
-    return {node: held for node, held in buddies.holders(members, labels).items() if held != opposite[node]}
+    found, count = buddies.holders(members, labels), len(members)
+    return {node: found[node] for at, node in enumerate(members) if found[node] != members[buddies.opposite(at, count)]}
 
 
 def holder(record: GenerationRecord, node: NodeId) -> NodeId | None:
@@ -77,11 +76,7 @@ def holder(record: GenerationRecord, node: NodeId) -> NodeId | None:
     members = [*record.members]
     if node not in record.members or len(members) < 2:
         return None
-    return record.holders.get(node) or _opposite(members, node)
-
-
-def _opposite(members: Sequence[NodeId], node: NodeId) -> NodeId:
-    return members[(members.index(node) + len(members) // 2) % len(members)]
+    return record.holders.get(node) or members[buddies.opposite(members.index(node), len(members))]
 
 
 def words(sources: Mapping[NodeId, Source]) -> str:
