@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.keys import Keys
 from ..resilience.signals import NodeId
-from ..resilience.store import Delete, KeyAbsent, Put, Store
+from ..resilience.store import CreatedAt, Delete, KeyAbsent, Put, Store
 from ..resilience.wire import dumps, loads
 from .preflight import Link, PreflightPolicy, first_pairs, second_pairs
 
@@ -155,24 +155,29 @@ class Meeting:
         with closing(Listener(self._address, self._policy.link_s)) as listener:
             me = Present(node=self._node, address=self._address, port=listener.port)
             self._store.put(key, dumps(me), lease)
-            roster = self._roster(expected, session, lease)
+            roster, written = self._roster(expected, session, lease)
             try:
                 if me not in roster.nodes or len(roster.nodes) < 2:
                     return ()
                 return self._measured(roster, lease)
             finally:
                 self._store.delete(key)
-                if roster.session == session:
-                    self._store.transact([], [Delete(self._keys.roster)])
+                if not set(roster.nodes) & set(
+                    self._here()
+                ):  # the last one: before, somebody might not have read it yet
+                    self._store.transact([CreatedAt(self._keys.roster, written)], [Delete(self._keys.roster)])
 
-    def _roster(self, expected: int, session: str, lease: int) -> Roster:
-        """Written by whoever sees all first, or has waited for long enough."""
+    def _here(self) -> tuple[Present, ...]:
+        return tuple(loads(Present, each.value) for each in self._store.range(self._keys.meeting).values())
+
+    def _roster(self, expected: int, session: str, lease: int) -> tuple[Roster, int]:
+        """Written by whoever sees all first, or has waited for long enough; and the revision that did."""
         ends = monotonic_s() + self._policy.wait_s
         while True:
             entry = self._store.get(self._keys.roster)
             if entry:
-                return loads(Roster, entry.value)
-            here = tuple(loads(Present, each.value) for each in self._store.range(self._keys.meeting).values())
+                return loads(Roster, entry.value), entry.create_revision
+            here = self._here()
             if len(here) >= expected or monotonic_s() >= ends:
                 roster = Roster(session=session, nodes=here)
                 self._store.transact([KeyAbsent(self._keys.roster)], [Put(self._keys.roster, dumps(roster), lease)])

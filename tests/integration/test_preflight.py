@@ -20,6 +20,7 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.store import Entry
 
 from ..harness import MINIMAL, Job, cli, environment
 
@@ -73,7 +74,7 @@ def meet(
         meeting = Meeting(store, Keys("job"), NodeId(name), "127.0.0.1", policy)
         found[name] = meeting.links(expected, f"session-{name}")
 
-    threads = [threading.Thread(target=one, args=(name,)) for name in names]
+    threads = [threading.Thread(target=one, args=(name,), name=name) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -107,6 +108,15 @@ def test_who_is_not_awaited_measures_with_those_that_are_there() -> None:
 
 def test_who_is_alone_knows_nothing_against_its_links() -> None:
     assert meet(MemoryStore(time.monotonic), ["a"], 2, replace(QUICK, wait_s=0.2)) == {"a": ()}
+
+
+def test_who_reads_late_finds_the_roster_still() -> None:
+    class Late(MemoryStore):
+        def get(self, key: str) -> Entry | None:
+            time.sleep(0.5 if threading.current_thread().name == "b" else 0.0)
+            return super().get(key)
+
+    assert all(len(links) == 1 for links in meet(Late(time.monotonic), ["a", "b"], 2, QUICK).values())
 
 
 def test_a_second_meeting_after_the_first() -> None:
