@@ -277,7 +277,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _request(options: argparse.Namespace) -> Any:
-    from .resilience.signals import Request, Step, Wish
+    from .resilience.terms import Step
+    from .resilience.wishes import Request, Wish
 
     match Wish(options.command):
         case Wish.REWIND:

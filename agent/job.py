@@ -35,13 +35,14 @@ from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
 from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
+from ..resilience.reports import NodeRecord, Spec
 from ..resilience.rescue import RescuePolicy
 from ..resilience.scale import pace
-from ..resilience.signals import NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.straggler import StragglerPolicy
+from ..resilience.terms import NodeId
 from ..resilience.windows import Window
 from . import checks, preflight, same_place, scheduler
 from .company import Company

@@ -8,8 +8,9 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, Doing, NodeId, Order
+from ..resilience.reports import Ack, AckKind
 from ..resilience.store import Store
+from ..resilience.terms import Doing, NodeId, Order
 from ..resilience.wire import dumps
 from .copies import address
 from .duty import Action, LocalState, duty

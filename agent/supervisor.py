@@ -20,10 +20,12 @@ from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, NodeStatus, Request, Wish
+from ..resilience.reports import NodeStatus
 from ..resilience.store import LeaseGone, Store
+from ..resilience.terms import NodeId
 from ..resilience.verdict import HEARD_S
 from ..resilience.wire import dumps
+from ..resilience.wishes import Request, Wish
 from .company import Company
 from .heartbeat import Heartbeat
 from .node import Node

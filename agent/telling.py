@@ -16,7 +16,7 @@ from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import Incident
 from ..resilience.recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
-from ..resilience.signals import NodeStatus
+from ..resilience.reports import NodeStatus
 from .terminal import Terminal
 
 

@@ -23,14 +23,16 @@ from .chronicle import (
 from .detectors import suspect
 from .ladder import LadderPolicy
 from .machine import TABLE, Event, Move, Phase
-from .orders import GenerationRecord, Incident
+from .orders import GenerationRecord, Incident, Quarantine
 from .quarantine import QuarantinePolicy
 from .recovery import REWIND_IN_PLACE, Plan, RecoveryPolicy, bound, may_resume, plan, seated, unreadable
+from .reports import AckKind, NodeStatus
 from .requests import Ruling, carried, leaving, lost, pending, rule, turn_back, unheeded
-from .signals import AckKind, Answer, Generation, NodeId, NodeStatus, Quarantine, Step, Wish
 from .stability import ResumePoint, choose, exactly
+from .terms import Generation, NodeId, Step
 from .turnover import bereft, cut_off_told, missed_told, moved
 from .verdict import Verdict, judge, settled
+from .wishes import Answer, Wish
 from .world import World, once
 
 

@@ -1,4 +1,4 @@
-"""The one record that agents obey, and the story of an incident: what the controller writes."""
+"""What the controller writes: the one record that agents obey, who is shut out, the story of an incident."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from .ladder import Remedy, Turn
 from .machine import Phase
-from .signals import Generation, NodeId, OrderedBy, Rank, Step
+from .terms import Generation, NodeId, OrderedBy, Rank, Step
 from .windows import Window
 
 
@@ -106,6 +106,17 @@ PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
 """Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old gang is left; start: → new ranks'
 interpreters are up; build: → imports done, model built; restore: → state restored; step: → first step finished; replay: → back at the
 step where the fault struck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A node is not to train, although it is there."""
+
+    reason: str
+    until_s: float
+    """Wall-clock seconds."""
+    instance: str = ""
+    """As long as this agent runs; empty: whichever does."""
 
 
 class Because(StrEnum):

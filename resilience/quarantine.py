@@ -14,8 +14,8 @@ from . import assignment
 from .detectors import Cause
 from .errors import UsageError
 from .ladder import Origin
-from .orders import Incident
-from .signals import NodeId, Quarantine
+from .orders import Incident, Quarantine
+from .terms import NodeId
 from .world import World
 
 _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)

@@ -15,7 +15,8 @@ So the death of a node is seen as early as without this. That nobody hears order
 from __future__ import annotations
 
 from .machine import Phase
-from .signals import NodeId, NodeRecord, NodeStatus
+from .reports import NodeRecord, NodeStatus
+from .terms import NodeId
 from .world import World
 
 WORDS = 2.0

@@ -21,8 +21,9 @@ from .errors import MachineError, SnapshotError, UsageError
 from .machine import Phase
 from .orders import GenerationRecord, Incident, RewindOrder
 from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
-from .signals import Answer, NodeId, OrderedBy, Request, Step, Wish
 from .stability import common_steps
+from .terms import NodeId, OrderedBy, Step
+from .wishes import Answer, Request, Wish
 from .world import World
 
 LEAVING = (Wish.STOP, Wish.DRAIN)

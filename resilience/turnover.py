@@ -15,7 +15,7 @@ from .chronicle import next_id
 from .detectors import Cause
 from .orders import Incident
 from .recovery import OBSERVE, REPLACE_NODE, REPLAN, RESTARTS
-from .signals import NodeId, Step
+from .terms import NodeId, Step
 from .world import World
 
 

@@ -11,7 +11,8 @@ from itertools import groupby
 
 from .detectors import Cause, Suspicion
 from .orders import Because, Weighed
-from .signals import NodeStatus, Rank, Step
+from .reports import NodeStatus
+from .terms import Rank, Step
 from .verdict import TOGETHER_S, Verdict
 from .world import World
 

@@ -20,8 +20,9 @@ from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord, Incident
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import NodeId, Request
+from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.wishes import Request
 from mt_resilient.resilience.world import World, read_world
 
 from .etcd import Client, Etcd

@@ -17,8 +17,9 @@ from mt_resilient.resilience.boundary import Held
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Incident, Source
-from mt_resilient.resilience.signals import Ack, AckKind, NodeId, Step
+from mt_resilient.resilience.reports import Ack, AckKind
 from mt_resilient.resilience.store import KeyAbsent
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.world import World
 from mt_resilient.training.course import Course
 

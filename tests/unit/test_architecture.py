@@ -37,7 +37,10 @@ ONLY_IN = {
     "pickle": {"formats/pickles.py"},
 }
 PURE = {
-    "resilience/signals.py",
+    "resilience/terms.py",
+    "resilience/findings.py",
+    "resilience/reports.py",
+    "resilience/wishes.py",
     "resilience/machine.py",
     "resilience/orders.py",
     "resilience/keys.py",

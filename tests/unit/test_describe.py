@@ -4,7 +4,7 @@ import pytest
 
 from mt_resilient.resilience import describe
 from mt_resilient.resilience.orders import PHASES, Incident
-from mt_resilient.resilience.signals import Step
+from mt_resilient.resilience.terms import Step
 
 from .worlds import incident
 

@@ -17,9 +17,9 @@ from mt_resilient.resilience.errors import (
 from mt_resilient.resilience.machine import Event
 from mt_resilient.resilience.orders import Incident
 from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, bound, may_resume, plan, unreadable
-from mt_resilient.resilience.signals import NodeId, Step
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.stability import ResumePoint
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.verdict import Verdict
 
 from .worlds import incident, status

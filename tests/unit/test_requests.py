@@ -7,24 +7,17 @@ import pytest
 
 from mt_resilient.resilience.decision import Decision, Policy, decide
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
+from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import RewindOrder
 from mt_resilient.resilience.recovery import RecoveryPolicy, plan
+from mt_resilient.resilience.reports import AckKind, Spec
 from mt_resilient.resilience.requests import Ruling, leaving, rule
-from mt_resilient.resilience.signals import (
-    AckKind,
-    Answer,
-    Generation,
-    InPlaceRewind,
-    OrderedBy,
-    Request,
-    Spec,
-    Step,
-    Wish,
-)
+from mt_resilient.resilience.terms import Generation, OrderedBy, Step
 from mt_resilient.resilience.verdict import Verdict
 from mt_resilient.resilience.windows import Window
+from mt_resilient.resilience.wishes import Answer, Request, Wish
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, incident, record, status, world

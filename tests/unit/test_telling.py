@@ -11,7 +11,7 @@ from mt_resilient.agent.terminal import Terminal
 from mt_resilient.resilience.decision import Decision
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.metrics import Metrics
-from mt_resilient.resilience.signals import Answer
+from mt_resilient.resilience.wishes import Answer
 
 from .worlds import incident, world
 
