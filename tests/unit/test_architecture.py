@@ -21,7 +21,7 @@ BELOW = {
     "checkpoint": {"checkpoint", "resilience"},
     "resilience": {"resilience"},
 }
-"""Package → packages that its modules may import from; the root's own modules are `cli` and the package itself."""
+"""Package → packages that its modules may import from; the root's own modules are the command line's and the package itself."""
 
 ONLY_IN = {
     "tensorstore": {"checkpoint/slabs.py", "checkpoint/objects.py"},
