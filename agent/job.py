@@ -22,7 +22,6 @@ from ..resilience.assignment import NodesPolicy
 from ..resilience.boundary import RankPolicy
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
-from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
@@ -33,6 +32,7 @@ from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
+from ..resilience.policy import Policy
 from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.reports import NodeRecord, Spec

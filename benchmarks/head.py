@@ -16,10 +16,11 @@ from contextlib import suppress
 from crowd import KEYS
 
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.policy import Policy
 
 AT_MOST_S, AT_LEAST_S = 1.0, 0.02
 """Between two rounds of the agent's loop while nothing comes, and while much does."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from .assignment import Seats
 from .findings import Complaint, Mismatch, Shortage, Straggler
+from .incident import PHASES, Because, Incident, Weighed
 from .ladder import AGAIN, SKIPS, Origin, Remedy
-from .orders import PHASES, Because, Incident, Weighed
 from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import OrderedBy, Rank

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from . import assignment
 from .detectors import Cause
 from .errors import UsageError
+from .incident import Incident
 from .ladder import Origin
-from .orders import Incident, Quarantine
+from .orders import Quarantine
 from .terms import NodeId
 from .world import World
 

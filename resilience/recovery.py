@@ -24,8 +24,8 @@ from .errors import (
     SnapshotError,
     UsageError,
 )
+from .incident import Incident
 from .machine import Event
-from .orders import Incident
 from .reports import NodeStatus
 from .spikes import Kind
 from .stability import ResumePoint

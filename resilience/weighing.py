@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from .detectors import Cause, Suspicion
-from .orders import Because, Weighed
+from .incident import Because, Weighed
 from .reports import NodeStatus
 from .terms import Rank, Step
 from .verdict import TOGETHER_S, Verdict

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
+from .incident import Incident
 from .keys import Keys
-from .orders import GenerationRecord, Incident, Quarantine
+from .orders import GenerationRecord, Quarantine
 from .reports import Ack, AckKind, Death, NodeRecord, NodeStatus, Spec
 from .terms import NodeId
 from .values import Values

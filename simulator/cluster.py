@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ..resilience.decision import Decision
 from ..resilience.findings import InPlaceRewind, Mismatch, RankExit, RankStall, Straggler
-from ..resilience.orders import GenerationRecord, Incident, Quarantine
+from ..resilience.incident import Incident
+from ..resilience.orders import Decision, GenerationRecord, Quarantine
 from ..resilience.reports import Ack, AckKind, NodeRecord, NodeStatus, Spec
 from ..resilience.terms import Generation, NodeId, Rank, Step
 from ..resilience.world import World

@@ -7,9 +7,9 @@ import pytest
 from mt_resilient.resilience.chronicle import open_incident, phases_told, rewinds_told
 from mt_resilient.resilience.detectors import suspect
 from mt_resilient.resilience.findings import InPlaceRewind
+from mt_resilient.resilience.incident import PHASES, Incident
 from mt_resilient.resilience.ladder import AGAIN, LadderPolicy, Origin, Remedy, Turn
 from mt_resilient.resilience.machine import Event, Phase
-from mt_resilient.resilience.orders import PHASES, Incident
 from mt_resilient.resilience.recovery import Plan
 from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.spikes import Kind

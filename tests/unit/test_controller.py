@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
 from mt_resilient.resilience.findings import Complaint
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.orders import Decision, GenerationRecord
+from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.reports import AckKind, Spec
 from mt_resilient.resilience.store import Compare, Listing, Operation
 from mt_resilient.resilience.terms import Generation
