@@ -62,6 +62,8 @@ PURE = {
     "resilience/recovery.py",
     "resilience/boundary.py",
     "resilience/chronicle.py",
+    "resilience/conditions.py",
+    "resilience/rewinds.py",
     "resilience/turnover.py",
     "resilience/decision.py",
     "resilience/describe.py",
