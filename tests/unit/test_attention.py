@@ -61,6 +61,7 @@ OBEYED = InPlaceRewind(
     onset=Step(6),
     reached=Step(8),
     remedy="",
+    restore_s=0.1,
     at_s=1.0,
 )
 
