@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
 from .publisher import PACE_S, Publisher
-from .registration import described, register
+from .registration import described, register, remind
 from .revival import Revival
 from .run_directory import RunDirectory
 from .supervisor import Supervisor
@@ -164,12 +165,16 @@ def run_job(
             home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
             labels={**scheduler.labels(os.environ), **control.labelled},
         )
-        copies = None
+        copies, token = None, ""
         if max(numbers) > 1 and policies["copies"].every_s:
-            copies = Copies(launch.ranks, me.address, _token(store, keys), policies["copies"])
+            token = _token(store, keys)
+            copies = Copies(launch.ranks, me.address, token, policies["copies"])
             me = replace(me, copies_port=copies.port)
         spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
-        spec, over = register(store, keys, spec, run, node_id, me)
+        kept_step = max((attempt.stamp.step for attempt in catalog.look(root).durable), default=-1)
+        spec, over = register(store, keys, spec, run, node_id, me, kept=kept_step)
+        if over >= spec.first_generation:
+            return _nothing_left(keys.job, run, telling)
         if neighbour:
             same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
         expected = max(spec.sizes) + spec.spares
@@ -214,6 +219,7 @@ def run_job(
         closing.callback(node.close)
         supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, spec)
         closing.callback(supervisor.heartbeat.end)
+        supervisor.on_store_emptied(partial(remind, store, keys, spec, token))
         if server:
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
@@ -236,6 +242,17 @@ def run_job(
         say_the_end(code, record, lost, newest, run, supervisor.telling)
         journal.write("end", wall_s(), code=code)
         return code
+
+
+def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
+    """A scheduler has started a node of a job again that is over: it need not do so once more."""
+    run.finished.touch()
+    telling.say(
+        f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "
+        "with --run-dir and --snapshots",
+        "good",
+    )
+    return 0
 
 
 def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:

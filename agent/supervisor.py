@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
-from ..resilience.errors import ResilientError, StoreUnavailable
+from ..resilience.errors import MachineError, ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
@@ -39,6 +40,8 @@ RESTS = 4.0
 something."""
 ECHO_S = 1.0
 """A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+EMPTIED_S = 30.0
+"""How long those that train may take to tell an etcd that has lost its data what the job is."""
 STORE_GRACE_S = 5.0
 """How long somebody who wants to leave waits for etcd: the agent's own one is back within a second or two."""
 
@@ -77,10 +80,17 @@ class Supervisor:
         self._signalled_s = 0.0
         self._last_stumble = ""
         self._on_store_down = lambda: None
+        self._on_store_emptied: Callable[[GenerationRecord], object] = lambda record: None
+        self._emptied_s = 0.0
+        """On the monotonic clock: since when etcd knows nothing of the job any more; 0: it does."""
 
     def on_store_down(self, mend: Any) -> None:
         """`mend` is called in each round in which the store does not answer (embedded etcd: start it again)."""
         self._on_store_down = mend
+
+    def on_store_emptied(self, remind: Callable[[GenerationRecord], object]) -> None:
+        """`remind` is called where etcd has lost what it knew of the job, and this record still holds."""
+        self._on_store_emptied = remind
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
@@ -142,18 +152,19 @@ class Supervisor:
             self.heartbeat.lost()
         except StoreUnavailable as error:
             self._store_is_down(error)
-        if self.record is None or self.node.gang:
+        if self.node.gang:
             return None
-        if self.record.phase is Phase.ENDED:
+        if self.record and self.record.phase is Phase.ENDED:
             return self.record.exit_code
         return self._dismissed(self.record)
 
-    def _dismissed(self, record: GenerationRecord) -> int | None:
-        """The exit code where the job goes on without this agent: it was drained, or it stands by and somebody wants it to end."""
+    def _dismissed(self, record: GenerationRecord | None) -> int | None:
+        """The exit code where the job goes on without this agent, or has not begun: it was drained, or somebody wants it to end that stands
+        by or waits for the others."""
         instance = self.heartbeat.instance
-        if instance in record.members.values() or self._company is None:
+        if self._company is None or (record and instance in record.members.values()):
             return None
-        if instance in record.dismissed:
+        if record and instance in record.dismissed:
             return self._request.exit_code if self._request else 0
         return 128 + self._signals[0] if self._signals else None
 
@@ -193,8 +204,30 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _read_record(self) -> GenerationRecord | None:
+        """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""
         record = self.controller.record()
+        if record is None and self.record is not None:
+            return self._remind(self.record)
+        self._emptied_s = 0.0
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
+
+    def _remind(self, record: GenerationRecord) -> GenerationRecord:
+        """`record`, which etcd does not know any more: it has begun anew, without its data. Who has ranks of this generation tells it:
+        while they are not fenced, no later one can have begun."""
+        now_s, gang = monotonic_s(), self.node.gang
+        if not self._emptied_s:
+            self._emptied_s = now_s
+            self.telling.say(
+                "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
+            )
+        if gang and gang.generation == record.number and not gang.fenced:
+            self._on_store_emptied(record)
+        elif now_s - self._emptied_s > EMPTIED_S:
+            raise MachineError(
+                "etcd has lost its data, and nobody trains who could tell it what it knew of this job; nothing runs here any more. Look "
+                "after it, then give the same command again: it goes on from the newest snapshot"
+            )
+        return record
 
     def _busy(self) -> bool:
         return attention.busy(self.record, self._publisher.told, wall_s())
@@ -217,8 +250,8 @@ class Supervisor:
         """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
         if not self._signals or self._request:
             return
-        if self._company and self.record and self.id not in self.record.members:
-            return  # a node that stands by ends without a word
+        if self._company and (self.record is None or self.id not in self.record.members):
+            return  # a node that stands by, or waits for the others, ends without a word
         self.performer.hurry = True
         name = signal.Signals(self._signals[0]).name
         preempted = self._signals[0] in self.preemption.numbers
