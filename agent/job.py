@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..resilience.controller import Controller
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
-from ..resilience.etcd_access import PASSWORD, Access, Papers, parse_endpoint
+from ..resilience.etcd_access import PASSWORD
 from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
@@ -44,78 +44,29 @@ from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId
 from ..resilience.windows import Window
-from . import checks, preflight, same_place, scheduler
+from . import checks, preflight, same_place, scheduler, whereabouts
 from .company import Company
 from .copies import Copies, CopiesPolicy
-from .embedded_etcd import EmbeddedEtcd, probe
 from .ending import say_the_end
-from .etcd_binary import find_server
 from .heartbeat import Heartbeat
-from .launch import Launch, sizes, understand
+from .launch import Launch, understand
 from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
-from .registration import described, register
+from .publisher import PACE_S, Publisher
+from .registration import described, register, remind
 from .revival import Revival
 from .run_directory import RunDirectory
 from .supervisor import Supervisor
 from .telling import Telling
 from .terminal import Terminal
+from .whereabouts import ControlPolicy
 
 ALONE_S = 10
 """Life of a lease where nobody else could take the job up: nothing depends on it."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControlPolicy:
-    etcd: str = ""
-    """Endpoints HOST:PORT, separated by commas; empty: this agent runs an etcd of its own, for one node."""
-    job: str = ""
-    """The job's name, the same on all its nodes; empty: of one node, that of its run directory."""
-    node: str = ""
-    """This node's name; empty: the host's."""
-    address: str = ""
-    """Where the other nodes reach this one; empty: its address on the way to etcd."""
-    labels: str = ""
-    """What is said of this node, as KEY=VALUE,…: of `rack`, which nodes are lost together; empty: what a scheduler says."""
-    deadline_s: float = 2.0
-    """How long one call to etcd may take."""
-    etcd_ca: str = ""
-    """File with the certificates that sign those of https:// endpoints; empty: the system's."""
-    etcd_cert: str = ""
-    """File with this agent's own certificate, where etcd wants one of its clients,"""
-    etcd_key: str = ""
-    """and with its key."""
-    etcd_user: str = ""
-    """Where etcd has authentication switched on."""
-    etcd_password_file: str = ""
-    """File with that user's password, which nobody else may read; or else it is taken from MT_RESILIENT_ETCD_PASSWORD."""
-
-    def __post_init__(self) -> None:
-        if self.deadline_s <= 0:
-            raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
-        for name in ("job", "node"):
-            if not re.fullmatch(r"[\w.:@-]*", getattr(self, name)):
-                raise UsageError(
-                    f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
-                )
-
-        _ = self.labelled
-
-    @property
-    def labelled(self) -> dict[str, str]:
-        """Raises UsageError."""
-        pairs = [pair.partition("=") for pair in self.labels.split(",") if pair]
-        for key, equals, value in pairs:
-            if not (key and equals and value):
-                raise UsageError(f"control.labels has {key + equals + value!r}; write KEY=VALUE, as rack=r1")
-        return {key: value for key, _, value in pairs}
-
-    def papers(self) -> Papers:
-        return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
 
 
 SECTIONS: dict[str, type] = {
@@ -162,7 +113,7 @@ def run_job(
     starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default. windows: batches of
     data that are left out."""
     launch = understand(command, os.environ)
-    control, wanted = placed(launch, policies["control"], policies["nodes"])
+    control, wanted = whereabouts.placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
         run.take()
@@ -176,7 +127,7 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
-        numbers, spares = _nodes(wanted, control, agent)
+        numbers, spares = whereabouts.counted(wanted, control, agent)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -185,7 +136,7 @@ def run_job(
         journal = Journal(run.journal)
         access = control.papers().access(os.environ)
         os.environ.pop(PASSWORD, None)  # ranks are not to have it
-        server, endpoints = _endpoints(control, access, run, terminal, closing)
+        server, endpoints = whereabouts.endpoints(control, access, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
         keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
@@ -211,16 +162,20 @@ def run_job(
             pid=os.getpid(),
             ranks=launch.ranks,
             port=neighbour.port if neighbour else 0,
-            address=control.address or _address(endpoints[0]),
+            address=control.address or whereabouts.address(endpoints[0]),
             home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
             labels={**scheduler.labels(os.environ), **control.labelled},
         )
-        copies = None
+        copies, token = None, ""
         if max(numbers) > 1 and policies["copies"].every_s:
-            copies = Copies(launch.ranks, me.address, _token(store, keys), policies["copies"])
+            token = _token(store, keys)
+            copies = Copies(launch.ranks, me.address, token, policies["copies"])
             me = replace(me, copies_port=copies.port)
         spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
-        spec, over = register(store, keys, spec, run, node_id, me)
+        kept_step = max((attempt.stamp.step for attempt in catalog.look(root).durable), default=-1)
+        spec, over = register(store, keys, spec, run, node_id, me, kept=kept_step)
+        if over >= spec.first_generation:
+            return _nothing_left(keys.job, run, telling)
         if neighbour:
             same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
         expected = max(spec.sizes) + spec.spares
@@ -265,6 +220,7 @@ def run_job(
         closing.callback(node.close)
         supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, spec)
         closing.callback(supervisor.heartbeat.end)
+        supervisor.on_store_emptied(partial(remind, store, keys, spec, token))
         if server:
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
@@ -289,6 +245,17 @@ def run_job(
         return code
 
 
+def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
+    """A scheduler has started a node of a job again that is over: it need not do so once more."""
+    run.finished.touch()
+    telling.say(
+        f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "
+        "with --run-dir and --snapshots",
+        "good",
+    )
+    return 0
+
+
 def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
     """The newest snapshot of the job that `origin` names: its run directory, or the place that holds its `snapshots/`. Raises UsageError
     when there is none to start from."""
@@ -298,23 +265,6 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
     if not found:
         raise UsageError(f"--start-from {origin}: there is no committed snapshot under {root}; nothing was started")
     return found[0]
-
-
-def _endpoints(
-    control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
-) -> tuple[EmbeddedEtcd | None, list[str]]:
-    """Those that were given, if they answer; else those of a server of our own, started here."""
-    if control.etcd:
-        endpoints = control.etcd.split(",")
-        for endpoint in endpoints:
-            probe(endpoint, control.deadline_s, access)
-        return None, endpoints
-    binary = find_server()
-    if binary.warning:
-        terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
-    closing.callback(server.stop)
-    return server, [server.start()]
 
 
 def _token(store: Store, keys: Keys) -> str:
@@ -328,46 +278,6 @@ def _token(store: Store, keys: Keys) -> str:
 def _beginning(store: Store, keys: Keys, over: int) -> bool:
     """Whether the nodes start together: nobody trains yet, or any more."""
     return over > 0 or store.get(keys.generation) is None
-
-
-def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
-    """What was said, with what a scheduler and torchrun's options add to it. A job of one node goes by its run directory's name whatever a
-    scheduler calls it: it may be submitted again. Raises UsageError where they contradict each other."""
-    asked = scheduler.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
-    here = scheduler.place(asked, launch, os.environ, socket.gethostname())
-    several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
-    job = here.job if several else control.job
-    return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
-
-
-def _nodes(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> tuple[tuple[int, ...], int]:
-    """How many nodes the job may have, and how many spares beside them. Raises UsageError for what several nodes lack."""
-    asked = policy.number or "1"
-    numbers = sizes(asked)
-    if max(numbers) == 1 and not policy.spares:
-        return numbers, 0
-    missing = [flag for flag, value in (("--etcd HOST:PORT", control.etcd), ("--job NAME", control.job)) if not value]
-    if missing:
-        raise UsageError(
-            f"several nodes ({asked}) want {' and '.join(missing)}, the same on each of them; nothing was started"
-        )
-    if agent.observe:
-        raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")
-    return numbers, policy.spares
-
-
-def _address(endpoint: str) -> str:
-    """This node's address on the way to etcd: that of the cluster's network."""
-    etcd = parse_endpoint(endpoint)
-    try:
-        family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise MachineError(
-            f"this node's address on the way to {endpoint} cannot be found ({error}); name it with --address"
-        ) from error
 
 
 def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
@@ -401,6 +311,8 @@ def _supervisor(
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
     company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
+    pace_s = min(pace(nodes).status_s, ttl_s) if neighbour else min(PACE_S, ttl_s / 4)
+    publisher = Publisher(node_id, me.instance, node, company, store, keys, telling, pace_s)
     performer = Performer(
         node_id=node_id,
         instance=me.instance,
@@ -409,6 +321,7 @@ def _supervisor(
         keys=keys,
         policy=policy,
         telling=telling,
+        publisher=publisher,
     )
     return Supervisor(
         node_id=node_id,
@@ -420,8 +333,8 @@ def _supervisor(
         policy=policy,
         preemption=policies["preemption"],
         telling=telling,
+        publisher=publisher,
         performer=performer,
         over=over,
         company=company,
-        status_s=min(pace(nodes).status_s, ttl_s) if neighbour else None,
     )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.reports import Ack, AckKind
+from ..resilience.reports import AckKind
 from ..resilience.store import Store
 from ..resilience.terms import Doing, NodeId, Order
-from ..resilience.wire import dumps
 from .copies import address
 from .duty import Action, LocalState, duty
 from .node import Node
 from .policy import AgentPolicy
 from .ports import free_port
+from .publisher import Publisher
 from .telling import Telling
 
 
@@ -31,10 +29,11 @@ class Performer:
         keys: Keys,
         policy: AgentPolicy,
         telling: Telling,
+        publisher: Publisher,
     ) -> None:
         self._id, self._instance, self._node = node_id, instance, node
-        self._store, self._keys, self._policy, self._telling = store, keys, policy, telling
-        self._acked: tuple[int, AckKind | None] = (0, None)
+        self._store, self._keys, self._policy = store, keys, policy
+        self._telling, self._publisher = telling, publisher
         self._waited = (0, 0.0)
         """The generation whose start waits for the warm process, and since when, on the monotonic clock: nodes' other clocks may differ."""
         self._leave_ordered_s = 0.0
@@ -45,9 +44,8 @@ class Performer:
         self.hurry = False
         """Somebody wants this agent to leave: the end does not wait for ever."""
 
-    def obey(self, record: GenerationRecord, publish: Callable[[], None]) -> bool:
-        """Do what `record` asks of this node now; whether there may be more to do at once. `publish` says what is here: a node that
-        is ready has said before what its ranks can go back to. Raises StoreUnavailable."""
+    def obey(self, record: GenerationRecord) -> bool:
+        """Do what `record` asks of this node now; whether there may be more to do at once. Raises StoreUnavailable."""
         action = duty(record, self._local())
         match action:
             case Action.WAIT | Action.LEAVE:
@@ -57,8 +55,7 @@ class Performer:
                     self._node.drain.begin_again()
                     self._drain_asked_s = 0.0
                 self._node.clear(record.number, record.joined.get(self._id, 0))
-                publish()
-                self._ack(record, AckKind.READY, free_port())
+                self._publisher.acknowledge(record, AckKind.READY, free_port())
             case Action.LAUNCH:
                 if self._node.warm.importing:
                     if self._waited[0] != record.number:
@@ -72,7 +69,7 @@ class Performer:
                     return False
                 self._launch(record)
             case Action.SAY_RUNNING:
-                self._ack(record, AckKind.RUNNING)
+                self._publisher.acknowledge(record, AckKind.RUNNING)
             case Action.ORDER_REWIND:
                 assert record.rewind
                 self._node.board.turn_back(record.rewind)
@@ -101,7 +98,7 @@ class Performer:
             gang_over=gang is not None and gang.launcher.ended_s > 0,
             attached=gang is not None and self._node.all_attached(),
             training=gang is not None and self._node.all_training(),
-            acked=self._acked,
+            acked=self._publisher.acked,
             rewind=self._node.board.pages[0].ordered,
             paused=bool(self._node.board.pages[0].paused),
             waiting=all(page.doing == Doing.PAUSED for page in self._node.board.pages),
@@ -153,10 +150,5 @@ class Performer:
             drain.stop()
             drain.finished = True
         if drain.finished:
-            self._ack(record, AckKind.ENDED)
+            self._publisher.acknowledge(record, AckKind.ENDED)
         return drain.finished
-
-    def _ack(self, record: GenerationRecord, kind: AckKind, port: int = 0) -> None:
-        ack = Ack(kind=kind, generation=record.number, instance=self._instance, at_s=wall_s(), port=port)
-        self._store.put(self._keys.ack(record.number, self._id), dumps(ack))
-        self._acked = (record.number, kind)

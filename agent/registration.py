@@ -1,4 +1,5 @@
-"""What an agent tells the store before anything else: what the job is, and that one which was ended before its end goes on."""
+"""What an agent tells the store before anything else: what the job is, and that one which was ended before its end goes on, or that all
+of it is done."""
 
 from __future__ import annotations
 
@@ -45,15 +46,21 @@ def register(
     node: NodeId,
     me: NodeRecord,
     pause: Callable[[float], None] = sleep,
+    *,
+    kept: int = -1,
 ) -> tuple[Spec, Generation]:
     """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
 
-    The job as it is known, and the number of the generation that it was over with; 0: it was not. Raises UsageError for another command,
-    another number of ranks or of nodes, a job that is finished, and a name that another agent goes by. pause: waits so many seconds, while
-    agents of the life that is over leave.
+    The job as it is known, and the number of the generation that it was over with; 0: it was not. Where all of several nodes' job is done,
+    `first_generation` is no later than that: a scheduler starts one of them again, and there is nothing to do. Raises UsageError for
+    another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
+    pause: waits so many seconds, while agents of the life that is over leave. kept: newest step on disk.
     """
     store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
     known = _known(store, keys, spec, run)
+    several = max(spec.sizes) + spec.spares > 1
+    if several and (run.finished.exists() or _done(store, keys, kept)):
+        return known, max(known.first_generation, _over(store, keys))
     if run.finished.exists():
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     others = _nodes(store, keys)
@@ -61,7 +68,7 @@ def register(
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
         if _waited(lambda: node in _nodes(store, keys), pause):
-            return register(store, keys, spec, run, node, me, pause)
+            return register(store, keys, spec, run, node, me, pause, kept=kept)
         raise UsageError(
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
@@ -75,7 +82,12 @@ def register(
                 f"the job has ended, and the agents of {describe.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
             )
-        return register(store, keys, spec, run, node, me, pause)
+        return register(store, keys, spec, run, node, me, pause, kept=kept)
+    if others and known.sizes != spec.sizes:
+        raise UsageError(
+            f"the job was started for {describe.listed(known.sizes)} nodes, and this command says {describe.listed(spec.sizes)}; "
+            "nothing was started. Give the same --nodes everywhere"
+        )
     if others:  # the job is under way: this node joins it
         return known, Generation(0)
     for key, asked in store.range(keys.requests).items():
@@ -86,9 +98,22 @@ def register(
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
             store.delete_prefix(prefix)
         known = replace(spec, run=known.run, first_generation=Generation(last + 1))
-        entry = store.get(keys.spec)
-        store.transact([ModifiedAt(keys.spec, entry.mod_revision if entry else 0)], [Put(keys.spec, dumps(known))])
+    elif (known.sizes, known.spares) != (spec.sizes, spec.spares):
+        known = replace(
+            known, sizes=spec.sizes, spares=spec.spares
+        )  # all have died, and it goes on with as many as are left
+    else:
+        return known, last
+    entry = store.get(keys.spec)
+    store.transact([ModifiedAt(keys.spec, entry.mod_revision if entry else 0)], [Put(keys.spec, dumps(known))])
     return known, last
+
+
+def remind(store: Store, keys: Keys, spec: Spec, token: str, record: GenerationRecord) -> bool:
+    """Tell an etcd that has begun anew what the job is, and where it stands; False where somebody else has. Raises StoreUnavailable."""
+    known = [Put(keys.spec, dumps(spec)), Put(keys.generation, dumps(record))]
+    secret = [Put(keys.token, token.encode())] if token else []
+    return store.transact([KeyAbsent(keys.generation)], [*known, *secret])
 
 
 def _waited(still: Callable[[], bool], pause: Callable[[float], None]) -> bool:
@@ -116,12 +141,16 @@ def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory) -> Spec:
         raise UsageError(
             f"the job has {describe.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
         )
-    if known.sizes != spec.sizes and store.range(keys.nodes):
-        raise UsageError(
-            f"the job was started for {describe.listed(known.sizes)} nodes, and this command says {describe.listed(spec.sizes)}; "
-            "nothing was started. Give the same --nodes everywhere"
-        )
     return known
+
+
+def _done(store: Store, keys: Keys, kept: int) -> bool:
+    """Whether the job has ended with its training over, and the state of that on disk. kept: the newest step there; -1: none is, and what
+    the script has saved is all there is."""
+    entry = store.get(keys.generation)
+    last = loads(GenerationRecord, entry.value) if entry else None
+    ended = last is not None and last.phase is Phase.ENDED and last.complete
+    return last is not None and ended and (kept < 0 or kept >= last.replay_until)
 
 
 def _over(store: Store, keys: Keys) -> Generation:

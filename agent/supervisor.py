@@ -10,39 +10,39 @@ from __future__ import annotations
 import os
 import select
 import signal
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
-from ..resilience.errors import ResilientError, StoreUnavailable
+from ..resilience.errors import MachineError, ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.reports import NodeStatus
 from ..resilience.store import LeaseGone, Store
 from ..resilience.terms import NodeId
-from ..resilience.verdict import HEARD_S
 from ..resilience.wire import dumps
 from ..resilience.wishes import Request, Wish
+from . import attention
 from .company import Company
 from .heartbeat import Heartbeat
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
+from .publisher import QUICK_S, Publisher
 from .telling import Telling
 
-QUICK_S, ORDERED_S, CALM_S = 0.02, 0.1, 1.0
-"""Longest sleep of the loop while something is under way, while ranks are on their way to a boundary at which they obey, and while they
-just train. Ended processes wake it at once."""
-PUBLISH_S = 2.0
-"""Between words to etcd while ranks just train: agent and etcd together then take about 1 % of a core."""
+ORDERED_S, CALM_S = 0.1, 1.0
+"""Longest sleep of the loop while ranks are on their way to a boundary at which they obey, and while they just train; `QUICK_S` while
+something is under way. Ended processes wake it at once."""
 RESTS = 4.0
 """So many times as long as a look at the whole job takes, what others write is left to gather: with thousands of nodes there is always
 something."""
 ECHO_S = 1.0
 """A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+EMPTIED_S = 30.0
+"""How long those that train may take to tell an etcd that has lost its data what the job is."""
 STORE_GRACE_S = 5.0
 """How long somebody who wants to leave waits for etcd: the agent's own one is back within a second or two."""
 
@@ -60,25 +60,20 @@ class Supervisor:
         policy: AgentPolicy,
         preemption: PreemptionPolicy,
         telling: Telling,
+        publisher: Publisher,
         performer: Performer,
         over: int = 0,
         company: Company | None = None,
-        status_s: float | None = None,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others;
-        status_s: between words to etcd while ranks just train, where there are so many that it matters."""
+        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
         self.policy, self.preemption, self.telling = policy, preemption, telling
         self.record: GenerationRecord | None = None
-        self._over, self._company = over, company
-        self._published: NodeStatus | None = None
-        self._published_s = 0.0
-        """On the monotonic clock: the other one may be set back by somebody."""
+        self._over, self._company, self._publisher = over, company, publisher
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write does not wake the loop before."""
-        self._pace_s = min(PUBLISH_S, heartbeat.ttl_s / 4) if status_s is None else status_s
         self._signals: list[int] = []
         self._heard_s = 0.0
         self._request: Request | None = None
@@ -86,10 +81,17 @@ class Supervisor:
         self._signalled_s = 0.0
         self._last_stumble = ""
         self._on_store_down = lambda: None
+        self._on_store_emptied: Callable[[GenerationRecord], object] = lambda record: None
+        self._emptied_s = 0.0
+        """On the monotonic clock: since when etcd knows nothing of the job any more; 0: it does."""
 
     def on_store_down(self, mend: Any) -> None:
         """`mend` is called in each round in which the store does not answer (embedded etcd: start it again)."""
         self._on_store_down = mend
+
+    def on_store_emptied(self, remind: Callable[[GenerationRecord], object]) -> None:
+        """`remind` is called where etcd has lost what it knew of the job, and this record still holds."""
+        self._on_store_emptied = remind
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
@@ -116,29 +118,20 @@ class Supervisor:
             os.close(woken)
 
     def _wait(self, wake: int) -> list[int]:
-        running = self.record is not None and self.record.phase is Phase.RUN
-        calm = running and not self._busy() and not self._unfinished()
+        record, told = self.record, self._publisher.told
+        running = record is not None and record.phase is Phase.RUN and not attention.starting(record, told, wall_s())
         poller = select.poll()
         resting_s = max(0.0, self._rest_until_s - monotonic_s())
         changes = () if resting_s else self.controller.fds()
         for fd in (wake, *changes, *self.node.fds(), *(self._company.fds() if self._company else ())):
             poller.register(fd, select.POLLIN)
-        longest_s = ORDERED_S if self._ordered() else min(CALM_S, self._pace_s)
-        patience_s = longest_s if calm else QUICK_S
+        patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
         ready = [fd for fd, _ in poller.poll(1000 * (min(patience_s, resting_s) if resting_s else patience_s))]
         if wake in ready:
             os.read(wake, 4096)
         if not {wake, *changes}.isdisjoint(ready):
             self._next_round_s = 0.0
         return ready
-
-    def _unfinished(self) -> bool:
-        """Whether the present generation still has something to tell about its start: for a minute, since a script may have nothing."""
-        told = self._published
-        if self.record is None or wall_s() - self.record.launched_s > 60.0:
-            return False
-        waits = self.record.replay_until > self.record.resume_step
-        return told is None or not told.stepped_s or (waits and not told.replayed_s)
 
     def round(self, ready: list[int]) -> int | None:
         """One round; the exit code when the job is over. ready: descriptors of the node that are readable."""
@@ -160,18 +153,19 @@ class Supervisor:
             self.heartbeat.lost()
         except StoreUnavailable as error:
             self._store_is_down(error)
-        if self.record is None or self.node.gang:
+        if self.node.gang:
             return None
-        if self.record.phase is Phase.ENDED:
+        if self.record and self.record.phase is Phase.ENDED:
             return self.record.exit_code
         return self._dismissed(self.record)
 
-    def _dismissed(self, record: GenerationRecord) -> int | None:
-        """The exit code where the job goes on without this agent: it was drained, or it stands by and somebody wants it to end."""
+    def _dismissed(self, record: GenerationRecord | None) -> int | None:
+        """The exit code where the job goes on without this agent, or has not begun: it was drained, or somebody wants it to end that stands
+        by or waits for the others."""
         instance = self.heartbeat.instance
-        if instance in record.members.values() or self._company is None:
+        if self._company is None or (record and instance in record.members.values()):
             return None
-        if instance in record.dismissed:
+        if record and instance in record.dismissed:
             return self._request.exit_code if self._request else 0
         return 128 + self._signals[0] if self._signals else None
 
@@ -183,103 +177,67 @@ class Supervisor:
     def _consult(self, changed: bool) -> None:
         """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
         now = monotonic_s()
-        status = self._status()
-        news = self._news(status)
+        news = self._publisher.news(self.record)
         if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
             return
         self._rest_until_s = 0.0
-        self._next_round_s = now + (QUICK_S if self._busy() else ORDERED_S if self._ordered() else self._pace_s)
+        self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
         if self._company and self.record:
             self._company.tell(self.record)
         self._ask_to_stop()
         for _ in range(20):
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
-                self._publish()
+                self._publisher.round(self.record, self._busy())
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
             self.record = self._read_record()
             if self.record and self.heartbeat.instance not in self.record.members.values():
                 self.heartbeat.confirm()
-            more = self.record is not None and self.performer.obey(self.record, lambda: self._publish(at_once=True))
+            more = self.record is not None and self.performer.obey(self.record)
             if not wrote and not more:
                 break
         self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
         self._store_is_back()
         self._warm_up()
-        self.telling.count(self.node.board.pages, self._published)
+        self.telling.count(self.node.board.pages, self._publisher.told)
         strides, pages = self.node.vitals.strides, self.node.board.pages
         own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _read_record(self) -> GenerationRecord | None:
+        """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""
         record = self.controller.record()
+        if record is None and self.record is not None:
+            return self._remind(self.record)
+        self._emptied_s = 0.0
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
-    def _busy(self) -> bool:
-        exits = self._published.exits if self._published else ()
-        if any(0 <= wall_s() - ended.at_s < HEARD_S for ended in exits):
-            return True  # who leads waits so long for the others' word, and no longer
-        return self.record is None or self.record.phase not in (Phase.RUN, Phase.LAUNCH)
-
-    def _ordered(self) -> bool:
-        """Whether the ranks are about to do what somebody has ordered."""
-        told, record = self._published, self.record
-        if told is None or record is None:
-            return False
-        obeyed = max((rewind.order for rewind in told.rewinds), default=0)
-        rewinds = record.rewind is not None and record.rewind.number > max(obeyed, told.declined)
-        written = told.snapshot == record.saves and 0 <= told.snapshot_step <= max(told.durable_steps, default=-1)
-        snaps = bool(record.saves) and not written
-        return rewinds or snaps or record.waits != told.paused
-
-    def _generation(self) -> int:
-        return self.node.gang.generation if self.node.gang else self.record.number if self.record else 0
-
-    def _status(self) -> NodeStatus:
-        status = self.node.status(self._generation())
-        return self._company.pulse(replace(status, often_s=self._pace_s)) if self._company else status
-
-    def _news(self, status: NodeStatus) -> bool:
-        """Whether `status` says something that cannot wait for the next turn."""
-        told = self._published
-        quiet = {"at_s": 0.0, "min_step": 0, "max_step": 0, "memory_steps": (), "durable_steps": (), "alive": 0}
-        quiet |= {
-            "agreed_steps": (),
-            "certified_steps": (),
-            "courses": (),
-            "copies": (),
-            "pulse_s": 0.0,
-            "stride_s": 0.0,
-        }
-        return told is None or replace(told, **quiet) != replace(status, **quiet)  # type: ignore[arg-type]
-
-    def _publish(self, *, at_once: bool = False) -> None:
-        status = self._status()
-        told = self._published
-        since_s = monotonic_s() - self._published_s
-        busy = told is not None and self._busy() and since_s >= QUICK_S and replace(told, at_s=status.at_s) != status
-        if at_once or told is None or busy or self._news(status) or since_s >= self._pace_s:
-            if self._reject_unusable():
-                status = self._status()
-            self.store.put(self.keys.status(self.id), dumps(status))
-            self._published, self._published_s = status, monotonic_s()
-
-    def _reject_unusable(self) -> bool:
-        """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again. True: one went."""
-        known = len(self.node.unfit)
-        for page in self.node.board.pages:
-            words = page.farewell()
-            name = words.get("snapshot", "")
-            if words.get("kind") != "snapshot" or not name or name in self.node.unfit:
-                continue
+    def _remind(self, record: GenerationRecord) -> GenerationRecord:
+        """`record`, which etcd does not know any more: it has begun anew, without its data. Who has ranks of this generation tells it:
+        while they are not fenced, no later one can have begun."""
+        now_s, gang = monotonic_s(), self.node.gang
+        if not self._emptied_s:
+            self._emptied_s = now_s
             self.telling.say(
-                f"the snapshot {name} cannot be restored and is set aside: {words.get('error', '')}", "bad"
+                "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
             )
-            try:
-                self.node.reject(name, str(words.get("error", "")))
-            except ResilientError as error:
-                self.telling.say(f"{error}: it keeps its name, and is not used", "bad")
-        return len(self.node.unfit) > known
+        if gang and gang.generation == record.number and not gang.fenced:
+            self._on_store_emptied(record)
+        elif now_s - self._emptied_s > EMPTIED_S:
+            raise MachineError(
+                "etcd has lost its data, and nobody trains who could tell it what it knew of this job; nothing runs here any more. Look "
+                "after it, then give the same command again: it goes on from the newest snapshot"
+            )
+        return record
+
+    def _busy(self) -> bool:
+        return attention.busy(self.record, self._publisher.told, wall_s())
+
+    def _patience_s(self) -> float:
+        """Longest sleep while nothing is under way."""
+        if attention.ordered(self.record, self._publisher.told):
+            return ORDERED_S
+        return self._publisher.pace_s
 
     # -- what comes from outside ------------------------------------------------------------------------------------------------
 
@@ -293,8 +251,8 @@ class Supervisor:
         """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
         if not self._signals or self._request:
             return
-        if self._company and self.record and self.id not in self.record.members:
-            return  # a node that stands by ends without a word
+        if self._company and (self.record is None or self.id not in self.record.members):
+            return  # a node that stands by, or waits for the others, ends without a word
         self.performer.hurry = True
         name = signal.Signals(self._signals[0]).name
         preempted = self._signals[0] in self.preemption.numbers
@@ -338,7 +296,7 @@ class Supervisor:
     def _warm_up(self) -> None:
         """Start the warm process before the first ranks; where it has ended, once ranks have finished a step: not while they want the cores
         to start. Then it learns what these have imported."""
-        told, warm = self._published, self.node.warm
+        told, warm = self._publisher.told, self.node.warm
         if self.policy.observe:
             warm.why = "nothing is started again while observing"
         elif not self.policy.warm:

@@ -56,6 +56,7 @@ class Job:
         self.ack(1, AckKind.RUNNING, 0, nodes)
 
     def phase(self, number: int, phase: Phase) -> None:
+        self.number = number
         members = {name_of(n): instance_of(n) for n in range(self.nodes)}
         launched_s = 0.0 if phase is Phase.GATHER else self.now_s - 90
         record = GenerationRecord(
@@ -72,7 +73,7 @@ class Job:
 
     def say_how_they_are(self, count: int) -> None:
         for number in range(count):
-            self.changed[KEYS.status(name_of(number))] = dumps(status(1, self.nodes, at_s=time.time()))
+            self.changed[KEYS.status(name_of(number))] = dumps(status(self.number, self.nodes, at_s=time.time()))
 
     def all_say(self, count: int) -> None:
         self.say_how_they_are(count)
@@ -116,6 +117,7 @@ def main() -> None:
     row("at rest", lambda turn: job.say_how_they_are(nodes // 10), None)
     row("all statuses at once", lambda turn: job.say_how_they_are(nodes), None)
     job.phase(2, Phase.GATHER)
+    job.say_how_they_are(nodes)
     job.ack(2, AckKind.READY, 0, nodes // 2)
     job.tick()
     each = nodes // 20

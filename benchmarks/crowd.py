@@ -21,12 +21,13 @@ from typing import Any
 
 import grpc
 
-from mt_resilient.resilience.etcd_messages import interval_fields, method
+from mt_resilient.resilience.etcd_messages import interval_fields, method, operation_fields
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.reports import Ack, AckKind, Copy, NodeRecord, NodeStatus
 from mt_resilient.resilience.scale import jittered, pace
+from mt_resilient.resilience.store import Put
 from mt_resilient.resilience.terms import Generation, NodeId, Step
 from mt_resilient.resilience.wire import dumps, loads
 
@@ -188,12 +189,12 @@ class Crowd:
         if kind is None:
             return
         name = name_of(agent.number)
-        if kind is AckKind.RUNNING:
-            await agent.line.put(KEYS.status(name), status(record.number, self.nodes))
         said = Ack(
             kind=kind, generation=record.number, instance=instance_of(agent.number), at_s=time.time(), port=29500
         )
-        await agent.line.put(KEYS.ack(record.number, name), said)
+        how = Put(KEYS.status(name), dumps(status(record.number, self.nodes)))
+        puts = [how, Put(KEYS.ack(record.number, name), dumps(said))]
+        await agent.line.ask("KV", "Txn", success=[*map(operation_fields, puts)])
 
 
 if __name__ == "__main__":

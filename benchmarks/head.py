@@ -15,15 +15,17 @@ from contextlib import suppress
 
 from crowd import KEYS
 
+from mt_resilient.agent.supervisor import QUICK_S, RESTS
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Decision
 from mt_resilient.resilience.policy import Policy
 
-AT_MOST_S, AT_LEAST_S = 1.0, 0.02
-"""Between two rounds of the agent's loop while nothing comes, and while much does."""
+AT_MOST_S = 1.0
+"""Between two rounds of the agent's loop while nothing comes."""
 
 
 def told(decision: Decision) -> None:
@@ -53,7 +55,9 @@ def main() -> None:
             if began_s - renewed_s > 10.0:
                 store.keepalive(lease)
                 renewed_s = began_s
-        time.sleep(max(AT_LEAST_S, time.thread_time() - used_s))  # half of a core at the most
+        record = controller.record()
+        busy = record is None or record.phase not in (Phase.RUN, Phase.LAUNCH)
+        time.sleep(QUICK_S if busy else max(QUICK_S, RESTS * (time.thread_time() - used_s)))
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ class EtcdStore:
             "compare": [compare_fields(compare) for compare in compares],
             "success": [operation_fields(operation) for operation in operations],
         }
-        # Never asked twice: if the first member made it and could not say so, the second would report that a compare failed.
-        return self._write([operation.key for operation in operations], "Txn", fields, repeat=False).succeeded
+        # Not asked twice: if the first member made it and could not say so, the second would report that a compare failed.
+        return self._write([each.key for each in operations], "Txn", fields, repeat=not compares).succeeded
 
     def grant(self, ttl_s: int) -> int:
         return self._call("LeaseGrant", {"TTL": ttl_s}).ID

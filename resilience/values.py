@@ -19,61 +19,52 @@ _LAST = chr(sys.maxunicode)
 class _Group:
     """The records under one prefix, by the rest of the key, in its order."""
 
-    def __init__(self, cls: type, names: Iterable[str]) -> None:
-        self.cls = cls
+    def __init__(self, prefix: str, cls: type) -> None:
+        self.prefix, self.cls = prefix, cls
         self.found: dict[str, Any] = {}
-        self.stale = set(names)
-        self.asked = True
+
+    def update(self, changed: Iterable[tuple[str, bytes | None]]) -> None:
+        """changed: by whole key. Raises InternalError for what is no such record."""
+        size, found, further = len(self.prefix), self.found, False
+        for key, value in changed:
+            name = key[size:]
+            if value is None:
+                found.pop(name, None)
+            else:
+                further = further or name not in found
+                found[name] = loads(self.cls, value)
+        if further:
+            self.found = dict(sorted(found.items()))
 
 
 class Values:
     def __init__(self, values: Mapping[str, bytes] | None = None) -> None:
         """values: by key."""
         self._values: dict[str, bytes] = dict(values or {})
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[type, _Group] = {}
 
     def update(self, changed: Mapping[str, bytes | None]) -> None:
-        """changed: by key; None: not there any more."""
-        # Nobody asked for it since the last time: acknowledgements of an older generation.
-        self._groups = {prefix: group for prefix, group in self._groups.items() if group.asked}
-        for group in self._groups.values():
-            group.asked = False
+        """changed: by key; None: not there any more. Raises InternalError for what is no such record as was asked for there."""
         for key, value in changed.items():
             if value is None:
                 self._values.pop(key, None)
             else:
                 self._values[key] = value
         keys = sorted(changed)
-        for prefix, group in self._groups.items():
-            under = slice(bisect_left(keys, prefix), bisect_left(keys, prefix + _LAST))
-            group.stale.update(key[len(prefix) :] for key in keys[under])
+        for group in self._groups.values():
+            under = slice(bisect_left(keys, group.prefix), bisect_left(keys, group.prefix + _LAST))
+            group.update((key, changed[key]) for key in keys[under])
 
     def under(self, prefix: str, cls: type[T]) -> dict[str, T]:
-        """The records under `prefix` by the rest of the key, in its order; the caller's own. Raises InternalError for what is no such
-        record."""
-        group = self._groups.get(prefix)
-        if group is None:
-            size = len(prefix)
-            group = self._groups[prefix] = _Group(cls, (key[size:] for key in self._values if key.startswith(prefix)))
-        group.asked = True
-        if group.stale:
-            self._parse(prefix, group)
+        """The records under `prefix` by the rest of the key, in its order; the caller's own. One prefix of a class is kept at a time: of
+        acknowledgements, those of the newest generation. Raises InternalError for what is no such record."""
+        group = self._groups.get(cls)
+        if group is None or group.prefix != prefix:
+            group = _Group(prefix, cls)
+            group.update((key, value) for key, value in self._values.items() if key.startswith(prefix))
+            self._groups[cls] = group
         return dict(group.found)
 
     def one(self, key: str, cls: type[T]) -> T | None:
         """The record at `key`. Raises InternalError."""
         return self.under(key, cls).get("")
-
-    def _parse(self, prefix: str, group: _Group) -> None:
-        further = False
-        for name in group.stale:
-            value = self._values.get(prefix + name)
-            if value is None:
-                group.found.pop(name, None)
-            else:
-                record: Any = loads(group.cls, value)
-                further = further or name not in group.found
-                group.found[name] = record
-        if further:
-            group.found = dict(sorted(group.found.items()))
-        group.stale.clear()

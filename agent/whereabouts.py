@@ -1,0 +1,127 @@
+"""Where the job's etcd is, and how this node is called and reached: what was said, and what a scheduler and torchrun's options add."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from ..resilience.assignment import NodesPolicy
+from ..resilience.clock import wall_s
+from ..resilience.errors import MachineError, UsageError
+from ..resilience.etcd_access import Access, Papers, parse_endpoint
+from . import scheduler
+from .embedded_etcd import EmbeddedEtcd, probe
+from .etcd_binary import find_server
+from .launch import Launch, sizes
+from .policy import AgentPolicy
+from .run_directory import RunDirectory
+from .terminal import Terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPolicy:
+    etcd: str = ""
+    """Endpoints HOST:PORT, separated by commas; empty: this agent runs an etcd of its own, for one node."""
+    job: str = ""
+    """The job's name, the same on all its nodes; empty: of one node, that of its run directory."""
+    node: str = ""
+    """This node's name; empty: the host's."""
+    address: str = ""
+    """Where the other nodes reach this one; empty: its address on the way to etcd."""
+    labels: str = ""
+    """What is said of this node, as KEY=VALUE,…: of `rack`, which nodes are lost together; empty: what a scheduler says."""
+    deadline_s: float = 2.0
+    """How long one call to etcd may take."""
+    etcd_ca: str = ""
+    """File with the certificates that sign those of https:// endpoints; empty: the system's."""
+    etcd_cert: str = ""
+    """File with this agent's own certificate, where etcd wants one of its clients,"""
+    etcd_key: str = ""
+    """and with its key."""
+    etcd_user: str = ""
+    """Where etcd has authentication switched on."""
+    etcd_password_file: str = ""
+    """File with that user's password, which nobody else may read; or else it is taken from MT_RESILIENT_ETCD_PASSWORD."""
+
+    def __post_init__(self) -> None:
+        if self.deadline_s <= 0:
+            raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
+        for name in ("job", "node"):
+            if not re.fullmatch(r"[\w.:@-]*", getattr(self, name)):
+                raise UsageError(
+                    f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
+                )
+
+        _ = self.labelled
+
+    @property
+    def labelled(self) -> dict[str, str]:
+        """Raises UsageError."""
+        pairs = [pair.partition("=") for pair in self.labels.split(",") if pair]
+        for key, equals, value in pairs:
+            if not (key and equals and value):
+                raise UsageError(f"control.labels has {key + equals + value!r}; write KEY=VALUE, as rack=r1")
+        return {key: value for key, _, value in pairs}
+
+    def papers(self) -> Papers:
+        return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
+
+
+def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
+    """What was said, with what a scheduler and torchrun's options add to it. A job of one node goes by its run directory's name whatever a
+    scheduler calls it: it may be submitted again. Raises UsageError where they contradict each other."""
+    asked = scheduler.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
+    here = scheduler.place(asked, launch, os.environ, socket.gethostname())
+    several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
+    job = here.job if several else control.job
+    return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
+
+
+def counted(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> tuple[tuple[int, ...], int]:
+    """How many nodes the job may have, and how many spares beside them. Raises UsageError for what several nodes lack."""
+    asked = policy.number or "1"
+    numbers = sizes(asked)
+    if max(numbers) == 1 and not policy.spares:
+        return numbers, 0
+    missing = [flag for flag, value in (("--etcd HOST:PORT", control.etcd), ("--job NAME", control.job)) if not value]
+    if missing:
+        raise UsageError(
+            f"several nodes ({asked}) want {' and '.join(missing)}, the same on each of them; nothing was started"
+        )
+    if agent.observe:
+        raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")
+    return numbers, policy.spares
+
+
+def address(endpoint: str) -> str:
+    """This node's address on the way to etcd: that of the cluster's network."""
+    etcd = parse_endpoint(endpoint)
+    try:
+        family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise MachineError(
+            f"this node's address on the way to {endpoint} cannot be found ({error}); name it with --address"
+        ) from error
+
+
+def endpoints(
+    control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
+) -> tuple[EmbeddedEtcd | None, list[str]]:
+    """Those that were given, if they answer; else those of a server of our own, started here."""
+    if control.etcd:
+        given = control.etcd.split(",")
+        for endpoint in given:
+            probe(endpoint, control.deadline_s, access)
+        return None, given
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
+    closing.callback(server.stop)
+    return server, [server.start()]

@@ -1,0 +1,86 @@
+"""What an agent that starts finds out about its job: it is under way, over before its end, or done; and for how many nodes it is."""
+
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.agent.launch import Launch
+from mt_resilient.agent.registration import described, register
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.memory_store import MemoryStore
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.reports import NodeRecord, Spec
+from mt_resilient.resilience.store import Store
+from mt_resilient.resilience.terms import Generation, NodeId, Step
+from mt_resilient.resilience.wire import dumps, loads
+
+KEYS = Keys("job")
+LAUNCH = Launch(program=("torchrun",), python="python", options=(), ranks=1, script=("train.py",))
+
+
+def node(name: str) -> NodeRecord:
+    return NodeRecord(instance=name, host=name, pid=1, ranks=1, home=name)
+
+
+def starts(store: Store, place: Path, *sizes: int, kept: int = -1, name: str = "a") -> tuple[Spec, Generation]:
+    spec = described(LAUNCH, sizes, 0, "0" * 8, 1, 0.0)
+    return register(store, KEYS, spec, RunDirectory(place), NodeId(name), node(name), lambda _: None, kept=kept)
+
+
+def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
+    record = GenerationRecord(
+        number=Generation(3), phase=Phase.ENDED, members={}, complete=complete, replay_until=Step(reached)
+    )
+    store.put(KEYS.generation, dumps(record))
+
+
+@pytest.fixture
+def store() -> Store:
+    return MemoryStore(lambda: 0.0)
+
+
+def test_a_node_of_a_job_that_is_done_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
+    """Its run directory may be another one than that of the life that has ended."""
+    starts(store, tmp_path, 2)
+    ended(store, complete=True)
+    spec, over = starts(store, tmp_path, 2, kept=40)
+    assert over >= spec.first_generation
+    spec, over = starts(store, tmp_path, 2)
+    assert over >= spec.first_generation, "of a script that keeps nothing with us"
+
+
+def test_a_node_whose_directory_says_that_it_is_done_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
+    """etcd may be another one since."""
+    RunDirectory(tmp_path).finished.touch()
+    spec, over = starts(store, tmp_path, 2)
+    assert over >= spec.first_generation
+    with pytest.raises(UsageError, match="is finished"):
+        starts(MemoryStore(lambda: 0.0), tmp_path, 1)
+
+
+@pytest.mark.parametrize(("complete", "kept"), [(False, 40), (True, 39)])
+def test_a_job_that_is_over_before_its_end_goes_on(complete: bool, kept: int, store: Store, tmp_path: Path) -> None:
+    """Also where the ranks are through and their last state did not come to the disk."""
+    starts(store, tmp_path, 2)
+    ended(store, complete=complete)
+    spec, over = starts(store, tmp_path, 2, kept=kept)
+    assert (over, spec.first_generation) == (3, 4)
+
+
+def test_after_the_death_of_all_it_is_for_as_many_nodes_as_are_asked_for_now(store: Store, tmp_path: Path) -> None:
+    starts(store, tmp_path, 4)
+    store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=Phase.RUN, members={})))
+    spec, over = starts(store, tmp_path, 1, 2)
+    entry = store.get(KEYS.spec)
+    assert entry
+    assert (spec.sizes, over) == (loads(Spec, entry.value).sizes, 0) == ((1, 2), 0)
+
+
+def test_beside_others_it_is_for_as_many_as_they_say(store: Store, tmp_path: Path) -> None:
+    starts(store, tmp_path, 4)
+    store.put(KEYS.node(NodeId("b")), dumps(node("b")))
+    with pytest.raises(UsageError, match="Give the same --nodes everywhere"):
+        starts(store, tmp_path, 2)
