@@ -42,6 +42,7 @@ PURE = {
     "resilience/reports.py",
     "resilience/wishes.py",
     "resilience/machine.py",
+    "resilience/noted.py",
     "resilience/orders.py",
     "resilience/incident.py",
     "resilience/kept.py",
