@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeStatus
+from ..resilience.reports import NodeStatus
 from ..resilience.verdict import HEARD_S
 
 STARTING_S = 60.0

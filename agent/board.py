@@ -7,7 +7,7 @@ import os
 
 from ..resilience.board import PAGE_BYTES, Page
 from ..resilience.orders import RewindOrder
-from ..resilience.signals import Order, OrderedBy
+from ..resilience.terms import Order, OrderedBy
 
 
 class Board:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..checkpoint.stores import Place
 from ..resilience.keys import Keys
-from ..resilience.signals import NodeId
 from ..resilience.store import Store
+from ..resilience.terms import NodeId
 from . import preflight, probes
 from .links import Meeting
 from .preflight import PreflightPolicy

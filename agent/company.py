@@ -13,8 +13,9 @@ from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Death, NodeId, NodeRecord, NodeStatus, RankPhase, Spec
+from ..resilience.reports import Death, NodeRecord, NodeStatus, Spec
 from ..resilience.store import Store
+from ..resilience.terms import NodeId, RankPhase
 from ..resilience.wire import dumps, loads
 from .copies import address
 from .fencing import Pulse, Standing, fenced, proves

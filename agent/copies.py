@@ -20,8 +20,9 @@ from ..checkpoint.header import Header, Stamp, State
 from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Copy, Generation, NodeId, NodeRecord, Step
+from ..resilience.reports import Copy, NodeRecord
 from ..resilience.store import Store
+from ..resilience.terms import Generation, NodeId, Step
 from ..resilience.wire import loads
 from .buddy import TOKEN
 from .ports import free_port

@@ -7,7 +7,7 @@ from enum import Enum
 
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import AckKind
+from ..resilience.reports import AckKind
 
 
 class Action(Enum):

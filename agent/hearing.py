@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..resilience.board import Page
 from ..resilience.hang import Progress
-from ..resilience.signals import Doing, Rank, RankPhase
+from ..resilience.terms import Doing, Rank, RankPhase
 
 LONGEST_ROUND_S = 3.0
 """What counts of the time between two rounds of the agent, which are a second apart at most while it is awake."""

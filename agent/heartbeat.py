@@ -7,9 +7,10 @@ from contextlib import suppress
 
 from ..resilience.errors import StoreUnavailable
 from ..resilience.keys import Keys
+from ..resilience.reports import NodeRecord
 from ..resilience.scale import jittered
-from ..resilience.signals import NodeId, NodeRecord
 from ..resilience.store import Store
+from ..resilience.terms import NodeId
 from ..resilience.wire import dumps
 
 

@@ -25,9 +25,9 @@ from ..resilience.clock import wall_s
 from ..resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
+from ..resilience.incident import Incident
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
-from ..resilience.orders import Incident
 from ..resilience.recovery import OBSERVE
 from ..resilience.requests import waiting
 from ..resilience.wire import dumps, loads

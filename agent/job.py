@@ -22,7 +22,6 @@ from ..resilience.assignment import NodesPolicy
 from ..resilience.boundary import RankPolicy
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
-from ..resilience.decision import Policy
 from ..resilience.election import Election
 from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
@@ -33,15 +32,17 @@ from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
+from ..resilience.policy import Policy
 from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
+from ..resilience.reports import NodeRecord, Spec
 from ..resilience.rescue import RescuePolicy
 from ..resilience.scale import pace
-from ..resilience.signals import NodeId, NodeRecord, Spec
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import KeyAbsent, Put, Store
 from ..resilience.straggler import StragglerPolicy
+from ..resilience.terms import NodeId
 from ..resilience.windows import Window
 from . import checks, preflight, same_place, scheduler, whereabouts
 from .company import Company

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.keys import Keys
-from ..resilience.signals import NodeId
 from ..resilience.store import CreatedAt, Delete, KeyAbsent, Put, Store
+from ..resilience.terms import NodeId
 from ..resilience.wire import dumps, loads
 from .preflight import Link, PreflightPolicy, first_pairs, second_pairs
 

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from ..resilience import hang
 from ..resilience.board import Page
+from ..resilience.findings import Place, RankStall
 from ..resilience.hang import Answer, HangPolicy, Look, Progress, Stage
-from ..resilience.signals import Place, RankPhase, RankStall, Step
+from ..resilience.terms import RankPhase, Step
 from .gang import Gang, Watched
 from .hearing import Hearing
 

@@ -13,7 +13,8 @@ import select
 import socket
 from contextlib import suppress
 
-from ..resilience.signals import NodeId, NodeRecord
+from ..resilience.reports import NodeRecord
+from ..resilience.terms import NodeId
 
 AGAIN_S = 1.0
 """Between tries to reach a neighbour that does not answer."""

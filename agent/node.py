@@ -26,12 +26,14 @@ from ..resilience import leash
 from ..resilience.boundary import RankPolicy
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError
+from ..resilience.findings import InPlaceRewind
 from ..resilience.handoff import Handoff
 from ..resilience.hang import HangPolicy
 from ..resilience.orders import GenerationRecord, Source
-from ..resilience.signals import InPlaceRewind, NodeStatus, Order, RankPhase
+from ..resilience.reports import NodeStatus
 from ..resilience.stability import StabilityPolicy
 from ..resilience.straggler import StragglerPolicy
+from ..resilience.terms import Order, RankPhase
 from ..resilience.windows import Window
 from . import report
 from .board import Board

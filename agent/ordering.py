@@ -24,9 +24,9 @@ from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.requests import LEAVING
-from ..resilience.signals import Answer, Request, Wish
 from ..resilience.store import Store
 from ..resilience.wire import dumps, loads
+from ..resilience.wishes import Answer, Request, Wish
 from .run_directory import RunDirectory
 
 _LOOK_S = 0.1

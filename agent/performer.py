@@ -6,8 +6,9 @@ from ..resilience import describe
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import AckKind, Doing, NodeId, Order
+from ..resilience.reports import AckKind
 from ..resilience.store import Store
+from ..resilience.terms import Doing, NodeId, Order
 from .copies import address
 from .duty import Action, LocalState, duty
 from .node import Node

@@ -11,8 +11,9 @@ from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import ResilientError
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import Ack, AckKind, NodeId, NodeStatus
+from ..resilience.reports import Ack, AckKind, NodeStatus
 from ..resilience.store import Put, Store
+from ..resilience.terms import NodeId
 from ..resilience.wire import dumps
 from .company import Company
 from .node import Node

@@ -12,10 +12,12 @@ from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
+from ..resilience.reports import NodeRecord, Spec
 from ..resilience.requests import LEAVING
-from ..resilience.signals import Generation, NodeId, NodeRecord, Request, Spec
 from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
+from ..resilience.terms import Generation, NodeId
 from ..resilience.wire import dumps, loads
+from ..resilience.wishes import Request
 from .launch import Launch
 from .run_directory import RunDirectory
 

@@ -20,8 +20,9 @@ from ..checkpoint.header import Stamp, complete
 from ..checkpoint.manifest import RankManifest
 from ..checkpoint.tensors import Table, parse, pieces_json
 from ..resilience.errors import SnapshotError
-from ..resilience.signals import Generation, Mismatch, Rank, Step
+from ..resilience.findings import Mismatch
 from ..resilience.stability import StabilityPolicy, stable
+from ..resilience.terms import Generation, Rank, Step
 
 LOOK_S = 1.0
 TOLD = 5

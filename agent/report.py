@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..resilience.board import REWINDS_KEPT, SIGHTINGS_KEPT, Page
-from ..resilience.signals import (
-    Doing,
-    Generation,
-    InPlaceRewind,
-    NodeStatus,
-    Rank,
-    RankExit,
-    RankPhase,
-    RankStall,
-    Sighting,
-    Step,
-)
+from ..resilience.findings import InPlaceRewind, RankExit, RankStall, Sighting
+from ..resilience.reports import NodeStatus
+from ..resilience.terms import Doing, Generation, Rank, RankPhase, Step
 from .gang import Gang, Watched
 
 

@@ -10,8 +10,8 @@ import psutil
 
 from ..checkpoint.memory import available_bytes
 from ..resilience import shortage
+from ..resilience.findings import Shortage
 from ..resilience.shortage import SPANS_S, Reading
-from ..resilience.signals import Shortage
 
 SAMPLE_S = 2.0
 SNAPSHOT_S = 30.0

@@ -14,8 +14,8 @@ from contextlib import suppress
 from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.keys import Keys
-from ..resilience.signals import NodeId
 from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.terms import NodeId
 
 PREFIX = ".seen-"
 

@@ -10,7 +10,7 @@ from ..checkpoint.files import Files
 from ..checkpoint.objects import Objects
 from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError
-from ..resilience.signals import Step
+from ..resilience.terms import Step
 from .run_directory import MARK
 
 LOOK_S = {Files: 1.0, Objects: 5.0}

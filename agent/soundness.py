@@ -15,8 +15,9 @@ from ..checkpoint.header import Stamp, complete
 from ..checkpoint.layout import SNAPSHOTS, Attempt
 from ..checkpoint.stores import Place
 from ..resilience.clock import monotonic_s, wall_s
-from ..resilience.signals import NodeStatus, Step
+from ..resilience.reports import NodeStatus
 from ..resilience.stability import StabilityPolicy
+from ..resilience.terms import Step
 from .errands import Errands
 from .replicas import TOLD, Replicas, Sight, stored
 from .shelf import Shelf

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from ..resilience import straggler
 from ..resilience.board import Page
-from ..resilience.signals import Rank, RankPhase, Step, Straggler
+from ..resilience.findings import Straggler
 from ..resilience.straggler import Answer, Sample, Slow, Spent, StragglerPolicy
+from ..resilience.terms import Rank, RankPhase, Step
 
 
 class Strides:

@@ -20,9 +20,10 @@ from ..resilience.errors import MachineError, ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import NodeId, Request, Wish
 from ..resilience.store import LeaseGone, Store
+from ..resilience.terms import NodeId
 from ..resilience.wire import dumps
+from ..resilience.wishes import Request, Wish
 from . import attention
 from .company import Company
 from .heartbeat import Heartbeat

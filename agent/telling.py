@@ -9,14 +9,14 @@ from typing import Any
 from ..resilience import describe
 from ..resilience.board import Page
 from ..resilience.clock import wall_s
-from ..resilience.decision import Decision
 from ..resilience.detectors import Cause
+from ..resilience.incident import Incident
 from ..resilience.journal import Journal
 from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
-from ..resilience.orders import Incident
+from ..resilience.orders import Decision
 from ..resilience.recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
-from ..resilience.signals import NodeStatus
+from ..resilience.reports import NodeStatus
 from .terminal import Terminal
 
 

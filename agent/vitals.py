@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..resilience import health
 from ..resilience.board import Page
+from ..resilience.findings import Complaint
 from ..resilience.health import HOT_LOOKS, DeviceReading
-from ..resilience.signals import Complaint
 from ..resilience.straggler import StragglerPolicy
 from . import nvidia
 from .gang import Gang

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from ..resilience.board import Page
+from ..resilience.findings import Place
 from ..resilience.hang import Look
-from ..resilience.signals import Place
 from ..resilience.stacks import Frame, Spot, locate, parse
 from .gang import Watched
 

@@ -29,10 +29,13 @@ from collections.abc import Callable
 from crowd import KEYS, instance_of, name_of, status
 from measure import Result, median, report, say
 
-from mt_resilient.resilience.decision import Decision, Policy, decide
+from mt_resilient.resilience.decision import decide
+from mt_resilient.resilience.findings import RankExit
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Ack, AckKind, Generation, NodeRecord, Rank, RankExit, Spec
+from mt_resilient.resilience.orders import Decision, GenerationRecord
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord, Spec
+from mt_resilient.resilience.terms import Generation, Rank
 from mt_resilient.resilience.values import Values
 from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import world_of

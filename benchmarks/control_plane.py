@@ -53,8 +53,10 @@ from measure import Result, report, say
 from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
 from mt_resilient.agent.etcd_binary import find_server
 from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.findings import RankExit
+from mt_resilient.resilience.reports import Spec
 from mt_resilient.resilience.scale import pace
-from mt_resilient.resilience.signals import Rank, RankExit, Spec
+from mt_resilient.resilience.terms import Rank
 from mt_resilient.resilience.wire import dumps
 
 HERE = Path(__file__).parent

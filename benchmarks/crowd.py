@@ -25,9 +25,10 @@ from mt_resilient.resilience.etcd_messages import interval_fields, method, opera
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.reports import Ack, AckKind, Copy, NodeRecord, NodeStatus
 from mt_resilient.resilience.scale import jittered, pace
-from mt_resilient.resilience.signals import Ack, AckKind, Copy, Generation, NodeId, NodeRecord, NodeStatus, Step
 from mt_resilient.resilience.store import Put
+from mt_resilient.resilience.terms import Generation, NodeId, Step
 from mt_resilient.resilience.wire import dumps, loads
 
 KEYS = Keys("bench")

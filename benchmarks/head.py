@@ -17,11 +17,12 @@ from crowd import KEYS
 
 from mt_resilient.agent.supervisor import QUICK_S, RESTS
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.policy import Policy
 
 AT_MOST_S = 1.0
 """Between two rounds of the agent's loop while nothing comes."""

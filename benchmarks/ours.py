@@ -27,7 +27,7 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.signals import Generation, Step
+from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace
 from mt_resilient.training.rewind import Tape

@@ -41,7 +41,7 @@ from mt_resilient.agent.board import Board
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.clock import monotonic_ns
 from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.signals import Generation, Step
+from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.training.board import claim
 
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")

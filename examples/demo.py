@@ -19,7 +19,7 @@ import psutil
 
 from mt_resilient.agent import inspect
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.resilience.signals import NodeStatus
+from mt_resilient.resilience.reports import NodeStatus
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

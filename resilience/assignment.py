@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from .errors import UsageError
-from .signals import NodeId, NodeRecord
+from .reports import NodeRecord
+from .terms import NodeId
 from .world import World
 
 

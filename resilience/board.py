@@ -15,8 +15,8 @@ from typing import Any, overload
 
 from .boundary import ROW
 from .ladder import Remedy
-from .signals import OrderedBy, Rank
 from .spikes import Kind
+from .terms import OrderedBy, Rank
 from .windows import Window
 
 PAGE_BYTES = 4096
@@ -83,7 +83,7 @@ class Rewound:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighted:
-    """What a rank that only observes has found, with its peers; `signals.Sighting` has what the fields mean."""
+    """What a rank that only observes has found, with its peers; `findings.Sighting` has what the fields mean."""
 
     kind: Kind
     onset: int

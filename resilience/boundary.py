@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from .ladder import Answer, LadderPolicy, Remedy, Turn, answer
 from .rescue import RescuePolicy
-from .signals import Order, Step
 from .spikes import Figure, Finding, Kind, SpikePolicy, spike
+from .terms import Order, Step
 
 ROW = 14
 """Numbers in a contribution: step, -step, loss, gradient norm, and what mostly stays as it is from step to step: non-finite, the two latest

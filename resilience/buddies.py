@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from .signals import NodeId
+from .terms import NodeId
 
 RACK = "rack"
 """The label that says which nodes are lost together."""

@@ -11,12 +11,14 @@ from itertools import pairwise
 
 from . import describe, weighing
 from .detectors import Cause
+from .findings import InPlaceRewind
+from .incident import PHASES, Incident
 from .ladder import AGAIN, LadderPolicy, Remedy, near, origin
 from .machine import Phase
-from .orders import PHASES, Incident
 from .recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, Plan
-from .signals import InPlaceRewind, NodeStatus, Step
+from .reports import NodeStatus
 from .spikes import Finding, Kind
+from .terms import Step
 from .verdict import Verdict
 from .world import World
 

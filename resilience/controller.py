@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
-from .decision import Decision, Policy, decide
+from .decision import decide
 from .election import Election
 from .keys import Keys
 from .machine import Phase
 from .mirror import Mirror
-from .orders import GenerationRecord
+from .orders import Decision, GenerationRecord
+from .policy import Policy
 from .scale import campaign_after_s
 from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .values import Values

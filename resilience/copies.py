@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from . import buddies
 from .orders import GenerationRecord, Source
-from .signals import Copy, NodeId, Step
+from .reports import Copy
+from .terms import NodeId, Step
 from .world import World, once
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .assignment import Seats
+from .findings import Complaint, Mismatch, Shortage, Straggler
+from .incident import PHASES, Because, Incident, Weighed
 from .ladder import AGAIN, SKIPS, Origin, Remedy
-from .orders import PHASES, Because, Incident, Weighed
-from .signals import Complaint, Mismatch, OrderedBy, Rank, Shortage, Straggler
 from .spikes import Finding, Kind
 from .straggler import Lost
+from .terms import OrderedBy, Rank
 from .windows import Window
 
 _READ = 16

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from . import describe
+from .findings import Mismatch, RankExit, RankStall
 from .hang import Answer, judge
 from .machine import Phase
-from .signals import AckKind, Mismatch, NodeId, OrderedBy, Rank, RankExit, RankStall, Step
+from .reports import AckKind
 from .spikes import Kind
+from .terms import NodeId, OrderedBy, Rank, Step
 from .world import World
 
 

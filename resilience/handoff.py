@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .boundary import RankPolicy
 from .ladder import Turn
 from .orders import RewindOrder
-from .signals import Generation, Step
+from .terms import Generation, Step
 from .windows import Window
 from .wire import dumps, loads
 

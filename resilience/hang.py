@@ -14,8 +14,9 @@ from enum import Enum, StrEnum
 from statistics import median
 
 from .errors import UsageError
-from .signals import Doing, Place, Rank, RankPhase, RankStall
+from .findings import Place, RankStall
 from .stacks import Frame, Spot
+from .terms import Doing, Rank, RankPhase
 
 
 @dataclass(frozen=True, kw_only=True)

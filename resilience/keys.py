@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .signals import Generation, NodeId
+from .terms import Generation, NodeId
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .errors import UsageError
-from .signals import Step
 from .spikes import Finding, Kind
+from .terms import Step
 from .windows import Window, batch
 
 

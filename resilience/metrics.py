@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from .detectors import Cause
 from .errors import MachineError
-from .orders import PHASES, Incident
+from .incident import PHASES, Incident
 
 disable_created_metrics()  # they would double the page
 

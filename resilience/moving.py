@@ -9,11 +9,14 @@ drained, and as many as before.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from . import assignment, describe
+from .going_back import pending
 from .machine import Phase
-from .requests import pending
+from .orders import Decision
+from .policy import Policy
 from .world import World
 
 
@@ -25,12 +28,12 @@ class Move(Enum):
     DROP = "what it was for has gone"
 
 
-def move(world: World, now: float, policy: assignment.NodesPolicy, patience_s: float) -> tuple[Move, str]:
-    """What to do, and what for. now: wall-clock seconds; patience_s: how long ranks may take to come to a boundary."""
+def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
+    """What to do, and what for. now: wall-clock seconds."""
     record = world.record
     if record is None or record.phase is not Phase.RUN:
         return Move.NONE, ""
-    seats = assignment.again(world, now, policy.grow_after_s)
+    seats = assignment.again(world, now, policy.nodes.grow_after_s)
     why = describe.seats(seats)
     same = [*seats.members] == [*record.members] or bool(seats.missed)
     if not record.moving and same:
@@ -46,4 +49,14 @@ def move(world: World, now: float, policy: assignment.NodesPolicy, patience_s: f
     told = world.statuses()
     reached = max((record.resume_step, *(s.max_step for s in told)))
     saved = len(told) == len(world.members) and all(s.paused and reached in s.durable_steps for s in told)
-    return (Move.GO if saved or now - record.moving_s > patience_s else Move.WAIT), why
+    return (Move.GO if saved or now - record.moving_s > policy.recovery.in_place_s else Move.WAIT), why
+
+
+def begun(world: World, now: float, policy: Policy) -> Decision:
+    """What is written of it as long as ranks train on these nodes."""
+    step, why = move(world, now, policy)
+    if step is Move.BEGIN and world.record:
+        return Decision(record=replace(world.record, moving=why, moving_s=now), reason=f"all ranks wait: {why}")
+    if step is Move.DROP and world.record:
+        return Decision(record=replace(world.record, moving=""), reason="the ranks go on where they are")
+    return Decision()

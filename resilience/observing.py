@@ -15,13 +15,14 @@ from dataclasses import replace
 
 from . import chronicle, describe, weighing
 from .detectors import Cause
+from .findings import Sighting
+from .incident import Incident
 from .ladder import LadderPolicy, Remedy
 from .machine import Event
-from .orders import Incident
 from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, STOP, Plan
-from .signals import Sighting, Step
 from .spikes import Finding, Kind
 from .stability import ResumePoint
+from .terms import Step
 from .verdict import Verdict
 from .world import World
 

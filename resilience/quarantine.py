@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from . import assignment
 from .detectors import Cause
 from .errors import UsageError
+from .incident import Incident
 from .ladder import Origin
-from .orders import Incident
-from .signals import NodeId, Quarantine
+from .orders import Quarantine
+from .terms import NodeId
 from .world import World
 
 _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)

@@ -9,13 +9,14 @@ end all ranks for nothing: it counts as present while steps are made:
       or   it was finished long after the node's own last word    who is dead was heard to the last
 
 So the death of a node is seen as early as without this. That nobody hears orders on a node that is cut off shows where one is not obeyed
-(`requests.unheeded`).
+(`going_back.unheeded`).
 """
 
 from __future__ import annotations
 
 from .machine import Phase
-from .signals import NodeId, NodeRecord, NodeStatus
+from .reports import NodeRecord, NodeStatus
+from .terms import NodeId
 from .world import World
 
 WORDS = 2.0

@@ -24,11 +24,12 @@ from .errors import (
     SnapshotError,
     UsageError,
 )
+from .incident import Incident
 from .machine import Event
-from .orders import Incident
-from .signals import NodeStatus, Step
+from .reports import NodeStatus
 from .spikes import Kind
 from .stability import ResumePoint
+from .terms import Step
 from .verdict import Verdict
 
 OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6

@@ -35,7 +35,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from .errors import UsageError
-from .signals import Step
+from .terms import Step
 
 NORMAL_95 = 1.96
 """Half the range of the middle 95 % of a normal distribution, in σ."""

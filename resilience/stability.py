@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from .errors import UsageError
-from .signals import NodeStatus, Step
+from .reports import NodeStatus
+from .terms import Step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import describe
+from . import assignment, describe
 from .assignment import Seats
 from .chronicle import next_id
 from .detectors import Cause
-from .orders import Incident
+from .incident import Incident
+from .machine import Phase
 from .recovery import OBSERVE, REPLACE_NODE, REPLAN, RESTARTS
-from .signals import NodeId, Step
+from .terms import NodeId, Step
 from .world import World
 
 
@@ -51,6 +52,14 @@ def missed_told(world: World, missed: Sequence[NodeId]) -> tuple[Incident, ...]:
         if after != last:
             return (replace(after, plan=f"{after.plan}; {describe.seats(Seats(members={}, missed=tuple(missed)))}"),)
     return ()
+
+
+def missed(world: World, now: float) -> tuple[NodeId, ...]:
+    """Members that are gone, and whose place nobody can take: they are waited for."""
+    record = world.record
+    if record is None or record.phase is not Phase.GATHER or record.members.keys() <= world.nodes.keys():
+        return ()
+    return tuple(node for node in assignment.again(world, now).missed if node not in world.nodes)
 
 
 def _waiting(world: World) -> list[Incident]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from . import describe
 from .detectors import Cause, Suspicion
-from .signals import Step
+from .terms import Step
 
 _WEIGHT = {
     Cause.FINGERPRINT_MISMATCH: -1,

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from .detectors import Cause, Suspicion
-from .orders import Because, Weighed
-from .signals import NodeStatus, Rank, Step
+from .incident import Because, Weighed
+from .reports import NodeStatus
+from .terms import Rank, Step
 from .verdict import TOGETHER_S, Verdict
 from .world import World
 

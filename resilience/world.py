@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
+from .incident import Incident
 from .keys import Keys
-from .orders import GenerationRecord, Incident
-from .signals import Ack, AckKind, Answer, Death, NodeId, NodeRecord, NodeStatus, Quarantine, Request, Spec
+from .orders import GenerationRecord, Quarantine
+from .reports import Ack, AckKind, Death, NodeRecord, NodeStatus, Spec
+from .terms import NodeId
 from .values import Values
+from .wishes import Answer, Request
 
 T = TypeVar("T")
 

@@ -9,25 +9,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ..resilience.decision import Decision
-from ..resilience.orders import GenerationRecord, Incident
-from ..resilience.signals import (
-    Ack,
-    AckKind,
-    Generation,
-    InPlaceRewind,
-    Mismatch,
-    NodeId,
-    NodeRecord,
-    NodeStatus,
-    Quarantine,
-    Rank,
-    RankExit,
-    RankStall,
-    Spec,
-    Step,
-    Straggler,
-)
+from ..resilience.findings import InPlaceRewind, Mismatch, RankExit, RankStall, Straggler
+from ..resilience.incident import Incident
+from ..resilience.orders import Decision, GenerationRecord, Quarantine
+from ..resilience.reports import Ack, AckKind, NodeRecord, NodeStatus, Spec
+from ..resilience.terms import Generation, NodeId, Rank, Step
 from ..resilience.world import World
 from .training import Training
 

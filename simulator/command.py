@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..resilience.decision import Policy
 from ..resilience.errors import MachineError, UsageError
+from ..resilience.policy import Policy
 from . import models, plots, report, sensitivity
 from .play import played
 from .setting import Setting

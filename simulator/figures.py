@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..resilience import ladder
-from ..resilience.signals import Generation, InPlaceRewind, Mismatch, NodeId, Rank, Step, Straggler
+from ..resilience.findings import InPlaceRewind, Mismatch, Straggler
 from ..resilience.spikes import Finding, Kind
 from ..resilience.straggler import Lost
+from ..resilience.terms import Generation, NodeId, Rank, Step
 from . import obeying
 from .faults import Fault
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..agent.duty import Action, LocalState, duty
+from ..resilience.findings import InPlaceRewind
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.signals import AckKind, Generation, InPlaceRewind, NodeId, Step
+from ..resilience.reports import AckKind
+from ..resilience.terms import Generation, NodeId, Step
 from . import figures, strikes
 from .books import TRAINING
 from .cluster import Gang

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..resilience.orders import PHASES, Incident
+from ..resilience.incident import PHASES, Incident
 from ..resilience.recovery import REPLACE_NODE
 from ..resilience.scale import pace
 from .books import STEPS, Books

@@ -19,7 +19,7 @@ from ..resilience.errors import InternalError
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.scale import pace
-from ..resilience.signals import Generation
+from ..resilience.terms import Generation
 from . import figures, obeying, strikes
 from .books import TRAINING, Books
 from .cluster import Cluster

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from ..resilience.orders import PHASES
+from ..resilience.incident import PHASES
 from .books import ACCOUNTS, STEPS
 from .outcome import Outcome, mean, percentile
 from .sensitivity import Cell

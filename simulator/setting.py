@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..checkpoint.cadence import SnapshotPolicy
-from ..resilience.decision import Policy
 from ..resilience.errors import UsageError
 from ..resilience.hang import HangPolicy
+from ..resilience.policy import Policy
 from ..resilience.spikes import SpikePolicy
 from .costs import Costs
 from .faults import DAY_S

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..resilience.findings import Place, RankExit, RankStall
 from ..resilience.hang import Progress, budget_s
-from ..resilience.signals import (
-    Generation,
-    NodeId,
-    Place,
-    Rank,
-    RankExit,
-    RankPhase,
-    RankStall,
-    Step,
-)
+from ..resilience.terms import Generation, NodeId, Rank, RankPhase, Step
 from ..resilience.verdict import HEARD_S
 from . import figures
 from .faults import Fault, Shows

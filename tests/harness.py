@@ -16,9 +16,9 @@ import psutil
 
 from mt_resilient.agent import inspect
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.journal import Journal
-from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.signals import NodeStatus
+from mt_resilient.resilience.reports import NodeStatus
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..resilience.board import PAGE_BYTES, Page
 from ..resilience.handoff import Handoff
-from ..resilience.signals import RankPhase
+from ..resilience.terms import RankPhase
 
 
 def page_of(handoff: Handoff, local_rank: int) -> Page:

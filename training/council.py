@@ -15,8 +15,8 @@ from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError
 from ..resilience.ladder import Remedy, Turn
 from ..resilience.orders import RewindOrder
-from ..resilience.signals import Order, OrderedBy, Step
 from ..resilience.spikes import Finding
+from ..resilience.terms import Order, OrderedBy, Step
 from .attach import Attachment
 from .course import Course
 from .figures import Figures, finite

@@ -14,8 +14,8 @@ import torch
 from ..resilience import rescue, windows
 from ..resilience.handoff import Handoff
 from ..resilience.ladder import Turn
-from ..resilience.signals import Step
 from ..resilience.spikes import Figure
+from ..resilience.terms import Step
 from ..resilience.usual import Usual
 from ..resilience.windows import Window
 from .live import Nested

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from ..resilience.board import RANKS_NAMED
-from ..resilience.signals import Rank
 from ..resilience.spikes import Finding, Kind
+from ..resilience.terms import Rank
 from .live import whole
 from .sentinel import Sentinel
 

@@ -26,7 +26,7 @@ from ..resilience import describe
 from ..resilience.boundary import COURSE, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
-from ..resilience.signals import Doing, RankPhase
+from ..resilience.terms import Doing, RankPhase
 from . import modules
 from .attach import Attachment, attach
 from .council import Council, obey

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.incident import Incident
 
 from ..harness import Job, cli
 from .test_visible import metrics_of

@@ -17,7 +17,7 @@ from mt_resilient.checkpoint import arena
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.boundary import Directive, RankPolicy
 from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.signals import Generation, Order, Step
+from mt_resilient.resilience.terms import Generation, Order, Step
 from mt_resilient.training import attach
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.council import Incurable

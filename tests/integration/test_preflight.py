@@ -19,8 +19,8 @@ from mt_resilient.agent.preflight import Link, PreflightPolicy, neighbours
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.signals import NodeId
 from mt_resilient.resilience.store import Entry
+from mt_resilient.resilience.terms import NodeId
 
 from ..harness import MINIMAL, Job, cli, environment
 

@@ -16,8 +16,8 @@ import pytest
 from mt_resilient.agent.gang import Watched
 from mt_resilient.agent.witness import Witness
 from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.findings import Place
 from mt_resilient.resilience.hang import HangPolicy, Look, compare
-from mt_resilient.resilience.signals import Place
 
 POLICY = HangPolicy()
 RANK = """

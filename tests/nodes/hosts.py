@@ -29,10 +29,10 @@ import pytest
 from mt_resilient.agent.etcd_binary import find_server
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wire import loads
 from mt_resilient.resilience.world import World, read_world
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.terms import NodeId
 
 from ..harness import PLAIN, cli, undisturbed
 from .hosts import Clocks, Cluster, train

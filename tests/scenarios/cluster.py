@@ -13,15 +13,17 @@ from mt_resilient.resilience import describe
 from mt_resilient.resilience.assignment import NodesPolicy
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.orders import Decision, GenerationRecord
+from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import NodeId, Request
+from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.wishes import Request
 from mt_resilient.resilience.world import World, read_world
 
 from .etcd import Client, Etcd

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mt_resilient.agent.gang import Watched
 from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.hang import Look
-from mt_resilient.resilience.signals import RankPhase
 from mt_resilient.resilience.stacks import locate, parse
+from mt_resilient.resilience.terms import RankPhase
 
 if TYPE_CHECKING:
     from .node import Node

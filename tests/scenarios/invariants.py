@@ -22,11 +22,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mt_resilient.resilience.detectors import Cause
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import TABLE, Move, Phase
-from mt_resilient.resilience.orders import GenerationRecord, Incident
+from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.recovery import RESTART_GANG
-from mt_resilient.resilience.signals import NodeId, RankPhase
+from mt_resilient.resilience.terms import NodeId, RankPhase
 from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
 

@@ -10,7 +10,8 @@ from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import copies
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Copy, Generation, Step
+from mt_resilient.resilience.reports import Copy
+from mt_resilient.resilience.terms import Generation, Step
 
 from .kept import Kept
 

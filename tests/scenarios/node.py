@@ -31,27 +31,17 @@ from mt_resilient.checkpoint.header import MARKS
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
+from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import (
-    Ack,
-    AckKind,
-    Death,
-    Doing,
-    InPlaceRewind,
-    NodeId,
-    NodeRecord,
-    Order,
-    OrderedBy,
-    RankPhase,
-    Request,
-    Step,
-)
+from mt_resilient.resilience.reports import Ack, AckKind, Death, NodeRecord
 from mt_resilient.resilience.stability import StabilityPolicy
 from mt_resilient.resilience.store import LeaseGone
+from mt_resilient.resilience.terms import Doing, NodeId, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.wire import dumps, loads
+from mt_resilient.resilience.wishes import Request
 
 from .eyes import Eyes
 from .kept import Kept

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Ack, AckKind, NodeId, NodeRecord, Quarantine, RankPhase
+from mt_resilient.resilience.orders import GenerationRecord, Quarantine
+from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord
+from mt_resilient.resilience.terms import NodeId, RankPhase
 from mt_resilient.resilience.wire import loads
 
 from .node import KEYS

@@ -13,7 +13,7 @@ from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.resilience import describe
 from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import NodeId, RankPhase
+from mt_resilient.resilience.terms import NodeId, RankPhase
 
 if TYPE_CHECKING:
     from .cluster import Job

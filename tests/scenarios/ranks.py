@@ -17,7 +17,7 @@ from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, 
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
-from mt_resilient.resilience.signals import Doing, Order, OrderedBy, RankPhase, Step
+from mt_resilient.resilience.terms import Doing, Order, OrderedBy, RankPhase, Step
 from mt_resilient.training.course import Course
 
 from .kept import HURT, Inner, Kept, Restored, State

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import RankPhase, Step, Wish
+from mt_resilient.resilience.terms import RankPhase, Step
+from mt_resilient.resilience.wishes import Wish
 
 from .cluster import Job
 

@@ -6,7 +6,8 @@ import pytest
 
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
-from mt_resilient.resilience.signals import NodeId, Request, Wish
+from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.wishes import Request, Wish
 
 from .cluster import START_S, Job
 

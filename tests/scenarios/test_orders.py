@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from mt_resilient.resilience.errors import SnapshotError, UsageError
-from mt_resilient.resilience.signals import Step, Wish
+from mt_resilient.resilience.terms import Step
+from mt_resilient.resilience.wishes import Wish
 
 from .cluster import Job
 

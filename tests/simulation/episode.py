@@ -11,8 +11,8 @@ from mt_resilient.resilience.errors import BudgetSpent, MachineError, ScriptErro
 from mt_resilient.resilience.ladder import LadderPolicy
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import RankPhase
 from mt_resilient.resilience.spikes import SpikePolicy
+from mt_resilient.resilience.terms import RankPhase
 
 from ..scenarios.cluster import Job
 from ..scenarios.invariants import Violated, samples

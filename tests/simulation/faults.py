@@ -9,8 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.signals import Ack, AckKind, NodeId, RankPhase, Wish
+from mt_resilient.resilience.reports import Ack, AckKind
+from mt_resilient.resilience.terms import NodeId, RankPhase
 from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.wishes import Wish
 
 from ..scenarios.cluster import Job
 from ..scenarios.etcd import NEVER

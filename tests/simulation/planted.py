@@ -12,13 +12,15 @@ from typing import Any
 from unittest.mock import patch
 
 from mt_resilient.agent.replicas import Replicas
-from mt_resilient.resilience import assignment, controller, copies, decision, reach, recovery, stability
+from mt_resilient.resilience import assignment, controller, copies, decision, kept, reach, recovery, stability
 from mt_resilient.resilience.boundary import Held
 from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import Incident, Source
-from mt_resilient.resilience.signals import Ack, AckKind, NodeId, Step
+from mt_resilient.resilience.orders import Source
+from mt_resilient.resilience.reports import Ack, AckKind
 from mt_resilient.resilience.store import KeyAbsent
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.world import World
 from mt_resilient.training.course import Course
 
@@ -161,7 +163,7 @@ def _credulous(real: Any) -> Any:
     return fetchable
 
 
-_UNBOUND = _swap(decision, "bound", lambda real: lambda past: Step(-1))
+_UNBOUND = _swap(kept, "onset", lambda real: lambda world: Step(-1))
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (1, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
     "leadership not looked at": (1, _swap(Election, "_is_ours", lambda real: lambda self, entry, lease: True)),
@@ -194,7 +196,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
         ),
     ),
     "budget without end": (7, _swap(recovery, "_lives_without_progress", lambda real: lambda *args: 0)),
-    "memory trusted whatever its ranks": (6, _swap(decision, "_said", _trusting)),
+    "memory trusted whatever its ranks": (6, _swap(kept, "said", _trusting)),
     "a dismissed agent is seated": (9, _swap(assignment, "unusable", lambda real: lambda world, node, now: "")),
     "launched before the last member is ready": (
         9,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mt_resilient.resilience.signals import Place, Rank, RankStall, Step
+from mt_resilient.resilience.findings import Place, RankStall
+from mt_resilient.resilience.terms import Rank, Step
 
 from .worlds import NOW
 

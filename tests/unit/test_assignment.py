@@ -8,7 +8,9 @@ from mt_resilient.resilience import assignment
 from mt_resilient.resilience.assignment import NodesPolicy, Seats
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import NodeId, Quarantine, Spec
+from mt_resilient.resilience.orders import Quarantine
+from mt_resilient.resilience.reports import Spec
+from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, node, record, world

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from mt_resilient.agent import attention
+from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import RewindOrder
-from mt_resilient.resilience.signals import Generation, InPlaceRewind, Step
+from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.resilience.verdict import HEARD_S
 
 from .worlds import gone, record, status

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page, Rewound
 from mt_resilient.resilience.boundary import ROW
 from mt_resilient.resilience.ladder import Remedy
-from mt_resilient.resilience.signals import OrderedBy
 from mt_resilient.resilience.spikes import Kind
+from mt_resilient.resilience.terms import OrderedBy
 from mt_resilient.resilience.windows import Window
 
 INTS = [name for name, field in vars(Page).items() if type(field) is type(vars(Page)["step"])]

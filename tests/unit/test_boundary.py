@@ -22,8 +22,8 @@ from mt_resilient.resilience.boundary import (
 )
 from mt_resilient.resilience.ladder import Answer, Remedy, Turn
 from mt_resilient.resilience.rescue import RescuePolicy
-from mt_resilient.resilience.signals import Order, Step
 from mt_resilient.resilience.spikes import Figure, Finding, Kind, SpikePolicy
+from mt_resilient.resilience.terms import Order, Step
 
 POLICY = RankPolicy(spikes=SpikePolicy(baseline_steps=16))
 CALM = [Figure(Step(n), 1.0 + 0.01 * (n % 3), 0.5) for n in range(30)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.resilience.buddies import holders
 from mt_resilient.resilience.clock import monotonic_s
-from mt_resilient.resilience.signals import NodeId
+from mt_resilient.resilience.terms import NodeId
 
 
 def named(racks: list[str]) -> tuple[list[NodeId], dict[NodeId, dict[str, str]]]:

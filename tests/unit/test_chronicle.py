@@ -6,12 +6,14 @@ import pytest
 
 from mt_resilient.resilience.chronicle import open_incident, phases_told, rewinds_told
 from mt_resilient.resilience.detectors import suspect
+from mt_resilient.resilience.findings import InPlaceRewind
+from mt_resilient.resilience.incident import PHASES, Incident
 from mt_resilient.resilience.ladder import AGAIN, LadderPolicy, Origin, Remedy, Turn
 from mt_resilient.resilience.machine import Event, Phase
-from mt_resilient.resilience.orders import PHASES, Incident
 from mt_resilient.resilience.recovery import Plan
-from mt_resilient.resilience.signals import Generation, InPlaceRewind, NodeStatus, Step
+from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.spikes import Kind
+from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.resilience.verdict import judge
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.world import World

@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.decision import Decision, Policy
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
+from mt_resilient.resilience.findings import Complaint
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import GenerationRecord, Incident
-from mt_resilient.resilience.signals import AckKind, Complaint, Generation, Request, Spec
+from mt_resilient.resilience.orders import Decision, GenerationRecord
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import AckKind, Spec
 from mt_resilient.resilience.store import Compare, Listing, Operation
+from mt_resilient.resilience.terms import Generation
 from mt_resilient.resilience.wire import dumps, loads
+from mt_resilient.resilience.wishes import Request
 
 from .worlds import NOW, A, ack, gone, node, record, status
 

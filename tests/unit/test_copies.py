@@ -9,11 +9,13 @@ from mt_resilient.agent.copies import Copies, CopiesPolicy
 from mt_resilient.checkpoint.arena import Slot, State
 from mt_resilient.checkpoint.header import Header, overwrite_order
 from mt_resilient.resilience import copies
-from mt_resilient.resilience.decision import Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Source
-from mt_resilient.resilience.signals import AckKind, Copy, Generation, NodeId, NodeStatus, Step
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import AckKind, Copy, NodeStatus
+from mt_resilient.resilience.terms import Generation, NodeId, Step
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, ack, node, record, status, world

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.decision import Decision, Policy, decide, step_reached
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import BudgetSpent
+from mt_resilient.resilience.findings import InPlaceRewind
+from mt_resilient.resilience.kept import step_reached
 from mt_resilient.resilience.machine import TABLE, Event, Move, Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import AckKind, Generation, InPlaceRewind, NodeId, NodeStatus, Request, Spec, Step
+from mt_resilient.resilience.orders import Decision, GenerationRecord
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import AckKind, NodeStatus, Spec
+from mt_resilient.resilience.terms import Generation, NodeId, Step
+from mt_resilient.resilience.wishes import Request
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, incident, mismatch, node, record, status, world

@@ -3,8 +3,8 @@
 import pytest
 
 from mt_resilient.resilience import describe
-from mt_resilient.resilience.orders import PHASES, Incident
-from mt_resilient.resilience.signals import Step
+from mt_resilient.resilience.incident import PHASES, Incident
+from mt_resilient.resilience.terms import Step
 
 from .worlds import incident
 

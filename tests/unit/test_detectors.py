@@ -13,8 +13,9 @@ from mt_resilient.resilience.detectors import (
     replicas_apart,
     suspect,
 )
+from mt_resilient.resilience.findings import Mismatch, Place, RankExit
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import Generation, Mismatch, Place, Rank, RankExit
+from mt_resilient.resilience.terms import Generation, Rank
 from mt_resilient.resilience.verdict import judge
 
 from .stalls import stall

@@ -8,7 +8,8 @@ import pytest
 from mt_resilient.agent.duty import Action, LocalState, duty
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
-from mt_resilient.resilience.signals import AckKind, Step
+from mt_resilient.resilience.reports import AckKind
+from mt_resilient.resilience.terms import Step
 
 from .worlds import A, record
 

@@ -5,7 +5,7 @@ import pytest
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import InternalError
 from mt_resilient.resilience.handoff import VARIABLE, Handoff
-from mt_resilient.resilience.signals import Generation, Step
+from mt_resilient.resilience.terms import Generation, Step
 
 HANDOFF = Handoff(
     agent_pid=4,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.findings import Place
 from mt_resilient.resilience.hang import (
     Answer,
     HangPolicy,
@@ -21,8 +22,8 @@ from mt_resilient.resilience.hang import (
     overdue,
     stage,
 )
-from mt_resilient.resilience.signals import Doing, Place, Rank, RankPhase
 from mt_resilient.resilience.stacks import Frame, Spot
+from mt_resilient.resilience.terms import Doing, Rank, RankPhase
 
 from .stalls import stall
 

@@ -4,8 +4,8 @@ from mt_resilient.agent.hearing import LONGEST_ROUND_S, Hearing
 from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
 from mt_resilient.resilience.hang import Progress
 from mt_resilient.resilience.ladder import Remedy
-from mt_resilient.resilience.signals import Doing, RankPhase
 from mt_resilient.resilience.spikes import Kind
+from mt_resilient.resilience.terms import Doing, RankPhase
 
 SECOND = 1_000_000_000
 

@@ -8,7 +8,8 @@ from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.signals import NodeId, NodeRecord
+from mt_resilient.resilience.reports import NodeRecord
+from mt_resilient.resilience.terms import NodeId
 
 from ..scenarios.etcd import NEVER, Client, Etcd
 

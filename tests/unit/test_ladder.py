@@ -15,8 +15,8 @@ from mt_resilient.resilience.ladder import (
     origin,
     same_fault,
 )
-from mt_resilient.resilience.signals import OrderedBy, Step
 from mt_resilient.resilience.spikes import Finding, Kind
+from mt_resilient.resilience.terms import OrderedBy, Step
 from mt_resilient.resilience.windows import Window
 
 POLICY = LadderPolicy()

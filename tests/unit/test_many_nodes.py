@@ -5,11 +5,14 @@ import dataclasses
 import pytest
 
 from mt_resilient.resilience.copies import apart, fetchable, own
-from mt_resilient.resilience.decision import Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.detectors import Cause
+from mt_resilient.resilience.findings import RankExit
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import Incident
-from mt_resilient.resilience.signals import NodeId, RankExit, Spec, Step
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import Spec
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World
 

@@ -7,10 +7,10 @@ import pytest
 
 from mt_resilient.resilience.detectors import Cause
 from mt_resilient.resilience.errors import MachineError
+from mt_resilient.resilience.incident import PHASES
 from mt_resilient.resilience.metrics import RUNGS, Metrics
-from mt_resilient.resilience.orders import PHASES
 from mt_resilient.resilience.recovery import RESTART_GANG, REWIND_IN_PLACE, STOP
-from mt_resilient.resilience.signals import Step
+from mt_resilient.resilience.terms import Step
 
 from .worlds import incident
 

@@ -7,7 +7,8 @@ from contextlib import closing
 import pytest
 
 from mt_resilient.agent.neighbour import AGAIN_S, Neighbour
-from mt_resilient.resilience.signals import NodeId, NodeRecord
+from mt_resilient.resilience.reports import NodeRecord
+from mt_resilient.resilience.terms import NodeId
 
 B = NodeId("b")
 

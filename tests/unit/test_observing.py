@@ -9,11 +9,15 @@ import pytest
 
 from mt_resilient.resilience import recovery
 from mt_resilient.resilience.boundary import Directive, Held, RankPolicy, Tally, judge
-from mt_resilient.resilience.decision import Decision, Policy, decide
+from mt_resilient.resilience.decision import decide
+from mt_resilient.resilience.findings import Sighting
 from mt_resilient.resilience.ladder import LadderPolicy, goes_on
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import AckKind, Generation, NodeStatus, Sighting, Step
+from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import AckKind, NodeStatus
 from mt_resilient.resilience.spikes import Finding, Kind
+from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, ack, gone, mismatch, node, record, status, world

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience import quarantine
-from mt_resilient.resilience.decision import Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.orders import Incident
+from mt_resilient.resilience.incident import Incident
+from mt_resilient.resilience.orders import Quarantine
+from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.quarantine import QuarantinePolicy
-from mt_resilient.resilience.signals import NodeId, Quarantine, Rank, Spec
+from mt_resilient.resilience.reports import Spec
+from mt_resilient.resilience.terms import NodeId, Rank
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, incident, node, record, world

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.decision import Decision, Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.reach import cut_off
-from mt_resilient.resilience.signals import AckKind, Death, NodeId, Request, Spec, Wish
+from mt_resilient.resilience.reports import AckKind, Death, Spec
+from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.wishes import Request, Wish
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, node, record, status, world

@@ -14,12 +14,12 @@ from mt_resilient.resilience.errors import (
     SnapshotError,
     UsageError,
 )
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.machine import Event
-from mt_resilient.resilience.orders import Incident
 from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP, RecoveryPolicy, bound, may_resume, plan, unreadable
-from mt_resilient.resilience.signals import NodeId, Step
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.stability import ResumePoint
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.verdict import Verdict
 
 from .worlds import incident, status

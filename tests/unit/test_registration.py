@@ -12,8 +12,9 @@ from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import Generation, NodeId, NodeRecord, Spec, Step
+from mt_resilient.resilience.reports import NodeRecord, Spec
 from mt_resilient.resilience.store import Store
+from mt_resilient.resilience.terms import Generation, NodeId, Step
 from mt_resilient.resilience.wire import dumps, loads
 
 KEYS = Keys("job")

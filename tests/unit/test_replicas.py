@@ -23,7 +23,7 @@ from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.checkpoint.tensors import Table, plan
 from mt_resilient.checkpoint.walk import flatten
-from mt_resilient.resilience.signals import NodeStatus
+from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.stability import StabilityPolicy
 
 RUN = "5eed5eed"

@@ -8,9 +8,11 @@ import pytest
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.agent.report import ended_well, exits, rewinds, status
 from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
+from mt_resilient.resilience.findings import RankExit
 from mt_resilient.resilience.ladder import Remedy
-from mt_resilient.resilience.signals import NodeStatus, Rank, RankExit, RankPhase
+from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.spikes import Kind
+from mt_resilient.resilience.terms import Rank, RankPhase
 
 from .stalls import stall
 

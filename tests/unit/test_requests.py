@@ -5,26 +5,20 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.decision import Decision, Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
+from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import RewindOrder
+from mt_resilient.resilience.orders import Decision, RewindOrder
+from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy, plan
-from mt_resilient.resilience.requests import Ruling, leaving, rule
-from mt_resilient.resilience.signals import (
-    AckKind,
-    Answer,
-    Generation,
-    InPlaceRewind,
-    OrderedBy,
-    Request,
-    Spec,
-    Step,
-    Wish,
-)
+from mt_resilient.resilience.reports import AckKind, Spec
+from mt_resilient.resilience.requests import leaving, rule
+from mt_resilient.resilience.terms import Generation, OrderedBy, Step
 from mt_resilient.resilience.verdict import Verdict
 from mt_resilient.resilience.windows import Window
+from mt_resilient.resilience.wishes import Answer, Request, Wish
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, incident, record, status, world
@@ -298,10 +292,10 @@ def test_an_order_is_done_when_it_is_on_all_nodes(
     now = record(members=("a", "b"), **present)
     for said in ((one, other), (other, one)):
         judged = both(asked(wish), one=said[0], other=said[1], record=now)
-        assert rule(judged, NOW, Step(10)) == Ruling()
+        assert rule(judged, NOW, Step(10)) == Decision()
     assert set(rule(both(asked(wish), one=one, other=one, record=now), NOW, Step(10)).answers) == {"1"}
     if wish is not Wish.RESUME:
-        assert rule(there(asked(wish), record=now, status={}), NOW, Step(10)) == Ruling(), "nobody has said anything"
+        assert rule(there(asked(wish), record=now, status={}), NOW, Step(10)) == Decision(), "nobody has said anything"
 
 
 def test_data_is_left_out_where_all_nodes_can() -> None:
@@ -322,21 +316,21 @@ def test_an_order_between_two_lives_is_no_rewind_in_place() -> None:
 def test_a_second_rewind_waits_for_the_first_and_for_what_the_replicas_have_shown() -> None:
     first = there(asked())
     waiting = after(first, decided(first))
-    assert rule(replace(waiting, requests=(asked(ident="2"),)), NOW, Step(10)) == Ruling()
+    assert rule(replace(waiting, requests=(asked(ident="2"),)), NOW, Step(10)) == Decision()
     found = incident(7, rung=1, cause="fingerprint_mismatch", onset=Step(9))
     turning = record(rewind=RewindOrder(number=7, to=Step(8), cause=OrderedBy.COMPARISON))
     judged = there(asked(), record=turning, incidents=(found,))
-    assert rule(judged, NOW, Step(10)) == Ruling()
+    assert rule(judged, NOW, Step(10)) == Decision()
     done = replace(judged, incidents=(replace(found, remedy="replay"),))
     assert rule(done, NOW, Step(10)).record, "the ranks have gone back, and only its end is waited for"
     declined = replace(judged, requests=(), status={A: status(declined=7)})
-    assert rule(declined, NOW, Step(10)) == Ruling(), "the gang is started again for it (`unheeded`)"
+    assert rule(declined, NOW, Step(10)) == Decision(), "the gang is started again for it (`unheeded`)"
 
 
 def test_only_the_present_order_is_given_up() -> None:
     judged = there(asked())
     waiting = after(judged, decided(judged), {"declined": 5})
-    assert rule(waiting, NOW, Step(10)) == Ruling()
+    assert rule(waiting, NOW, Step(10)) == Decision()
 
 
 def test_to_go_on_where_the_pause_was_not_begun_leaves_it_to_its_turn() -> None:

@@ -9,8 +9,8 @@ from torch import nn
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.rescue import RescuePolicy, careful
-from mt_resilient.resilience.signals import Step
 from mt_resilient.resilience.spikes import Kind
+from mt_resilient.resilience.terms import Step
 from mt_resilient.resilience.windows import Window
 from mt_resilient.training.rescue import Rescue
 from mt_resilient.training.state import source_of

@@ -9,8 +9,8 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.signals import NodeId
 from mt_resilient.resilience.store import Put
+from mt_resilient.resilience.terms import NodeId
 
 KEYS = Keys("job")
 A, B = NodeId("a"), NodeId("b")

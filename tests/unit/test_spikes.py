@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.signals import Step
 from mt_resilient.resilience.spikes import Figure, Finding, Kind, SpikePolicy, spike
+from mt_resilient.resilience.terms import Step
 
 POLICY = SpikePolicy()
 Noise = Callable[[np.random.Generator, int], NDArray[np.float64]]

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.signals import NodeStatus, Step
+from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.stability import StabilityPolicy, choose, exactly, stable
+from mt_resilient.resilience.terms import Step
 
 from .worlds import status
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.signals import Place
+from mt_resilient.resilience.findings import Place
 from mt_resilient.resilience.stacks import Frame, locate, parse
 
 LIB = "/env/lib/python3.11"

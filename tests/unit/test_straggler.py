@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mt_resilient.agent.strides import Strides
 from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.signals import RankPhase
 from mt_resilient.resilience.straggler import Answer, Lost, Sample, Spent, StragglerPolicy, look, over
+from mt_resilient.resilience.terms import RankPhase
 
 POLICY = StragglerPolicy()
 CALM = POLICY.baseline_samples

@@ -8,10 +8,10 @@ from mt_resilient.agent.inspect import incidents
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.agent.telling import Telling
 from mt_resilient.agent.terminal import Terminal
-from mt_resilient.resilience.decision import Decision
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.metrics import Metrics
-from mt_resilient.resilience.signals import Answer
+from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.wishes import Answer
 
 from .worlds import incident, world
 

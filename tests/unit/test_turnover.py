@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.decision import Decision, Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.signals import AckKind, NodeId, Spec
+from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.reports import AckKind, Spec
+from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.turnover import missed_told
 from mt_resilient.resilience.world import World
 

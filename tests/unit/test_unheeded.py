@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.decision import Decision, Policy, decide
-from mt_resilient.resilience.orders import RewindOrder
+from mt_resilient.resilience.decision import decide
+from mt_resilient.resilience.findings import InPlaceRewind
+from mt_resilient.resilience.orders import Decision, RewindOrder
+from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.signals import Generation, InPlaceRewind, OrderedBy, Request, Step, Wish
+from mt_resilient.resilience.terms import Generation, OrderedBy, Step
+from mt_resilient.resilience.wishes import Request, Wish
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, gone, mismatch, record, status, world

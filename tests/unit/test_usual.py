@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.signals import Step
 from mt_resilient.resilience.spikes import Figure, SpikePolicy, spike
+from mt_resilient.resilience.terms import Step
 from mt_resilient.resilience.usual import Usual
 
 POLICIES = [SpikePolicy(baseline_steps=16), SpikePolicy(baseline_steps=33), SpikePolicy(run_steps=1)]

@@ -11,9 +11,11 @@ from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.mirror import Mirror
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.signals import AckKind, Generation, NodeId, Request, Spec
+from mt_resilient.resilience.reports import AckKind, Spec
+from mt_resilient.resilience.terms import Generation, NodeId
 from mt_resilient.resilience.values import Values
 from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.wishes import Request
 from mt_resilient.resilience.world import read_world, world_of
 
 from .worlds import ack, incident, node, record, status

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.detectors import Cause, Suspicion
-from mt_resilient.resilience.signals import NodeId, Step
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.verdict import HEARD_S, TOGETHER_S, judge, settled
 
 

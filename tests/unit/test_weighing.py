@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from mt_resilient.resilience import describe
-from mt_resilient.resilience.decision import Policy, decide
+from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.detectors import Cause, Suspicion, suspect
-from mt_resilient.resilience.orders import Because, Incident, Weighed
-from mt_resilient.resilience.signals import Complaint, NodeId, Rank, Step
+from mt_resilient.resilience.findings import Complaint
+from mt_resilient.resilience.incident import Because, Incident, Weighed
+from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.terms import NodeId, Rank, Step
 from mt_resilient.resilience.verdict import Verdict, judge
 from mt_resilient.resilience.weighing import against
 from mt_resilient.resilience.wire import dumps, loads

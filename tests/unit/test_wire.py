@@ -13,21 +13,16 @@ from hypothesis import strategies as st
 
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import InternalError
+from mt_resilient.resilience.findings import InPlaceRewind, RankExit
 from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.ladder import LadderPolicy
-from mt_resilient.resilience.orders import GenerationRecord, Incident
-from mt_resilient.resilience.signals import (
-    Ack,
-    InPlaceRewind,
-    NodeRecord,
-    NodeStatus,
-    RankExit,
-    Request,
-    Spec,
-)
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.reports import Ack, NodeRecord, NodeStatus, Spec
 from mt_resilient.resilience.spikes import SpikePolicy
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wire import dumps, loads
+from mt_resilient.resilience.wishes import Request
 
 RECORDS = (Ack, GenerationRecord, Handoff, InPlaceRewind, Incident, NodeRecord, NodeStatus, RankExit, Request, Spec)
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mt_resilient.resilience.findings import Mismatch, RankExit
+from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord, Incident
-from mt_resilient.resilience.signals import (
-    Ack,
-    AckKind,
-    Generation,
-    Mismatch,
-    NodeId,
-    NodeRecord,
-    NodeStatus,
-    Rank,
-    RankExit,
-    Spec,
-    Step,
-)
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord, NodeStatus, Spec
+from mt_resilient.resilience.terms import Generation, NodeId, Rank, Step
 from mt_resilient.resilience.world import World
 
 A, B = NodeId("a"), NodeId("b")

@@ -1,0 +1,223 @@
+"""What each command of the command line sets going, with its options made into arguments. Imports are inside, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import options as known
+from .resilience.errors import UsageError
+
+
+def order(options: argparse.Namespace) -> int:
+    """Of a running job: every `Wish` is a command."""
+    from .agent import inspect, ordering
+    from .resilience.terms import Step
+    from .resilience.wishes import Request, Wish
+
+    directory = inspect.find_directory(options.run_dir)
+    match Wish(options.command):
+        case Wish.REWIND:
+            request = Request(kind=Wish.REWIND, step=Step(options.to), skip=options.skip)
+        case Wish.DRAIN:
+            request = Request(kind=Wish.DRAIN, node=options.node)
+        case Wish.STOP:
+            request = Request(kind=Wish.STOP, snapshot=options.last_snapshot, exit_code=130)
+        case wish:
+            request = Request(kind=wish)
+    return ordering.order(directory, request)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from .agent import inspect
+
+    return inspect.status(inspect.find_directory(options.run_dir), options.json)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from .agent import inspect
+
+    return inspect.explain(inspect.find_directory(options.run_dir), options.incident)
+
+
+def _snapshots(options: argparse.Namespace) -> int:
+    from .agent import inspect
+
+    if options.action in _FORMATS:
+        return _FORMATS[options.action](options)
+    return inspect.snapshots(_named(options), options.action, getattr(options, "whole", False))
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .formats import exporting
+
+    write = _dcp_writer() if options.to == "dcp" else exporting.safetensors
+    print(exporting.export(_named(options)[0], write, Path(options.target), options.only or ()))
+    return 0
+
+
+def _named(options: argparse.Namespace) -> list[Any]:
+    from .agent import inspect
+
+    return inspect.named(options.snapshot, options.run_dir, _policies()["snapshots"])
+
+
+def _import(options: argparse.Namespace) -> int:
+    from .checkpoint import stores
+    from .formats import foreign, importing, megatron_files
+
+    where = options.snapshots or (str(options.run_dir) if options.run_dir else "")
+    if not where or (options.snapshots and options.run_dir):
+        raise UsageError(
+            "say where the snapshot goes with --snapshots DIR|URL, or with --run-dir DIR; nothing was imported"
+        )
+    kept = _policies()["snapshots"]
+    root = stores.at(stores.address(where, kept.endpoint, kept.region))
+    found = (megatron_files.from_megatron if options.kind == "megatron" else foreign.from_torch)(Path(options.source))
+    print(importing.told(importing.import_into(root, found, options.step), found, where))
+    return 0
+
+
+def _dcp_writer() -> Any:
+    try:
+        from .formats import dcp_export
+    except ImportError as error:
+        raise UsageError(
+            f"torch is wanted for dcp, and cannot be imported ({error}); install it, or take --to safetensors"
+        ) from error
+    return dcp_export.write
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from .simulator.command import setting, simulate
+    from .simulator.costs import Costs
+
+    what = setting(
+        gpus=options.gpus,
+        per_node=options.per_node,
+        days=options.days,
+        spares=options.spares,
+        least=options.least,
+        rate=options.rate,
+        seed=options.seed,
+        buddies=not options.no_buddies,
+        policies=_policies(options.config, _set(options.set), costs=Costs),
+    )
+    return simulate(what, options.faults, as_json=options.json, plots_in=options.plots, table=options.sensitivity)
+
+
+def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
+    """command: what is behind the two dashes; words: what is before them."""
+    from .agent.job import run_job
+    from .agent.terminal import Terminal
+    from .resilience.windows import Window
+
+    flags = _set(options.set)
+    shorthands = {
+        "control.etcd": options.etcd,
+        "control.job": options.job,
+        "control.node": options.node,
+        "control.address": options.address,
+        "control.labels": ",".join(options.label) or None,
+        "nodes.number": options.nodes,
+        "nodes.spares": options.spares,
+        "snapshots.every_steps": options.snapshot_every,
+        "snapshots.durable_every_steps": options.durable_every,
+        "agent.observe": "true" if options.observe else None,
+        "preflight.enabled": "true" if options.preflight else None,
+        "agent.last_snapshot": "true" if options.last_snapshot else None,
+        "agent.warm": "false" if options.no_warm else None,
+        "agent.metrics_port": options.metrics_port,
+    }
+    flags |= {key: str(value) for key, value in shorthands.items() if value is not None}
+    policies = _policies(options.config, flags)
+    windows = [Window.parse(text) for text in options.skip_data]
+    terminal = Terminal(options.quiet)
+    if options.hostfile:
+        return _run_on_hosts(options, command, words, policies, terminal)
+    if options.ssh_option or options.export:
+        raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
+    return run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal)
+
+
+def _policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:
+    """The configuration, by section."""
+    from .agent.job import SECTIONS
+    from .resilience.config import load
+
+    return load({**SECTIONS, **further}, file, os.environ, flags or {})
+
+
+def _set(pairs: Sequence[str]) -> dict[str, str]:
+    flags = {}
+    for pair in pairs:
+        dotted, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set {pair}: write it as --set section.key=value")
+        flags[dotted] = value
+    return flags
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from .agent.checks import alone
+    from .checkpoint import stores
+    from .checkpoint.files import Files
+    from .resilience.errors import NodeUnfit
+
+    policies = _policies(options.config, _set(options.set))
+    kept, folder = policies["snapshots"], options.run_dir.absolute()
+    places = (stores.at(stores.address(options.snapshots or str(folder), kept.endpoint, kept.region)), Files(folder))
+    failed: list[str] = []
+    for check in alone(policies["preflight"], sys.executable, 0, places, os.environ):
+        print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
+        failed += check.reasons
+    if failed:
+        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); mend it first")
+    return 0
+
+
+def _run_on_hosts(
+    options: argparse.Namespace, command: list[str], words: list[str], policies: dict[str, Any], terminal: Any
+) -> int:
+    from .agent.hostfile_job import Wanted, launch_on_hosts
+    from .agent.job import default_directory
+    from .agent.launch import understand
+
+    control, nodes = policies["control"], policies["nodes"]
+    if control.node or control.address or options.label:
+        raise UsageError(
+            "--node, --address and --label are for one node, and the hostfile names several (write rack=NAME behind a host in it); "
+            "nothing was started"
+        )
+    ours = known.Parser()
+    known.hosts_options(ours)
+    wanted = Wanted(
+        hostfile=options.hostfile,
+        ssh_options=tuple(options.ssh_option),
+        export=tuple(options.export),
+        endpoints=control.etcd,
+        papers=control.papers(),
+        nodes=nodes.number,
+        spares=nodes.spares,
+        job=control.job,
+        snapshots=options.snapshots or "",
+        ending_s=policies["preemption"].budget_s + 60.0,
+        words=tuple(ours.parse_known_args(words)[1]),
+    )
+    launch = understand(command, os.environ)
+    return launch_on_hosts(wanted, launch, command, options.run_dir or default_directory(launch), terminal)
+
+
+_FORMATS = {"export": _export, "import": _import}
+COMMANDS = {
+    "preflight": _preflight,
+    "status": _status,
+    "explain": _explain,
+    "snapshots": _snapshots,
+    "simulate": _simulate,
+}
+"""Those that order nothing; `run` is called with its words."""

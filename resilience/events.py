@@ -1,0 +1,90 @@
+"""What a World amounts to: the event that the table of `machine` is asked about, and the verdict and plan that it comes from. Pure."""
+
+from __future__ import annotations
+
+from . import assignment, kept, moving, observing
+from .detectors import suspect
+from .going_back import pending
+from .machine import Event, Phase
+from .policy import Policy
+from .recovery import Plan, may_resume, plan, unreadable
+from .reports import AckKind
+from .requests import leaving
+from .terms import NodeId
+from .verdict import Verdict, judge, settled
+from .world import World
+
+
+def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
+    """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
+    ending = world.record is not None and world.record.phase in (Phase.ENDING, Phase.ENDED)
+    if leaving(world):
+        return calm(world, now, policy) if ending else (Event.STOP, None, None)
+    verdict = judge(suspect(world))
+    if verdict and not settled(verdict, _unheard(world), now):
+        return None, None, None
+    if verdict:
+        in_place = _all_at_work(world) and not verdict.consequences and kept.sound(world, verdict.onset) >= 0
+        known = world.incidents
+        answer = plan(verdict, kept.step_reached(world), kept.newest(world), known, policy.recovery, in_place=in_place)
+        if answer.event is Event.FAULT or not ending:  # which it does already
+            return answer.event, verdict, answer
+    return calm(world, now, policy)
+
+
+def _unheard(world: World) -> bool:
+    """Whether one of several members has said nothing of an end of its ranks."""
+    told = sum(bool(status.exits) for status in world.statuses())
+    return told < len(world.members) > 1
+
+
+def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
+    """And where no verdict is to be answered."""
+    if policy.observe and (end := observing.ended(world)):
+        return end.event, None, end
+    statuses = world.statuses()
+    ending = world.record is not None and world.record.phase is Phase.ENDING
+    if ending and world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
+        return Event.GONE, None, None
+    on_the_move = world.record is not None and world.record.moving
+    if _others_wanted(world, now) or (on_the_move and moving.move(world, now, policy)[0] is moving.Move.GO):
+        return Event.MEMBERS, None, None
+    if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
+        return Event.FINISHED, None, None
+    if world.all_acked(AckKind.RUNNING):
+        return Event.RUNNING, None, None
+    # Each has said before what is there; where an older word of it has come to pass late, it says so again.
+    ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
+    ready = ready and all(node in world.nodes for node in world.members)
+    if ready and policy.observe:
+        return Event.READY, None, None
+    if ready:
+        stop = may_resume(kept.point(world), kept.said(world), bool(unreadable(world.incidents)))
+        return (stop.event if stop else Event.READY), None, stop
+    return None, None, None
+
+
+def _others_wanted(world: World, now: float) -> bool:
+    """Whether the place of one who is gone, or shut out, can be taken now: by another node, or by a new agent of its own."""
+    record = world.record
+    if record is None or record.phase is not Phase.GATHER:
+        return False
+    here = assignment.usable(world, now)
+    if all(node in here and here[node].instance == instance for node, instance in record.members.items()):
+        return False
+    return [*assignment.again(world, now).members.items()] != [*record.members.items()]
+
+
+def _all_at_work(world: World) -> bool:
+    """Whether all ranks are in their loop, and nothing else is asked of them."""
+    told, record = world.statuses(), world.record
+    busy = record is None or record.phase is not Phase.RUN or pending(world) is not None
+    return not busy and len(told) == len(world.members) and all(s.stepped_s and not s.exits for s in told)
+
+
+def _gone(world: World, node: NodeId, instance: str) -> bool:
+    """Whether nothing of this generation is left on `node`: it says so, or its agent, whose ranks die with it, is no more."""
+    present = world.nodes.get(node)
+    if present is None or present.instance != instance:
+        return True
+    return node in world.acks and world.acks[node].kind is AckKind.ENDED

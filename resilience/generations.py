@@ -1,0 +1,114 @@
+"""The record as it is to be after an event: the next phase of a generation, or the next generation. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import assignment, copies, describe, kept, observing
+from .assignment import NodesPolicy, Seats
+from .going_back import carried, lost, pending
+from .incident import Incident
+from .machine import Event, Phase
+from .orders import Decision, GenerationRecord
+from .requests import leaving
+from .terms import Generation, Step
+from .turnover import bereft, moved
+from .wishes import Wish
+from .world import World
+
+
+def first(world: World, now: float, policy: NodesPolicy) -> Decision:
+    seats = assignment.first(world, now, policy) if world.spec else None
+    if seats is None or world.spec is None:
+        return Decision()
+    reason = "started again" if world.record else "first start"
+    number = world.spec.first_generation
+    record = GenerationRecord(number=number, phase=Phase.GATHER, members=seats.members, reason=reason, opened_s=now)
+    return Decision(record=record, reason=reason)
+
+
+def advance(world: World, now: float, event: Event, phase: Phase, observe: bool) -> Decision:
+    assert world.record
+    record = replace(world.record, phase=phase)
+    if event is Event.READY:
+        order = pending(world)
+        there = kept.ordered(world, order.to) if order else None
+        point = there or (observing.beginning() if observe else kept.point(world))
+        chief = world.members[0]
+        turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
+        where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
+        sources = {n: found[point.step] for n, found in copies.fetchable(world).items() if point.step in found}
+        record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
+        record = replace(record, sources=sources, holders=copies.apart(world), onset=kept.onset(world))
+        record = replace(record, rewind=None, begins=order if there else None)
+        given_up = lost(world) if order and there is None else ()
+        return Decision(record=record, incidents=given_up, reason=point.reason + copies.words(sources))
+    if event is Event.STOP:
+        asked = leaving(world)
+        assert asked
+        what = f"node {asked.node} is drained" if asked.kind == Wish.DRAIN else "asked"
+        record = replace(
+            record,
+            exit_code=asked.exit_code,
+            last_snapshot=asked.snapshot or asked.kind == Wish.DRAIN,
+            leave_by_s=asked.at_s + asked.budget_s if asked.budget_s else 0.0,
+            reason=f"{what} by {asked.by}",
+        )
+    if event is Event.FINISHED:
+        complete = all(s.finished for s in world.statuses())
+        reason = "the training is over" if complete else "the script has left in order, before the end of the training"
+        # Their ranks gone, nodes do not tell any more how far these had come.
+        reached = Step(max(record.replay_until, kept.step_reached(world)))
+        record = replace(record, reason=reason, complete=complete, replay_until=reached)
+    return Decision(record=record, reason=record.reason)
+
+
+def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decision:
+    """The next generation, for a fault."""
+    record, story = _next(world, now, seats, incident.summary, incident.step_at_fault)
+    detected = incident.with_phase("detect", now - incident.at_s)
+    return Decision(record=record, incidents=(*story, detected), reason=incident.plan)
+
+
+def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
+    """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open: it was the first
+    sign of what has become of a node."""
+    assert world.record
+    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
+    seats = assignment.again(world, now, settled_s)
+    back = [node for node, i in seats.members.items() if world.record.members.get(node, i) != i]
+    reason = "; ".join(filter(None, (describe.seats(seats), describe.back(back))))
+    record, story = _next(world, now, seats, reason, kept.step_reached(world))
+    if world.record.phase is Phase.RUN:
+        story = (*story, moved(world, seats, reason, now, kept.step_reached(world)))
+    else:
+        story = (*story, *bereft(world, seats, reason))
+    return Decision(record=record, incidents=story, reason=reason)
+
+
+def _next(
+    world: World, now: float, seats: Seats, reason: str, reached: Step
+) -> tuple[GenerationRecord, tuple[Incident, ...]]:
+    """And the incidents that change with it."""
+    assert world.record
+    order, story = carried(world)
+    number, before = Generation(world.record.number + 1), world.record
+    record = GenerationRecord(
+        number=number,
+        phase=Phase.GATHER,
+        members=seats.members,
+        joined={
+            n: before.joined.get(n, number)
+            for n in seats.members
+            if n not in before.members or n in before.joined  # of the others, all that memory holds is of this course
+        },
+        master_addr=world.record.master_addr,
+        replay_until=Step(max(world.record.replay_until, reached)),
+        reason=reason,
+        opened_s=now,
+        paused=world.record.paused,
+        rewind=order,
+        snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,
+        dismissed=tuple(i for i in world.record.dismissed if any(node.instance == i for node in world.nodes.values())),
+    )
+    return record, story
