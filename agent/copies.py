@@ -118,13 +118,12 @@ class Copies:
         self._next_s = now_s + max(self.policy.every_s, 2 * self._took_s)
         return True
 
-    def heard(self, event: dict[str, Any]) -> bool:
-        """A word of the drain process; whether it ends what was waited for."""
+    def heard(self, event: dict[str, Any]) -> None:
+        """A word of the drain process."""
         if event["event"] == "replicated":
             self._took_s = float(event["seconds"])
         if self.fetching is None or event["event"] not in ("fetched", "not fetched", "died"):
-            return False
+            return
         if event["event"] != "fetched":
             self.unfetched.append(self.fetching)
         self.fetching = None
-        return True

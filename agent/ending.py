@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..resilience.board import Page
 from ..resilience.orders import GenerationRecord
+from ..resilience.terms import RankPhase
 from .run_directory import RunDirectory
 from .telling import Telling
+
+AT_THE_END_S = 20.0
+"""How long storage may take to say what it holds where a stale answer would call the end of a training unwritten: two requests to an object
+store, each within its deadline."""
+
+
+def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, asked: bool) -> str:
+    """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, where the
+    script has left its loop without a snapshot, and where there was no memory to take it, which has been told, and all that was taken
+    is on disk. lost: why the drain process could not write what it had; asked: somebody wants a last snapshot of whatever step the ranks
+    have reached."""
+    over = (RankPhase.FINISHED, RankPhase.STOPPED)
+    reached = max((page.step for page in pages if asked or page.phase in over), default=-1)
+    if reached <= max(durable_steps, default=-1):
+        return ""
+    unsaved = next((page.unsaved for page in pages if page.unsaved), "")
+    finished = any(page.phase == RankPhase.FINISHED for page in pages)
+    if unsaved or lost:
+        return f"step {reached}: {unsaved}" if unsaved else lost
+    taken = asked or (finished and not any(page.starved for page in pages))
+    return f"step {reached}: no snapshot of it was taken" if taken else ""
 
 
 def say_the_end(

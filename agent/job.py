@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 
 from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
-from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
 from ..resilience import describe, observing
 from ..resilience.assignment import NodesPolicy
@@ -23,7 +21,7 @@ from ..resilience.boundary import RankPolicy
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.election import Election
-from ..resilience.errors import MachineError, NodeUnfit, SnapshotError, UsageError
+from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import PASSWORD
 from ..resilience.hang import HangPolicy
@@ -35,28 +33,27 @@ from ..resilience.metrics import Metrics
 from ..resilience.policy import Policy
 from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
-from ..resilience.reports import NodeRecord, Spec
 from ..resilience.rescue import RescuePolicy
 from ..resilience.scale import pace
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
-from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId
 from ..resilience.windows import Window
-from . import checks, preflight, same_place, scheduler, whereabouts
+from . import whereabouts
 from .company import Company
-from .copies import Copies, CopiesPolicy
-from .ending import say_the_end
+from .copies import CopiesPolicy
+from .ending import AT_THE_END_S, say_the_end, unwritten
 from .heartbeat import Heartbeat
+from .joining import Joined, join
 from .launch import Launch, understand
-from .neighbour import Neighbour
 from .node import Node
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
 from .publisher import PACE_S, Publisher
-from .registration import described, register, remind
+from .registration import remind
 from .revival import Revival
 from .run_directory import RunDirectory
 from .supervisor import Supervisor
@@ -66,7 +63,6 @@ from .whereabouts import ControlPolicy
 
 ALONE_S = 10
 """Life of a lease where nobody else could take the job up: nothing depends on it."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 SECTIONS: dict[str, type] = {
@@ -127,7 +123,7 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
         adopt_orphans()
-        numbers, spares = whereabouts.counted(wanted, control, agent)
+        counts = whereabouts.counted(wanted, control, agent)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -144,52 +140,15 @@ def run_job(
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
         node_id = NodeId(control.node)
-        checking: PreflightPolicy = policies["preflight"]
-        here = (
-            checks.alone(checking, launch.python, launch.ranks, (root, Files(run.root)), os.environ)
-            if checking.enabled
-            else ()
-        )
-        reasons = checks.told(here, telling)
-        if reasons and max(numbers) + spares == 1:
-            raise NodeUnfit(preflight.unfit(node_id, reasons) + "; nothing was started")
-        neighbour = Neighbour() if max(numbers) + spares > 1 else None
-        if neighbour:
-            closing.callback(neighbour.close)
-        me = NodeRecord(
-            instance=secrets.token_hex(8),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            ranks=launch.ranks,
-            port=neighbour.port if neighbour else 0,
-            address=control.address or whereabouts.address(endpoints[0]),
-            home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
-            labels={**scheduler.labels(os.environ), **control.labelled},
-        )
-        copies, token = None, ""
-        if max(numbers) > 1 and policies["copies"].every_s:
-            token = _token(store, keys)
-            copies = Copies(launch.ranks, me.address, token, policies["copies"])
-            me = replace(me, copies_port=copies.port)
-        spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
-        kept_step = max((attempt.stamp.step for attempt in catalog.look(root).durable), default=-1)
-        spec, over = register(store, keys, spec, run, node_id, me, kept=kept_step)
-        if over >= spec.first_generation:
+        place = (control, endpoints[0], root, run)
+        joined = join(store, keys, node_id, launch, counts, *place, policies, telling, closing)
+        if joined.done:
             return _nothing_left(keys.job, run, telling)
-        if neighbour:
-            same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
-        expected = max(spec.sizes) + spec.spares
-        if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
-            met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
-            reasons = (*reasons, *checks.told([met], telling))
-        me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
-        if me.fit:
-            telling.say(me.fit, "bad")
         begun = {
             "command": list(command),
             "snapshots": root.address,
             "pid": os.getpid(),
-            "several": neighbour is not None,
+            "several": joined.neighbour is not None,
         }
         journal.write("start", wall_s(), **begun)
         run.publish(keys.job, endpoints, control.papers())
@@ -209,25 +168,25 @@ def run_job(
             root,
             kept,
             judged_by,
-            spec.run or secrets.token_hex(4),
+            joined.spec.run or secrets.token_hex(4),
             beginning,
             tuple(windows),
             policies["hang"],
             policies["stability"],
             policies["stragglers"],
-            copies,
+            joined.copies,
         )
         closing.callback(node.close)
-        supervisor = _supervisor(store, keys, node_id, me, node, deciding, policies, telling, over, neighbour, spec)
+        supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling)
         closing.callback(supervisor.heartbeat.end)
-        supervisor.on_store_emptied(partial(remind, store, keys, spec, token))
+        supervisor.on_store_emptied(partial(remind, store, keys, joined.spec, joined.token))
         if server:
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
         ranks = describe.count(launch.ranks, "rank")
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
-        where = f"{ranks} on this node, {node_id}" if max(spec.sizes) > 1 else ranks
+        where = f"{ranks} on this node, {node_id}" if max(joined.spec.sizes) > 1 else ranks
         terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
@@ -236,10 +195,13 @@ def run_job(
         code = supervisor.run()
         record = supervisor.record
         asked = record is not None and record.last_snapshot
-        lost = node.unwritten(asked) if (code == 0 and not agent.observe) or asked else ""
+        lost = ""
+        if (code == 0 and not agent.observe) or asked:
+            node.held.shelf.fresh(AT_THE_END_S)
+            lost = unwritten(node.board.pages, node.held.durable_steps(), node.drain.lost, asked)
         if lost and code == 0:
             code = MachineError.exit_code
-        newest = max(node.durable_steps(), default=None)
+        newest = max(node.held.durable_steps(), default=None)
         say_the_end(code, record, lost, newest, run, supervisor.telling)
         journal.write("end", wall_s(), code=code)
         return code
@@ -267,19 +229,6 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
     return found[0]
 
 
-def _token(store: Store, keys: Keys) -> str:
-    """The secret that the nodes of this job share, in hexadecimal digits: the first one's. Raises StoreUnavailable."""
-    store.transact([KeyAbsent(keys.token)], [Put(keys.token, secrets.token_hex(32).encode())])
-    entry = store.get(keys.token)
-    assert entry
-    return entry.value.decode()
-
-
-def _beginning(store: Store, keys: Keys, over: int) -> bool:
-    """Whether the nodes start together: nobody trains yet, or any more."""
-    return over > 0 or store.get(keys.generation) is None
-
-
 def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
     try:
         port = metrics.serve(policy.metrics_port)
@@ -295,15 +244,13 @@ def _supervisor(
     store: Store,
     keys: Keys,
     node_id: NodeId,
-    me: NodeRecord,
+    joined: Joined,
     node: Node,
     deciding: Policy,
     policies: Mapping[str, Any],
     telling: Telling,
-    over: int,
-    neighbour: Neighbour | None,
-    spec: Spec,
 ) -> Supervisor:
+    me, spec, neighbour = joined.me, joined.spec, joined.neighbour
     policy: AgentPolicy = policies["agent"]
     nodes = max(spec.sizes) + spec.spares
     ttl_s = policy.lease_ttl_s or (pace(nodes).lease_ttl_s if neighbour else ALONE_S)
@@ -335,6 +282,6 @@ def _supervisor(
         telling=telling,
         publisher=publisher,
         performer=performer,
-        over=over,
+        over=joined.over,
         company=company,
     )

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import arena, commit, layout
-from ..checkpoint.aftermath import settle
+from ..checkpoint import arena
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
 from ..checkpoint.header import MARKS
-from ..checkpoint.layout import Attempt
 from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
 from ..resilience import leash
@@ -41,20 +37,15 @@ from .copies import Copies
 from .draining import Draining
 from .exits import open_pidfd
 from .gang import Gang, Watched, end_strays
+from .holdings import Holdings
 from .launch import Launch
 from .lookout import Lookout
 from .pacing import Pacing
 from .run_directory import RunDirectory
-from .shelf import Shelf
-from .soundness import Soundness
 from .vitals import Vitals
 from .warm import WarmProcess
 from .witness import Witness
 
-_FRESH_S = 2.0
-"""How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
-_AT_THE_END_S = 20.0
-"""And where a stale answer would call the end of a training unwritten: two requests to an object store, each within its deadline."""
 SITE = Path(__file__).parents[1] / "training" / "site"
 
 
@@ -82,14 +73,11 @@ class Node:
         self.copies = copies
         self.arena = arena.create(launch.ranks, policy.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
-        self.slots = [[Slot(path) for path in row] for row in self.paths]
         self.gang: Gang | None = None
-        self._generation = 0
-        """Of the newest record that this node has obeyed."""
-        self.seat: tuple[int, ...] = ()
-        """Node rank, and number of nodes, of the ranks that were started last."""
+        self.held = Holdings(
+            [[Slot(path) for path in row] for row in self.paths], root, run, stability or StabilityPolicy(), copies
+        )
         self.told: tuple[InPlaceRewind, ...] = ()
-        self.shelf = Shelf(root)
         self.witness = Witness(launch.ranks, directory.logs)
         self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
         self.snapshot_asked = ""
@@ -97,9 +85,6 @@ class Node:
         self._save_s = 0.0
         """What the last snapshot on disk took."""
         self.vitals = Vitals(stragglers or StragglerPolicy())
-        self.unfit: set[str] = set()
-        """Names of snapshots that are damaged."""
-        self.sound = Soundness(self.slots, self.shelf, root, run, stability or StabilityPolicy())
         self.warm = WarmProcess(launch.python, directory.modules, launch.home, directory.logs / "warm.log")
         config = {
             "arena": self.paths,
@@ -118,9 +103,9 @@ class Node:
 
     def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
-        self._settle(record, node_rank)
+        self.held.settle(record, node_rank)
         # Until the next start: newer ones may turn out bad, or never come.
-        self.drain.protect([name for step, name in self.shelf.seen.durable if step == record.resume_step])
+        self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.pages[0].generation:
             self.pacing.failures += 1
         self.board.clear(record.number)
@@ -175,25 +160,10 @@ class Node:
             end_strays(self._helpers())  # nobody watches it: the next round starts another one
             raise
 
-    def _settle(self, record: GenerationRecord, node_rank: int) -> None:
-        """Keep what the ranks of `record` can go back to, and nothing else."""
-        self._generation = record.number
-        seat = (node_rank, len(record.members))
-        newcomers = record.number in record.joined.values()
-        upto = record.resume_step if seat == self.seat else -1  # of other ranks it is of no use
-        settle(self.slots, upto, torn=newcomers)
-        self.seat = seat
-        self.sound.went_back(record.resume_step)
-        if record.onset >= 0:
-            self._set_aside(record.onset - 1, (record.number, 0))
-        if self.copies:
-            self.copies.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
-            self.copies.begin()
-
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
         """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`."""
         assert self.copies
-        self._settle(record, node_rank)
+        self.held.settle(record, node_rank)
         self.drain.keep_running(monotonic_s())
         if self.drain.pid is None:
             self.copies.unfetched.append(record.resume_step)
@@ -201,6 +171,11 @@ class Node:
         self.copies.fetching = record.resume_step
         first_rank = node_rank * self.launch.ranks
         self.drain.fetch(address, source.generation, source.rewinds, record.resume_step, first_rank)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether that part is on its way."""
+        return self.copies is not None and self.copies.fetching is not None
 
     def environment(self) -> dict[str, str]:
         """What ranks, and the warm process they are forked from, find in their environment."""
@@ -228,26 +203,7 @@ class Node:
         """`stop_gang`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
         in the training."""
         self.stop_gang()
-        for slot in chain(*self.slots):
-            if slot.header().whole and slot.header().generation < since:
-                slot.free()
-        if self.copies:
-            self.copies.forget(lambda stamp: stamp.generation < since)
-        self._generation = generation
-        self.sound.look(generation, self._finished(), every=True)
-        self.sound.free_unfit()
-        self.shelf.fresh(_FRESH_S)
-
-    def save_newest(self, generation: int) -> None:
-        """The newest that memory holds whole is wanted on disk, where the disk has nothing as new. Ends the gang."""
-        self.clear(generation)
-        settle(self.slots, sys.maxsize)
-        newest = max(self.sound.memory(), default=None)
-        if newest is None or newest.step <= max(self.durable_steps(), default=-1):
-            return
-        for slot in chain(*self.slots):
-            if slot.header().whole and slot.header().stamp == newest:
-                slot.want_durable()
+        self.held.clear(generation, self._finished(), since)
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid}
@@ -275,38 +231,17 @@ class Node:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
-            self._abandon(further)
-            for rewind in further:
-                self.sound.went_back(rewind.to, rewind.generation, rewind.ordinal)
+            self.held.went_back(further)
             for sighting in report.sightings(self.board.pages, self.gang.generation, 0.0):
-                self.sound.doubt(sighting.onset)
+                self.held.sound.doubt(sighting.onset)
             changed = ended or bool(further)
         self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
         helpers = {"the drain process": self.drain.pid or 0}
         changed = self.vitals.look(self.gang, self.board.pages, helpers, ended, monotonic_s(), wall_s()) or changed
-        return self.sound.look(self._generation, self._finished(), every=ended) or changed
+        return self.held.look(self._finished(), every=ended) or changed
 
     def _finished(self) -> int:
         return min(page.step for page in self.board.pages)
-
-    def _abandon(self, rewinds: Sequence[InPlaceRewind]) -> None:
-        """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
-        for rewind in rewinds:
-            if self.copies:
-                self.copies.forget(
-                    lambda stamp, to=rewind.to, life=(rewind.generation, rewind.ordinal): (
-                        stamp.step > to  # type: ignore[misc]
-                        and stamp[:2] < life
-                    )
-                )
-            self._set_aside(rewind.to, (rewind.generation, rewind.ordinal))
-
-    def _set_aside(self, to: int, life: tuple[int, int]) -> None:
-        """What is on disk of later steps than `to`, of generations and rewinds before `life`."""
-        for step, name in self.shelf.fresh(_FRESH_S).durable:
-            attempt = Attempt.parse(name)
-            if attempt and attempt.stamp[:2] < life and step > to:
-                self.reject(name, f"the training has gone back to step {to} and taken another course")
 
     def _adopt(self) -> None:
         if self.gang:
@@ -331,11 +266,11 @@ class Node:
         short = not self.judged_by.observe and self.vitals.reserves.snapshot_due(self._save_s, monotonic_s())
         if short or (self.pacing and self.pacing.due(monotonic_s())):
             self.board.ask_durable()
-        if self.copies and self.seat[0] == 0 and self.seat[1] > 1 and self.copies.due(monotonic_s()):
+        if self.copies and self.held.seat[0] == 0 and self.held.seat[1] > 1 and self.copies.due(monotonic_s()):
             self.board.ask_copy()  # by one node, for all
 
     def status(self, generation: int) -> NodeStatus:
-        memory = [*self.sound.memory()]
+        memory, seen = self.held.memory(), self.held.shelf.seen
         said = report.status(
             gang=self.gang,
             pages=self.board.pages,
@@ -343,49 +278,20 @@ class Node:
             now=wall_s(),
             offset_s=wall_s() - monotonic_s(),
             memory_steps=[stamp.step for stamp in memory],
-            durable_steps=self.durable_steps(),
-            rejected_steps=self.shelf.seen.rejected,
-            storage=self.shelf.seen.there,
+            durable_steps=self.held.durable_steps(),
+            rejected_steps=seen.rejected,
+            storage=seen.there,
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
             snapshot=self.snapshot_asked,
         )
-        said = replace(said, seat=self.seat, observes=self.judged_by.observe)
+        said = replace(said, seat=self.held.seat, observes=self.judged_by.observe)
         if self.copies:
             courses = tuple((stamp.generation, stamp.rewinds) for stamp in memory)
             unfetched = tuple(self.copies.unfetched)
             said = replace(said, courses=courses, copies=self.copies.held(), unfetched=unfetched)
-        return replace(said, **self.vitals.told(self.gang), **self.sound.told(said))  # type: ignore[arg-type]
-
-    def durable_steps(self) -> list[int]:
-        """Committed and not rejected, ascending."""
-        seen = self.shelf.seen.durable
-        return sorted({step for step, name in seen if name not in self.unfit and self.sound.fit(name)})
-
-    def reject(self, name: str, reason: str) -> None:
-        """Take a damaged snapshot out of the world; where storage does not let us (ResilientError), out of our own."""
-        self.unfit.add(name)
-        snapshot = self.root / layout.SNAPSHOTS / name
-        if commit.committed(snapshot):
-            commit.reject(snapshot, reason)
-        self.shelf.fresh(_FRESH_S)
-
-    def unwritten(self, asked: bool) -> str:
-        """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, where the
-        script has left its loop without a snapshot, and where there was no memory to take it, which has been told, and all that was taken
-        is on disk. asked: somebody wants a last snapshot of whatever step the ranks have reached."""
-        pages, over = self.board.pages, (RankPhase.FINISHED, RankPhase.STOPPED)
-        reached = max((page.step for page in pages if asked or page.phase in over), default=-1)
-        self.shelf.fresh(_AT_THE_END_S)
-        if reached <= max(self.durable_steps(), default=-1):
-            return ""
-        unsaved = next((page.unsaved for page in pages if page.unsaved), "")
-        finished = any(page.phase == RankPhase.FINISHED for page in pages)
-        if unsaved or self.drain.lost:
-            return f"step {reached}: {unsaved}" if unsaved else self.drain.lost
-        taken = asked or (finished and not any(page.starved for page in pages))
-        return f"step {reached}: no snapshot of it was taken" if taken else ""
+        return replace(said, **self.vitals.told(self.gang), **self.held.sound.told(said))  # type: ignore[arg-type]
 
     def all_attached(self) -> bool:
         return all(page.pid for page in self.board.pages)

@@ -120,7 +120,7 @@ class Performer:
                 copies.unfetched.append(record.resume_step)
                 return False
             self._node.fetch(record, record.node_rank(self._id), source, where)
-        return copies.fetching is not None
+        return self._node.fetching
 
     def _launch(self, record: GenerationRecord) -> None:
         self._node.start_gang(record, record.node_rank(self._id))
@@ -139,7 +139,7 @@ class Performer:
             self._node.clear(record.number)  # what nobody is to go on from does not go to disk at the last moment
             self._drain_asked_s = monotonic_s()
             if record.last_snapshot:
-                self._node.save_newest(record.number)
+                self._node.held.want_newest_on_disk()
             drain.finish()
         grace_s = self._policy.stop_grace_s
         if record.leave_by_s:

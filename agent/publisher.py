@@ -83,13 +83,13 @@ class Publisher:
         for page in self._node.board.pages:
             words = page.farewell()
             name = words.get("snapshot", "")
-            if words.get("kind") != "snapshot" or not name or name in self._node.unfit:
+            if words.get("kind") != "snapshot" or not name or name in self._node.held.unfit:
                 continue
             self._telling.say(
                 f"the snapshot {name} cannot be restored and is set aside: {words.get('error', '')}", "bad"
             )
             try:
-                self._node.reject(name, str(words.get("error", "")))
+                self._node.held.reject(name, str(words.get("error", "")))
             except ResilientError as error:
                 self._telling.say(f"{error}: it keeps its name, and is not used", "bad")
 

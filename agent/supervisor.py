@@ -268,7 +268,7 @@ class Supervisor:
         )
         self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request))
         self._request = request
-        newest = self.node.durable_steps()[-1:]
+        newest = self.node.held.durable_steps()[-1:]
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
         within = f" within {describe.seconds(request.budget_s)}" if preempted else ""
         how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
@@ -284,13 +284,14 @@ class Supervisor:
                 self.telling.say("the warm process is ready: the next start will be forked")
             elif not warm.ready:
                 self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
+        fetching = self.node.fetching
         for event in self.node.drain_events():
-            changed = changed or event["event"] in ("fetched", "not fetched")
             self.telling.drained(event)
+        changed = changed or self.node.fetching != fetching
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)
-        while self.node.sound.sentences:
-            self.telling.say(*self.node.sound.sentences.pop(0))
+        while self.node.held.sound.sentences:
+            self.telling.say(*self.node.held.sound.sentences.pop(0))
         return changed
 
     def _warm_up(self) -> None:

@@ -10,9 +10,9 @@ leads, whose successor has to be elected first; `node` cuts a host off and kills
 Predicted, from spikes (a rank's death reaches a controller after 2.6 ms, a neighbour's connection breaks after 0.3 ms, a lease of 3 s is
 over 2.4 to 2.8 s after a kill): 20 ms for a rank, 30 ms for an agent, 3 s for a node.
 
-Measured on two cores of an AMD EPYC that others used as well (load 10 to 19, so only the order of magnitude counts): a rank 50 ms in
-the median of 12 (20 to 51 in nine of them; 0.2, 0.5 and 1.9 s where nobody got a core), 96 to 103 at equal priority; an agent 24, 103, 24,
-46 ms; the agent that leads 31, 26, 43 ms; a node 3.3, 3.0, 2.0, 2.0 s. On quiet cores: not measured.
+Measured on two cores of an AMD EPYC with nothing else on them (the job itself makes a load of 5), medians and longest of ten: a rank 36 and
+127 ms, an agent 43 and 195 ms, the agent that leads 44 and 81 ms, a node 2.3 and 3.3 s. Beside other work (load 10 to 19): a rank 50 to 103
+ms, an agent 24 to 103, the agent that leads 26 to 43, a node 2.0 to 3.3 s.
 """
 
 from __future__ import annotations

@@ -161,8 +161,9 @@ def test_the_next_one_waits_for_twice_as_long_as_a_copy_takes() -> None:
 def test_what_could_not_be_had_is_told(word: str) -> None:
     asked = Copies(1, "127.0.0.1", "5eed" * 16, CopiesPolicy())
     asked.fetching = Step(9)
-    assert not asked.heard({"event": "durable"})
-    assert asked.heard({"event": word})
+    asked.heard({"event": "durable"})
+    assert (asked.fetching, asked.unfetched) == (Step(9), [])
+    asked.heard({"event": word})
     assert (asked.fetching, asked.unfetched) == (None, [9])
 
 

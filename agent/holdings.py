@@ -1,0 +1,124 @@
+"""What this node holds of the training, in memory and on disk, and what of that its ranks may go back to.
+
+    arena slots, Shelf (what is on disk), Soundness (what it is worth), Copies (of another node's) ──▶ Holdings ──▶ steps for the status
+
+Where the training takes another course, all of them let go of the steps that it leaves behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import chain
+
+from ..checkpoint import commit, layout
+from ..checkpoint.aftermath import settle
+from ..checkpoint.arena import Slot
+from ..checkpoint.header import Stamp
+from ..checkpoint.layout import Attempt
+from ..checkpoint.stores import Place
+from ..resilience.orders import GenerationRecord
+from ..resilience.reports import InPlaceRewind
+from ..resilience.stability import StabilityPolicy
+from .copies import Copies
+from .shelf import Shelf
+from .soundness import Soundness
+
+FRESH_S = 2.0
+"""How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
+
+
+class Holdings:
+    def __init__(
+        self, slots: Sequence[Sequence[Slot]], root: Place, run: str, stability: StabilityPolicy, copies: Copies | None
+    ) -> None:
+        """slots: of each rank; root: place that holds `snapshots/`; run: eight hex digits that name this life of the job."""
+        self.slots, self.root, self.copies = slots, root, copies
+        self.shelf = Shelf(root)
+        self.sound = Soundness(slots, self.shelf, root, run, stability)
+        self.unfit: set[str] = set()
+        """Names of snapshots that are damaged."""
+        self.generation = 0
+        """Of the newest record that this node has obeyed."""
+        self.seat: tuple[int, ...] = ()
+        """Node rank, and number of nodes, of the ranks whose snapshots memory holds."""
+        self._settled = 0
+
+    def settle(self, record: GenerationRecord, node_rank: int) -> None:
+        """Keep what the ranks of `record` can go back to, and nothing else; once, for what is fetched comes after it. No rank may be
+        alive."""
+        if self._settled == record.number:
+            return
+        self._settled = self.generation = record.number
+        seat = (node_rank, len(record.members))
+        newcomers = record.number in record.joined.values()
+        upto = record.resume_step if seat == self.seat else -1  # of other ranks it is of no use
+        settle(self.slots, upto, torn=newcomers)
+        self.seat = seat
+        self.sound.went_back(record.resume_step)
+        if record.onset >= 0:
+            self._set_aside(record.onset - 1, (record.number, 0))
+        if self.copies:
+            self.copies.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
+            self.copies.begin()
+
+    def clear(self, generation: int, finished: int, since: int) -> None:
+        """A look at what the next ranks may go on from: nothing of generations before `since`, while this node had no part in the
+        training. finished: step that all the ranks before them have done. No rank may be alive."""
+        for slot in chain(*self.slots):
+            if slot.header().whole and slot.header().generation < since:
+                slot.free()
+        if self.copies:
+            self.copies.forget(lambda stamp: stamp.generation < since)
+        self.look(finished, generation, every=True)
+        self.sound.free_unfit()
+        self.shelf.fresh(FRESH_S)
+
+    def look(self, finished: int, generation: int = 0, *, every: bool = False) -> bool:
+        """`Soundness.look`. generation: a newer one that this node is in now."""
+        self.generation = max(self.generation, generation)
+        return self.sound.look(self.generation, finished, every=every)
+
+    def want_newest_on_disk(self) -> None:
+        """The newest that memory holds whole, where the disk has nothing as new. No rank may be alive."""
+        settle(self.slots, sys.maxsize)
+        newest = max(self.memory(), default=None)
+        if newest is None or newest.step <= max(self.durable_steps(), default=-1):
+            return
+        for slot in chain(*self.slots):
+            if slot.header().whole and slot.header().stamp == newest:
+                slot.want_durable()
+
+    def went_back(self, rewinds: Sequence[InPlaceRewind]) -> None:
+        """What was written of the steps that the ranks have gone back behind, in place, is of another course of the training."""
+        for rewind in rewinds:
+            life = (rewind.generation, rewind.ordinal)
+            if self.copies:
+                self.copies.forget(lambda stamp, to=rewind.to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
+            self._set_aside(rewind.to, life)
+        for rewind in rewinds:
+            self.sound.went_back(rewind.to, rewind.generation, rewind.ordinal)
+
+    def memory(self) -> list[Stamp]:
+        """What the ranks can go on from in memory, ascending."""
+        return self.sound.memory()
+
+    def durable_steps(self) -> list[int]:
+        """Committed and not rejected, ascending."""
+        seen = self.shelf.seen.durable
+        return sorted({step for step, name in seen if name not in self.unfit and self.sound.fit(name)})
+
+    def reject(self, name: str, reason: str) -> None:
+        """Take a damaged snapshot out of the world; where storage does not let us (ResilientError), out of our own."""
+        self.unfit.add(name)
+        snapshot = self.root / layout.SNAPSHOTS / name
+        if commit.committed(snapshot):
+            commit.reject(snapshot, reason)
+        self.shelf.fresh(FRESH_S)
+
+    def _set_aside(self, to: int, life: tuple[int, int]) -> None:
+        """What is on disk of later steps than `to`, of generations and rewinds before `life`."""
+        for step, name in self.shelf.fresh(FRESH_S).durable:
+            attempt = Attempt.parse(name)
+            if attempt and attempt.stamp[:2] < life and step > to:
+                self.reject(name, f"the training has gone back to step {to} and taken another course")

@@ -1,0 +1,127 @@
+"""How this node becomes one of the job's: checked, known to the others by its record, and told what the job is.
+
+checks of its own ──▶ registration (`registration.py`) ──▶ the same snapshots as the others? ──▶ checks together ──▶ Joined
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import catalog, layout
+from ..checkpoint.files import Files
+from ..checkpoint.stores import Place
+from ..resilience.clock import wall_s
+from ..resilience.errors import NodeUnfit
+from ..resilience.keys import Keys
+from ..resilience.reports import NodeRecord, Spec
+from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.terms import Generation, NodeId
+from . import checks, preflight, same_place, scheduler, whereabouts
+from .copies import Copies
+from .launch import Launch
+from .neighbour import Neighbour
+from .preflight import PreflightPolicy
+from .registration import described, register
+from .run_directory import RunDirectory
+from .telling import Telling
+from .whereabouts import ControlPolicy
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    me: NodeRecord
+    spec: Spec
+    over: Generation
+    """The generation that the job had ended with before; 0: none."""
+    neighbour: Neighbour | None
+    """Where there are other nodes."""
+    copies: Copies | None
+    token: str
+    """The secret that the nodes of this job share, in hexadecimal digits; empty where they need none."""
+
+    @property
+    def done(self) -> bool:
+        """All of the job is: there is nothing to join."""
+        return self.over >= self.spec.first_generation
+
+
+def join(
+    store: Store,
+    keys: Keys,
+    node_id: NodeId,
+    launch: Launch,
+    counts: tuple[Sequence[int], int],
+    control: ControlPolicy,
+    endpoint: str,
+    root: Place,
+    run: RunDirectory,
+    policies: Mapping[str, Any],
+    telling: Telling,
+    closing: ExitStack,
+) -> Joined:
+    """counts: how many nodes the job may have, and how many spares; endpoint: of etcd. Raises NodeUnfit, what `register` raises, and
+    StoreUnavailable."""
+    numbers, spares = counts
+    several = max(numbers) + spares > 1
+    checking: PreflightPolicy = policies["preflight"]
+    places = (root, Files(run.root))
+    here = checks.alone(checking, launch.python, launch.ranks, places, os.environ) if checking.enabled else ()
+    reasons = checks.told(here, telling)
+    if reasons and not several:
+        raise NodeUnfit(preflight.unfit(node_id, reasons) + "; nothing was started")
+    neighbour = Neighbour() if several else None
+    if neighbour:
+        closing.callback(neighbour.close)
+    me = NodeRecord(
+        instance=secrets.token_hex(8),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        ranks=launch.ranks,
+        port=neighbour.port if neighbour else 0,
+        address=control.address or whereabouts.address(endpoint),
+        home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
+        labels={**scheduler.labels(os.environ), **control.labelled},
+    )
+    copies, token = None, ""
+    if max(numbers) > 1 and policies["copies"].every_s:
+        token = _token(store, keys)
+        copies = Copies(launch.ranks, me.address, token, policies["copies"])
+        me = replace(me, copies_port=copies.port)
+    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+    kept_step = max((attempt.stamp.step for attempt in catalog.look(root).durable), default=-1)
+    spec, over = register(store, keys, spec, run, node_id, me, kept=kept_step)
+    joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
+    if joined.done:
+        return joined
+    if neighbour:
+        same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
+    expected = max(spec.sizes) + spec.spares
+    if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
+        met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
+        reasons = (*reasons, *checks.told([met], telling))
+    me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
+    if me.fit:
+        telling.say(me.fit, "bad")
+    return replace(joined, me=me)
+
+
+def _token(store: Store, keys: Keys) -> str:
+    """The first node's. Raises StoreUnavailable."""
+    store.transact([KeyAbsent(keys.token)], [Put(keys.token, secrets.token_hex(32).encode())])
+    entry = store.get(keys.token)
+    assert entry
+    return entry.value.decode()
+
+
+def _beginning(store: Store, keys: Keys, over: int) -> bool:
+    """Whether the nodes start together: nobody trains yet, or any more."""
+    return over > 0 or store.get(keys.generation) is None
