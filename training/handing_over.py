@@ -23,15 +23,17 @@ Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
 
 
 class HandingOver:
-    def __init__(self, offload: Offload, stager: Stager, sources: Mapping[str, Source]) -> None:
-        self._offload, self._stager, self._sources = offload, stager, sources
+    def __init__(self, stager: Stager, sources: Mapping[str, Source]) -> None:
+        self._stager, self._sources = stager, sources
         self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
         """An optimizer's step can be waited for."""
         self._sides: Sides = ((), [], [], [])
         self._written: list[tuple[bool, frozenset[str]]] = []
         """By what of the models the forward pass writes, they were divided."""
 
-    def begin(self, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any]) -> Job:
+    def begin(
+        self, offload: Offload, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any]
+    ) -> Job:
         """state: as it was collected, by source; leaves: its tensors, in the order of the layout's pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
         written = [(model.gathered, model.buffers) for model, _ in models]
@@ -42,7 +44,7 @@ class HandingOver:
         _, here, early, late = self._sides
         self._stager.stage(leaves, layout, view, here)
         self._stager.runs(layout, view.memory)  # whatever it held before, its gaps are zero
-        strips = self._offload.plan(layout)
+        strips = offload.plan(layout)
         parameters = (tensor for model, collected in models for tensor in model.parameters(collected))
         job = Job(
             slot=slot,
@@ -51,7 +53,7 @@ class HandingOver:
             late=((index, (leaves[index], strips[index])) for index in late),
             checked=[tensor for tensor in parameters if tensor.device.type != "cpu"],
         )
-        self._offload.start(job)
+        offload.start(job)
         return job
 
 

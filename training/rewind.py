@@ -47,7 +47,7 @@ class Tape:
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
         self.randomness = Randomness(kinds)
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.randomness}
-        self._handing_over = HandingOver(self._offload, self._stager, self._sources) if self._offload else None
+        self._handing_over = HandingOver(self._stager, self._sources)
         self._restorer = Restorer(sources, self.randomness, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest."""
@@ -181,11 +181,11 @@ class Tape:
             return False
         slot, view = claimed
         self._layouts[slot] = layout, encoded
-        if self._handing_over is None:
+        if self._offload is None:
             self._stager.stage(leaves, layout, view)
             slot.staged()
         else:
-            attempt.job = self._handing_over.begin(slot, view, leaves, layout, state)
+            attempt.job = self._handing_over.begin(self._offload, slot, view, leaves, layout, state)
         self._at.page.snapshots += 1
         self._at.page.unsaved = ""
         return True
