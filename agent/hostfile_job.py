@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..resilience import describe
+from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError, ResilientError, UsageError
 from ..resilience.etcd import EtcdStore
@@ -99,7 +99,7 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
         )
         run.publish(job, endpoints.split(","), wanted.papers)
         terminal.say(
-            f"job {job}: an agent on each of {describe.count(len(hosts), 'host')}, etcd at {endpoints}; everything about it in {run.root}",
+            f"job {job}: an agent on each of {phrases.count(len(hosts), 'host')}, etcd at {endpoints}; everything about it in {run.root}",
             wall_s(),
         )
 
@@ -164,7 +164,7 @@ def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
     numbers = sizes(wanted.nodes)
     if min(numbers) > hosts:
         raise UsageError(
-            f"--nodes {wanted.nodes}: the hostfile has {describe.count(hosts, 'host')}; nothing was started. Name more hosts in it"
+            f"--nodes {wanted.nodes}: the hostfile has {phrases.count(hosts, 'host')}; nothing was started. Name more hosts in it"
         )
     return wanted.nodes, wanted.spares or max(0, hosts - max(numbers))
 

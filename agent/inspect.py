@@ -19,7 +19,7 @@ from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.layout import CERTIFIED, Attempt
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
-from ..resilience import describe
+from ..resilience import phrases, story
 from ..resilience.boundary import COURSE
 from ..resilience.clock import wall_s
 from ..resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
@@ -98,7 +98,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
     record = world.record
     if not agent:
         console.print(
-            f"no agent is running in {directory.root}; the job goes on on {describe.listed(sorted(world.nodes))}"
+            f"no agent is running in {directory.root}; the job goes on on {phrases.listed(sorted(world.nodes))}"
         )
     console.print(f"generation {record.number}, {record.phase}: {record.reason}")
     if record.paused:
@@ -121,7 +121,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
             str(said.alive),
             steps if said.max_step >= 0 else "–",
             *kept,
-            describe.launched(said.launch),
+            story.launched(said.launch),
             f"{wall_s() - said.at_s:.1f} s ago",
         )
     console.print(table)
@@ -136,7 +136,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
         if incident.rung == OBSERVE:
             now = f"still so; {incident.plan}" if incident.open else incident.plan
         else:
-            now = describe.recovered(incident) if not incident.open else "under way"
+            now = story.recovered(incident) if not incident.open else "under way"
         console.print(f"incident: {incident.summary}; {now}")
     return 0
 
@@ -187,11 +187,11 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             )
         return 0
     for number, incident in told.items():
-        print("\n".join(describe.story(incident, _time(incident.at_s), number)), end="\n\n")
+        print("\n".join(story.lines(incident, _time(incident.at_s), number)), end="\n\n")
     lost = sum(i.lost_steps for i in told.values())
     took = sum(sum(i.phases_s.values()) for i in told.values())
     print(
-        f"{len(told)} incident{'s' if len(told) > 1 else ''}, {describe.steps(lost)} computed again, {describe.seconds(took)} in all"
+        f"{len(told)} incident{'s' if len(told) > 1 else ''}, {phrases.steps(lost)} computed again, {phrases.seconds(took)} in all"
     )
     return 0
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..checkpoint import catalog, commit, layout, stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..checkpoint.stores import Place
-from ..resilience import describe, observing
+from ..resilience import observing, phrases
 from ..resilience.assignment import NodesPolicy
 from ..resilience.boundary import RankPolicy
 from ..resilience.clock import wall_s
@@ -183,7 +183,7 @@ def run_job(
         if server:
             node.spared = (server.pid or 0,)
             supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
-        ranks = describe.count(launch.ranks, "rank")
+        ranks = phrases.count(launch.ranks, "rank")
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
         where = f"{ranks} on this node, {node_id}" if max(joined.spec.sizes) > 1 else ranks

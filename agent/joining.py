@@ -21,7 +21,7 @@ from ..resilience.clock import wall_s
 from ..resilience.errors import NodeUnfit
 from ..resilience.keys import Keys
 from ..resilience.reports import NodeRecord, Spec
-from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.store import Store, first_put
 from ..resilience.terms import Generation, NodeId
 from . import checks, preflight, same_place, scheduler, whereabouts
 from .copies import Copies
@@ -116,10 +116,7 @@ def join(
 
 def _token(store: Store, keys: Keys) -> str:
     """The first node's. Raises StoreUnavailable."""
-    store.transact([KeyAbsent(keys.token)], [Put(keys.token, secrets.token_hex(32).encode())])
-    entry = store.get(keys.token)
-    assert entry
-    return entry.value.decode()
+    return first_put(store, keys.token, secrets.token_hex(32).encode()).value.decode()
 
 
 def _beginning(store: Store, keys: Keys, over: int) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.keys import Keys
-from ..resilience.store import CreatedAt, Delete, KeyAbsent, Put, Store
+from ..resilience.store import CreatedAt, Delete, Store, first_put
 from ..resilience.terms import NodeId
 from ..resilience.wire import dumps, loads
 from .preflight import Link, PreflightPolicy, first_pairs, second_pairs
@@ -173,16 +173,14 @@ class Meeting:
     def _roster(self, expected: int, session: str, lease: int) -> tuple[Roster, int]:
         """Written by whoever sees all first, or has waited for long enough; and the revision that did."""
         ends = monotonic_s() + self._policy.wait_s
-        while True:
-            entry = self._store.get(self._keys.roster)
-            if entry:
-                return loads(Roster, entry.value), entry.create_revision
+        while (entry := self._store.get(self._keys.roster)) is None:
             here = self._here()
             if len(here) >= expected or monotonic_s() >= ends:
                 roster = Roster(session=session, nodes=here)
-                self._store.transact([KeyAbsent(self._keys.roster)], [Put(self._keys.roster, dumps(roster), lease)])
-            else:
-                sleep(_POLL_S)
+                entry = first_put(self._store, self._keys.roster, dumps(roster), lease)
+                break
+            sleep(_POLL_S)
+        return loads(Roster, entry.value), entry.create_revision
 
     def _measured(self, roster: Roster, lease: int) -> tuple[Link, ...]:
         names = [each.node for each in roster.nodes]

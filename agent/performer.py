@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..resilience import describe
+from ..resilience import phrases, story
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
@@ -126,10 +126,10 @@ class Performer:
         self._node.start_gang(record, record.node_rank(self._id))
         assert self._node.gang
         how = f", {self._node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
-        ranks = describe.count(self._node.launch.ranks, "rank")
+        ranks = phrases.count(self._node.launch.ranks, "rank")
         beginning = str(self._node.origin or "the script's own start")
         self._telling.say(
-            f"generation {record.number}: {ranks} start {describe.resumed(record.resume_step, beginning)}{how}"
+            f"generation {record.number}: {ranks} start {story.resumed(record.resume_step, beginning)}{how}"
         )
 
     def _end(self, record: GenerationRecord) -> bool:

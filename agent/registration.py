@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..resilience import describe
+from ..resilience import phrases
 from ..resilience.clock import sleep
 from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
@@ -79,13 +79,13 @@ def register(
     if last and others:
         if not _waited(lambda: bool(_nodes(store, keys).keys() - {node} and _over(store, keys)), pause):
             raise UsageError(
-                f"the job has ended, and the agents of {describe.listed(sorted(others))} have not left yet; nothing was started. Give the "
+                f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
             )
         return register(store, keys, spec, run, node, me, pause, kept=kept)
     if others and known.sizes != spec.sizes:
         raise UsageError(
-            f"the job was started for {describe.listed(known.sizes)} nodes, and this command says {describe.listed(spec.sizes)}; "
+            f"the job was started for {phrases.listed(known.sizes)} nodes, and this command says {phrases.listed(spec.sizes)}; "
             "nothing was started. Give the same --nodes everywhere"
         )
     if others:  # the job is under way: this node joins it
@@ -139,7 +139,7 @@ def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory) -> Spec:
         )
     if known.ranks not in (0, spec.ranks):
         raise UsageError(
-            f"the job has {describe.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
+            f"the job has {phrases.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
         )
     return known
 

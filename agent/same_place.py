@@ -14,7 +14,7 @@ from contextlib import suppress
 from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.keys import Keys
-from ..resilience.store import KeyAbsent, Put, Store
+from ..resilience.store import Store, first_put
 from ..resilience.terms import NodeId
 
 PREFIX = ".seen-"
@@ -27,14 +27,11 @@ def agree(store: Store, keys: Keys, life: int, snapshots: Place, node: NodeId) -
     if (known := store.get(key)) is None:
         mine = PREFIX + secrets.token_hex(4)
         snapshots.write(mine, str(node).encode())  # before anybody looks for it
-        if store.transact([KeyAbsent(key)], [Put(key, f"{mine} {node}".encode())]):
+        known = first_put(store, key, f"{mine} {node}".encode())
+        if known.value.startswith(mine.encode()):
             return
         with suppress(MachineError):
             snapshots.delete(mine)
-        known = store.get(key)
-    if known is None:
-        agree(store, keys, life, snapshots, node)  # the job was begun anew meanwhile
-        return
     mark, _, first = known.value.decode().partition(" ")
     if not snapshots.there(mark):
         raise UsageError(

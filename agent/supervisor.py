@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ..resilience import describe
+from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
 from ..resilience.errors import MachineError, ResilientError, StoreUnavailable
@@ -270,7 +270,7 @@ class Supervisor:
         self._request = request
         newest = self.node.held.durable_steps()[-1:]
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
-        within = f" within {describe.seconds(request.budget_s)}" if preempted else ""
+        within = f" within {phrases.seconds(request.budget_s)}" if preempted else ""
         how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
         what = "draining this node" if drains else "ending the job"
         self.telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
@@ -327,5 +327,5 @@ class Supervisor:
 
     def _store_is_back(self) -> None:
         if self._store_down_s:
-            self.telling.say(f"etcd answers again, after {describe.seconds(wall_s() - self._store_down_s)}", "good")
+            self.telling.say(f"etcd answers again, after {phrases.seconds(wall_s() - self._store_down_s)}", "good")
             self._store_down_s = 0.0

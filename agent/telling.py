@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..resilience import describe
+from ..resilience import phrases, story
 from ..resilience.board import Page
 from ..resilience.clock import wall_s
 from ..resilience.detectors import Cause
@@ -66,7 +66,7 @@ class Telling:
         if before is not None and not before.open:  # it is over, and has been told
             return
         if before is None:
-            when = "" if incident.rung == REWIND_IN_PLACE else f" ({describe.struck(incident)})"
+            when = "" if incident.rung == REWIND_IN_PLACE else f" ({story.struck(incident)})"
             self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
         if incident.open:
             return
@@ -75,7 +75,7 @@ class Telling:
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
         if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer tells it
-            self.say(describe.recovered(incident), "good")
+            self.say(story.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 
     def drained(self, event: dict[str, Any]) -> None:
@@ -84,8 +84,8 @@ class Telling:
         match event["event"]:
             case "durable":
                 self._metrics.durable(int(event["bytes"]))
-                took = describe.seconds(float(event["seconds"]))
-                self.say(f"step {event['step']} is on disk ({describe.size(int(event['bytes']))} in {took})")
+                took = phrases.seconds(float(event["seconds"]))
+                self.say(f"step {event['step']} is on disk ({phrases.size(int(event['bytes']))} in {took})")
             case "failed":
                 self._metrics.failed()
                 retry = event.get("retry_in_s")
@@ -95,8 +95,8 @@ class Telling:
             case "replicated":
                 self._metrics.copied()
             case "fetched":
-                took = describe.seconds(float(event["seconds"]))
-                amount = describe.size(int(event["bytes"]))
+                took = phrases.seconds(float(event["seconds"]))
+                amount = phrases.size(int(event["bytes"]))
                 self.say(f"step {event['step']} has come back from another node's memory ({amount} in {took})", "good")
             case "not fetched":
                 self.say(f"step {event['step']} has not come back from another node's memory: {event['reason']}", "bad")

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..resilience.describe import size
 from ..resilience.errors import UsageError
+from ..resilience.phrases import size
 from .header import Stamp
 from .layout import Attempt
 

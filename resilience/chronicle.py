@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from . import describe, weighing
+from . import describe, phrases, weighing
 from .detectors import Cause
 from .incident import PHASES, Incident
 from .machine import Phase
@@ -27,11 +27,11 @@ def next_id(world: World, further: int = 0) -> str:
 
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:
     assert world.record
-    evidence = describe.few([*dict.fromkeys(s.evidence for s in verdict.blamed)])
-    consequences = describe.few([*dict.fromkeys(s.evidence for s in verdict.consequences)])
+    evidence = phrases.few([*dict.fromkeys(s.evidence for s in verdict.blamed)])
+    consequences = phrases.few([*dict.fromkeys(s.evidence for s in verdict.consequences)])
     seen = tuple(f"also seen, as a consequence: {said}" for said in consequences)
     details = tuple(line for told in dict.fromkeys(s.details for s in verdict.blamed) for line in told)
-    sick = describe.few(
+    sick = phrases.few(
         [
             f"on the same node: {describe.complaint(complaint, node)}"
             for node in dict.fromkeys(s.node for s in verdict.blamed)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from . import describe
+from . import describe, phrases
 from .findings import Mismatch, RankExit, RankStall
 from .hang import Answer, judge
 from .machine import Phase
@@ -184,7 +184,7 @@ def hung_ranks(world: World) -> list[Suspicion]:
     blamed = {s.rank for s in judgement.blamed}
     others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s.rank not in blamed]
     files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
-    details = (*describe.few(others), *describe.few([*files]))
+    details = (*phrases.few(others), *phrases.few([*files]))
     if not judgement.blamed:
         first = min(stalls, key=lambda s: s.at_s)
         return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]

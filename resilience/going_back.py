@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import describe
+from . import describe, phrases
 from .chronicle import next_id
 from .errors import SnapshotError, UsageError
 from .incident import Incident
@@ -57,7 +57,7 @@ def _cannot(request: Request, world: World) -> str:
     kept = sorted(common_steps(list(world.status.values())))
     if request.step not in kept:
         near = [*[s for s in kept if s < request.step][-1:], *[s for s in kept if s > request.step][:1]]
-        known = f"the nearest {'is' if len(near) == 1 else 'are'} {describe.listed(near)}" if near else "none is"
+        known = f"the nearest {'is' if len(near) == 1 else 'are'} {phrases.listed(near)}" if near else "none is"
         return f"no state of step {request.step} is kept: {known}. Nothing was done"
     if not request.skip or (all(said.skips for said in world.statuses()) and world.statuses()):
         return ""
@@ -129,7 +129,7 @@ def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
     cannot = any(s.declined == order.number or s.finished or s.stopped for s in world.statuses())
     if not cannot and now - incident.at_s <= patience_s:
         return None
-    why = "they cannot" if cannot else f"they did not within {describe.seconds(patience_s)}"
+    why = "they cannot" if cannot else f"they did not within {phrases.seconds(patience_s)}"
     plan = (
         f"all ranks were to go back in place, and {why}: end the gang, start it again from before step {incident.onset}"
     )

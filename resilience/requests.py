@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from . import assignment, describe
+from . import assignment, phrases
 from .errors import MachineError, UsageError
 from .going_back import given_up, ordered
 from .machine import Phase
@@ -87,7 +87,7 @@ def _misled(request: Request, world: World) -> str:
         return f"this version knows no request {request.kind!r}; nothing was done"
     before = world.record is None or request.at_s > world.record.opened_s  # later, it has been drained
     if request.kind == Wish.DRAIN and before and request.node not in {*world.members, *world.nodes}:
-        return f"there is no node {request.node!r} in this job; it runs on {', '.join(describe.few(world.members))}. Nothing was done"
+        return f"there is no node {request.node!r} in this job; it runs on {', '.join(phrases.few(world.members))}. Nothing was done"
     return ""
 
 
@@ -116,13 +116,13 @@ def _leave(request: Request, world: World, now: float, reached: Step) -> Decisio
     asked = [NodeId(r.node) for r in waiting(world) if r.kind == Wish.DRAIN and r.node in world.nodes]
     nodes = [node for node in dict.fromkeys(asked) if world.nodes[node].instance not in record.dismissed]
     if nodes:  # together: one change of nodes, not one for each
-        are = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {describe.listed(nodes)} are"
+        are = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {phrases.listed(nodes)} are"
         instances = (world.nodes[node].instance for node in nodes)
         reason = f"{are} drained by {request.by}"
         return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
     if request.node in record.members or record.phase is not Phase.RUN:
         return Decision()
-    sentence = f"node {request.node} is drained; the job goes on on {describe.listed([*record.members])}"
+    sentence = f"node {request.node} is drained; the job goes on on {phrases.listed([*record.members])}"
     return answered(request, sentence, record.resume_step)
 
 

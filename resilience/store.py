@@ -175,6 +175,13 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+def first_put(store: Store, key: str, value: bytes, lease: int = 0) -> Entry:
+    """What is at `key`: `value`, unless somebody has put something there before. Raises StoreUnavailable, LeaseGone."""
+    while (entry := store.get(key)) is None:
+        store.transact([KeyAbsent(key)], [Put(key, value, lease)])
+    return entry
+
+
 MOST_OPERATIONS = 100
 """In one transaction; etcd takes 128 unless it is told otherwise."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import describe
+from . import phrases
 from .detectors import Cause, Suspicion
 from .terms import Step
 
@@ -63,7 +63,7 @@ class Verdict:
 
     def describe(self) -> str:
         return "; ".join(
-            describe.few([*dict.fromkeys(s.evidence for s in self.blamed)])
+            phrases.few([*dict.fromkeys(s.evidence for s in self.blamed)])
         )  # all ranks say the same of a NaN
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
-from ..resilience import describe
+from ..resilience import phrases
 from ..resilience.boundary import COURSE, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
@@ -278,7 +278,7 @@ class Boundaries:
         assert self._at is not None
         self._rescue.check()
         if self._course.windows and self.fixed_data:
-            left_out = ", ".join(map(describe.batches, self._course.windows))
+            left_out = ", ".join(map(phrases.batches, self._course.windows))
             raise UsageError(
                 f"{left_out} of the data are to be left out, but this script does not take its batches by session.data_step: let it, or "
                 "leave --skip-data out"

@@ -9,7 +9,7 @@ from typing import Any
 
 from mt_resilient.agent.launch import sizes
 from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.resilience import describe
+from mt_resilient.resilience import phrases, story
 from mt_resilient.resilience.assignment import NodesPolicy
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.controller import Controller
@@ -127,7 +127,7 @@ class Job:
         absent = [name for name in self.names if name not in self.nodes or self.nodes[name].code is not None]
         started = [name for name in absent if self._start(name)]
         if started and not self.alone:
-            on = describe.listed(started)
+            on = phrases.listed(started)
             self.say(f"agents start on {on}" if len(started) > 1 else f"an agent starts on {on}")
         elif started:
             self.say("an agent starts" if self.lives == 1 else "the agent is started again")
@@ -379,7 +379,7 @@ class Job:
         told = [
             line
             for number, incident in enumerate(self.incidents.values(), 1)
-            for line in describe.story(incident, f"at {incident.at_s - START_S:g} s", str(number))
+            for line in story.lines(incident, f"at {incident.at_s - START_S:g} s", str(number))
         ]
         end = f"the final state has used the samples {' '.join(map(str, self.last_state)) or 'none'}"
         return "\n".join([*self.lines, end, *([""] if told else []), *told]) + "\n"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mt_resilient.agent.gang import Gang, Watched
-from mt_resilient.resilience import describe
+from mt_resilient.resilience import phrases
 from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.terms import NodeId, RankPhase
@@ -96,7 +96,7 @@ class Processes:
             if not gang.launcher.ended_s and any(p.ended_s for p in gang.ranks.values()):
                 gang.launcher.ended_s, gang.launcher.code = now_s + self.job.skew_s, 1
                 ended.append(node)
-        on = "" if self.job.alone else f" on {describe.listed(ended)}"
+        on = "" if self.job.alone else f" on {phrases.listed(ended)}"
         self.job.say(f"torchrun{on} {'sees it and ends' if len(ended) == 1 else 'see it and end'} with code 1")
 
     def _raise_closed(self, at_s: float) -> None:
@@ -107,7 +107,7 @@ class Processes:
             process.ended_s, process.code = at_s + self.job.skew_s + 0.01, 1
         if left:
             on = dict.fromkeys(node.name for node, *_ in left)
-            self.job.say(f"the ranks on {describe.listed([*on])} find their connections closed")
+            self.job.say(f"the ranks on {phrases.listed([*on])} find their connections closed")
 
     def _attach(self, now_s: float) -> None:
         came = []
@@ -124,9 +124,7 @@ class Processes:
         if came:
             whose = "both" if len(self.pages) == 2 else "all"
             self.job.say(
-                f"{whose} ranks are attached"
-                if self.job.alone
-                else f"the ranks on {describe.listed(came)} are attached"
+                f"{whose} ranks are attached" if self.job.alone else f"the ranks on {phrases.listed(came)} are attached"
             )
 
     # -- how they end ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mt_resilient.resilience import describe
+from mt_resilient.resilience import phrases, story
 from mt_resilient.resilience.incident import PHASES, Incident
 from mt_resilient.resilience.terms import Step
 
@@ -16,12 +16,12 @@ TOOK = {"detect": 0.004, "stop": 0.0316, "start": 1.0, "build": 2.5}
     [(0, "0 ms"), (0.0004, "0 ms"), (0.0316, "32 ms"), (0.999, "999 ms"), (1, "1.00 s"), (61.239, "61.24 s")],
 )
 def test_seconds(value: float, text: str) -> None:
-    assert describe.seconds(value) == text
+    assert phrases.seconds(value) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_steps(count: int, text: str) -> None:
-    assert describe.steps(count) == text
+    assert phrases.steps(count) == text
 
 
 @pytest.mark.parametrize(
@@ -29,24 +29,24 @@ def test_steps(count: int, text: str) -> None:
     [(1, "rung 1, rewind in place"), (2, "rung 2, restart of the gang"), (6, "rung 6, stop"), (9, "rung 9, unknown")],
 )
 def test_rungs(number: int, text: str) -> None:
-    assert describe.rung(number) == text
+    assert story.rung(number) == text
 
 
 def test_phases_come_in_their_order_however_they_were_told() -> None:
     told = incident(phases_s=dict(reversed(TOOK.items())))
-    assert describe.phases(told) == "detect 4 ms · stop 32 ms · start 1.00 s · build 2.50 s"
-    all_of_them = describe.phases(incident(phases_s=dict.fromkeys(reversed(PHASES), 1.0)))
+    assert story.phases(told) == "detect 4 ms · stop 32 ms · start 1.00 s · build 2.50 s"
+    all_of_them = story.phases(incident(phases_s=dict.fromkeys(reversed(PHASES), 1.0)))
     assert [words.split()[0] for words in all_of_them.split(" · ")] == list(PHASES)
 
 
 def test_a_recovery_in_one_line() -> None:
     over = incident(at=10, resume_step=Step(9), launch="warm", phases_s={"detect": 0.004}, open=False)
     assert (
-        describe.recovered(over)
+        story.recovered(over)
         == "recovered (rung 2, restart of the gang, started warm): 1 step computed again; detect 4 ms"
     )
     rewound = incident(rung=1, at=10, resume_step=Step(8), phases_s={"restore": 0.01}, open=False)
-    assert describe.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
+    assert story.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
 
 
 def test_the_story_of_a_restart() -> None:
@@ -59,7 +59,7 @@ def test_the_story_of_a_restart() -> None:
         phases_s={"detect": 0.004},
         open=False,
     )
-    assert describe.story(told, "at noon", "3") == [
+    assert story.lines(told, "at noon", "3") == [
         "incident 3, at noon, generation 1: rank 0 on a was killed by signal 9",
         "  seen       also seen: rank 1 raised",
         "  seen       Traceback",
@@ -83,16 +83,16 @@ def test_the_story_of_a_restart() -> None:
     ],
 )
 def test_where_the_job_went_on(told: Incident, line: str) -> None:
-    assert line in describe.story(told, "at noon", "1")
+    assert line in story.lines(told, "at noon", "1")
 
 
 @pytest.mark.parametrize(("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before the first step")])
 def test_when_it_struck(at: int, text: str) -> None:
-    assert f"(the fault struck {text})" in describe.story(incident(at=at), "at noon", "1")[-1]
+    assert f"(the fault struck {text})" in story.lines(incident(at=at), "at noon", "1")[-1]
 
 
 def test_a_stop_has_no_cost_and_nothing_to_go_on_from() -> None:
-    lines = describe.story(incident(rung=6, plan="3 restarts in a row", open=False), "at noon", "1")
+    lines = story.lines(incident(rung=6, plan="3 restarts in a row", open=False), "at noon", "1")
     assert [line.split()[0] for line in lines] == ["incident", "concluded", "done"]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience import describe
+from mt_resilient.resilience import story
 from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.detectors import Cause, Suspicion, suspect
 from mt_resilient.resilience.findings import Complaint
@@ -80,7 +80,7 @@ def test_what_devices_complain_of_is_evidence_for_the_node() -> None:
 def test_a_story_says_it_and_survives_the_journal() -> None:
     incident = decide(world(status={A: status(exits=(gone(1),), agreed_steps=(Step(7),))}), NOW, Policy()).incidents[0]
     assert loads(Incident, dumps(incident)) == incident
-    told = [line for line in describe.story(incident, "now", "1") if "and not" in line]
+    told = [line for line in story.lines(incident, "now", "1") if "and not" in line]
     assert told == [
         "  and not    a flipped bit in a replica: they were the same at step 7",
         "  and not    want of memory: the kernel has counted no kill for that",
@@ -89,4 +89,4 @@ def test_a_story_says_it_and_survives_the_journal() -> None:
 
 @pytest.mark.parametrize("because", Because)
 def test_every_reason_has_its_words(because: Because) -> None:
-    assert describe.weighed(Weighed(cause=Cause.SCRIPT_RAISED, because=because, ranks=(Rank(1),), by_s=0.01))
+    assert story.weighed(Weighed(cause=Cause.SCRIPT_RAISED, because=because, ranks=(Rank(1),), by_s=0.01))
