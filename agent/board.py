@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 
-from ..resilience.board import PAGE_BYTES, Page
+from ..resilience.board import Page
+from ..resilience.noted import PAGE_BYTES
 from ..resilience.orders import RewindOrder
 from ..resilience.terms import Order, OrderedBy
 

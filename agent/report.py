@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..resilience.board import REWINDS_KEPT, SIGHTINGS_KEPT, Page
+from ..resilience.board import Page
 from ..resilience.findings import InPlaceRewind, RankExit, RankStall, Sighting
+from ..resilience.noted import REWINDS, SIGHTINGS, Noted
 from ..resilience.reports import NodeStatus
 from ..resilience.terms import Doing, Generation, Rank, RankPhase, Step
 from .gang import Gang, Watched
@@ -79,53 +81,48 @@ def _any_word(pages: Sequence[Page]) -> str:
 def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
     """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight)."""
     done = min((page.rewinds for page in pages), default=0)
-    return [_rewind(pages, generation, offset_s, n) for n in range(max(told, done - REWINDS_KEPT) + 1, done + 1)]
-
-
-def _rewind(pages: Sequence[Page], generation: int, offset_s: float, ordinal: int) -> InPlaceRewind:
-    seen = [page.rewind(ordinal) for page in pages]
-    first = seen[0]
-    return InPlaceRewind(
-        ordinal=ordinal,
-        generation=Generation(generation),
-        cause=first.kind,
-        onset=Step(first.onset),
-        to=Step(first.to),
-        reached=Step(first.reached),
-        remedy=first.remedy,
-        window=first.window,
-        value=first.value,
-        expected=first.expected,
-        order=first.order,
-        ranks=first.ranks,
-        at_s=first.at_ns / 1e9 + offset_s,
-        restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
-    )
+    found = []
+    for ordinal in range(max(told, done - REWINDS.kept) + 1, done + 1):
+        seen = [page.rewind(ordinal) for page in pages]
+        found.append(
+            InPlaceRewind(
+                **_noted(seen, ordinal, generation, offset_s),
+                reached=Step(seen[0].reached),
+                order=seen[0].order,
+                ranks=seen[0].ranks,
+                restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
+            )
+        )
+    return found
 
 
 def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[Sighting, ...]:
     """The last faults that the local ranks have all noted, and done nothing about."""
     done = min((page.sightings for page in pages), default=0)
-    return tuple(_sighting(pages, generation, offset_s, n) for n in range(max(0, done - SIGHTINGS_KEPT) + 1, done + 1))
+    found = []
+    for ordinal in range(max(0, done - SIGHTINGS.kept) + 1, done + 1):
+        seen = [page.sighting(ordinal) for page in pages]
+        last = Step(min(each.last for each in seen))
+        noted = _noted(seen, ordinal, generation, offset_s)
+        found.append(Sighting(**noted, seen=Step(seen[0].seen), last=last))
+    return tuple(found)
 
 
-def _sighting(pages: Sequence[Page], generation: int, offset_s: float, ordinal: int) -> Sighting:
-    seen = [page.sighting(ordinal) for page in pages]
+def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float) -> dict[str, Any]:
+    """What all ranks have noted, as the first of them says it. (Who only observes may have less to go back to than another.)"""
     first = seen[0]
-    return Sighting(
-        ordinal=ordinal,
-        generation=Generation(generation),
-        cause=first.kind,
-        onset=Step(first.onset),
-        seen=Step(first.seen),
-        last=Step(min(each.last for each in seen)),
-        to=Step(min(each.to for each in seen)),
-        remedy=first.remedy,
-        window=first.window,
-        value=first.value,
-        expected=first.expected,
-        at_s=first.at_ns / 1e9 + offset_s,
-    )
+    return {
+        "ordinal": ordinal,
+        "generation": Generation(generation),
+        "cause": first.kind,
+        "onset": Step(first.onset),
+        "to": Step(min(each.to for each in seen)),
+        "remedy": first.remedy,
+        "window": first.window,
+        "value": first.value,
+        "expected": first.expected,
+        "at_s": first.at_ns / 1e9 + offset_s,
+    }
 
 
 def status(

@@ -24,9 +24,10 @@ from torch import nn
 from mt_resilient.agent.draining import Draining
 from mt_resilient.checkpoint import arena, catalog
 from mt_resilient.checkpoint.files import Files
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace

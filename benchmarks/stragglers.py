@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.straggler import Answer, Sample, Spent, StragglerPolicy, look, over
 
 POLICY = StragglerPolicy()

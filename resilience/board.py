@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 from .boundary import ROW
-from .ladder import Remedy
-from .spikes import Kind
-from .terms import OrderedBy, Rank
-from .windows import Window
+from .noted import PAGE_BYTES, REWINDS, REWINDS_AT, SIGHTINGS, Rewound, Sighted
 
-PAGE_BYTES = 4096
-_REWINDS_AT, REWINDS_KEPT = 512, 8
-"""A ring of the last rewinds: the agent looks once a second, and a step may be replayed more often than that."""
 _UNSAVED_AT = 264
-RANKS_NAMED = 3
-"""That were out of line, in one number of 16 bits each. Where more are, it is no single part."""
-_REWIND = 13
-"""Numbers in one of them."""
 _ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
@@ -35,9 +23,6 @@ _ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
 _FAREWELL_AT, _FAREWELL_END = 1600, 3840
 _SPENT_AT = _FAREWELL_END
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
-_SIGHTING, SIGHTINGS_KEPT = 11, 2
-_SIGHTINGS_AT = PAGE_BYTES - SIGHTINGS_KEPT * _SIGHTING * 8
-"""A ring of what was found wrong by ranks that only observe: one per fault, so two are enough between two looks of the agent."""
 
 
 class _Int:
@@ -55,46 +40,6 @@ class _Int:
 
     def __set__(self, page: Page, value: int) -> None:
         page.ints[self.index] = value
-
-
-_CAUSES, _REMEDIES = (*Kind, *OrderedBy), tuple(Remedy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rewound:
-    """A rewind in place that is done. Times in CLOCK_MONOTONIC nanoseconds."""
-
-    kind: str
-    """A `Kind`, or an `OrderedBy`."""
-    onset: int
-    reached: int
-    to: int
-    remedy: Remedy
-    window: Window | None
-    value: float
-    expected: float
-    ranks: tuple[Rank, ...] = ()
-    """Whose own gradient was out of line: `RANKS_NAMED` at the most."""
-    at_ns: int
-    done_ns: int
-    order: int = 0
-    """Number of the order that it obeys; 0: none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sighted:
-    """What a rank that only observes has found, with its peers; `findings.Sighting` has what the fields mean."""
-
-    kind: Kind
-    onset: int
-    seen: int
-    last: int
-    to: int
-    remedy: Remedy
-    window: Window | None
-    value: float
-    expected: float
-    at_ns: int
 
 
 class Page:
@@ -208,79 +153,26 @@ class Page:
 
     def rewound(self, done: Rewound) -> None:
         """Note a rewind in place that is done."""
-        ordinal = self.rewinds + 1
-        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
-        window = (done.window.start, done.window.stop) if done.window else (0, 0)
-        kind, remedy = _CAUSES.index(done.kind), _REMEDIES.index(done.remedy)
-        ranks = sum(rank + 1 << 16 * at for at, rank in enumerate(done.ranks))
-        numbers = (
-            done.onset,
-            done.reached,
-            done.to,
-            done.at_ns,
-            done.done_ns,
-            kind,
-            remedy,
-            *window,
-            done.order,
-            ranks,
-        )
-        self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
-        self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = done.value, done.expected
+        REWINDS.put(self.raw, self.rewinds + 1, done)
         self.step = done.to
-        self.rewinds = ordinal  # last: from here on the agent reads it
+        self.rewinds += 1  # last: from here on the agent reads it
 
     def rewind(self, ordinal: int) -> Rewound:
         """The `ordinal`-th rewind, one of the last eight."""
-        place = _REWINDS_AT // 8 + ordinal % REWINDS_KEPT * _REWIND
-        words = self.ints[place : place + 11].tolist()
-        onset, reached, to, at_ns, done_ns, kind, remedy, start, stop, order, ranks = words
-        return Rewound(
-            kind=_CAUSES[kind],
-            onset=onset,
-            reached=reached,
-            to=to,
-            remedy=_REMEDIES[remedy],
-            window=Window(start, stop) if stop else None,
-            value=self.floats[place + 11],
-            expected=self.floats[place + 12],
-            ranks=tuple(Rank((ranks >> 16 * at & 0xFFFF) - 1) for at in range(RANKS_NAMED) if ranks >> 16 * at),
-            at_ns=at_ns,
-            done_ns=done_ns,
-            order=order,
-        )
+        return REWINDS.get(self.raw, ordinal)
 
     def sighted(self, found: Sighted) -> None:
         """Note a fault that nothing is done about."""
-        ordinal = self.sightings + 1
-        place = _SIGHTINGS_AT // 8 + ordinal % SIGHTINGS_KEPT * _SIGHTING
-        window = (found.window.start, found.window.stop) if found.window else (0, 0)
-        kind, remedy = _CAUSES.index(found.kind), _REMEDIES.index(found.remedy)
-        numbers = (found.onset, found.seen, found.last, found.to, found.at_ns, kind, remedy, *window)
-        self.ints[place : place + len(numbers)] = memoryview(array("q", numbers))
-        self.floats[place + len(numbers)], self.floats[place + len(numbers) + 1] = found.value, found.expected
-        self.sightings = ordinal  # last: from here on the agent reads it
+        SIGHTINGS.put(self.raw, self.sightings + 1, found)
+        self.sightings += 1  # last: from here on the agent reads it
 
     def sighted_again(self, step: int) -> None:
         """The newest of these faults is still there."""
-        self.ints[_SIGHTINGS_AT // 8 + self.sightings % SIGHTINGS_KEPT * _SIGHTING + 2] = step
+        self.ints[SIGHTINGS.place(self.sightings) // 8 + 2] = step
 
     def sighting(self, ordinal: int) -> Sighted:
         """The `ordinal`-th such fault, one of the last two."""
-        place = _SIGHTINGS_AT // 8 + ordinal % SIGHTINGS_KEPT * _SIGHTING
-        onset, seen, last, to, at_ns, kind, remedy, start, stop = self.ints[place : place + 9].tolist()
-        return Sighted(
-            kind=_CAUSES[kind],
-            onset=onset,
-            seen=seen,
-            last=last,
-            to=to,
-            remedy=_REMEDIES[remedy],
-            window=Window(start, stop) if stop else None,
-            value=self.floats[place + 9],
-            expected=self.floats[place + 10],
-            at_ns=at_ns,
-        )
+        return SIGHTINGS.get(self.raw, ordinal)
 
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
         """Say the `ordinal`-th row (from 1) to whoever reads this page: the other ranks of the node. It may be said when all of them
@@ -314,7 +206,7 @@ class Page:
 
     @unsaved.setter
     def unsaved(self, why: str) -> None:
-        data = why.encode(errors="backslashreplace")[: _REWINDS_AT - _UNSAVED_AT - 8]
+        data = why.encode(errors="backslashreplace")[: REWINDS_AT - _UNSAVED_AT - 8]
         self.ints[_UNSAVED_AT // 8] = 0
         self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + len(data)] = data
         self.ints[_UNSAVED_AT // 8] = len(data)

@@ -8,17 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import assignment, generations, kept, moving, observing, quarantine, reach
-from .chronicle import (
-    complaints_told,
-    convictions_told,
-    frozen_told,
-    in_vain,
-    open_incident,
-    phases_told,
-    rewinds_told,
-    shortages_told,
-    stragglers_told,
-)
+from .chronicle import convictions_told, open_incident, phases_told
+from .conditions import complaints_told, cut_off_told, frozen_told, shortages_told, stragglers_told
 from .events import calm, event_of
 from .going_back import turn_back, unheeded
 from .incident import Incident
@@ -27,7 +18,8 @@ from .orders import Decision, GenerationRecord
 from .policy import Policy
 from .recovery import REWIND_IN_PLACE, Plan, seated
 from .requests import leaving, rule
-from .turnover import cut_off_told, missed, missed_told
+from .rewinds import in_vain, rewinds_told
+from .turnover import missed, missed_told
 from .verdict import Verdict
 from .world import World
 

@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(The controller asks all of `DETECTORS` at every tick. What is told only, and blamed for nothing, `chronicle` takes from the status.)
+(The controller asks all of `DETECTORS` at every tick. What is told only, and blamed for nothing, `conditions` takes from the status.)
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _MAY_WAIT = re.compile(r"\.(item|tolist|cpu|wait|synchronize|nonzero|to)\(|\bflo
 """A line of code that waits, in C, for the device or for a collective, where no frame of Python's shows it."""
 _LIBRARY = re.compile(
     r"/torch(_musa)?/|/lib/python3[^/]*/(?!(site|dist)-packages/)|^<"
-    r"|(training/(sentinel|council|session|loop)|resilience/board)\.py$"
+    r"|(training/(sentinel|council|boundaries|session|loop)|resilience/board)\.py$"
 )
 _MEASURED = re.compile(r"training/own_time\.py$")
 """Wrappers of ours that only take the time of what they wrap: as if they were not there."""

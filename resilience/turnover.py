@@ -15,7 +15,7 @@ from .chronicle import next_id
 from .detectors import Cause
 from .incident import Incident
 from .machine import Phase
-from .recovery import OBSERVE, REPLACE_NODE, REPLAN, RESTARTS
+from .recovery import REPLACE_NODE, REPLAN, RESTARTS
 from .terms import NodeId, Step
 from .world import World
 
@@ -87,31 +87,3 @@ def _of_the_gone(incident: Incident, gone: Sequence[NodeId]) -> Incident:
 
 def _rung(seats: Seats, otherwise: int = REPLAN) -> int:
     return REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else otherwise
-
-
-def cut_off_told(world: World, away: Sequence[NodeId]) -> tuple[Incident, ...]:
-    """Members that are cut off from etcd alone are told, once; it is over when they reach it, or do not train any more."""
-    assert world.record
-    now = {
-        f"{Cause.CUT_OFF}:{world.record.members[n]}:{world.status[n].at_s if n in world.status else 0}": n for n in away
-    }
-    known = {incident.signature: incident for incident in world.incidents if incident.cause == Cause.CUT_OFF}
-    changed = [replace(i, open=False) for i in known.values() if i.open and i.signature not in now]
-    for further, (signature, node) in enumerate((s, n) for s, n in now.items() if s not in known):
-        said = world.status.get(node)
-        incident = Incident(
-            id=next_id(world, further),
-            generation=world.record.number,
-            cause=Cause.CUT_OFF,
-            rung=OBSERVE,
-            summary=describe.cut_off(node),
-            evidence=(),
-            plan="nothing is done as long as steps are made: its place is given away when they stop; look after its way to etcd",
-            at_s=said.at_s if said else world.record.launched_s,
-            step_at_fault=said.max_step if said else world.record.resume_step,
-            started=True,
-            nodes=(node,),
-            signature=signature,
-        )
-        changed.append(incident)
-    return tuple(changed)

@@ -6,8 +6,9 @@ import mmap
 import os
 from collections.abc import Mapping
 
-from ..resilience.board import PAGE_BYTES, Page
+from ..resilience.board import Page
 from ..resilience.handoff import Handoff
+from ..resilience.noted import PAGE_BYTES
 from ..resilience.terms import RankPhase
 
 

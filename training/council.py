@@ -5,18 +5,18 @@ contribute ──row──▶ sentinel ──tally──▶ judged ──Judgeme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..resilience import describe, ladder, windows
-from ..resilience.board import Rewound, Sighted
 from ..resilience.boundary import REST, Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import BudgetSpent, InternalError
-from ..resilience.ladder import Remedy, Turn
+from ..resilience.ladder import Answer, Remedy, Turn
+from ..resilience.noted import Rewound, Sighted
 from ..resilience.orders import RewindOrder
 from ..resilience.spikes import Finding
-from ..resilience.terms import Order, OrderedBy, Step
+from ..resilience.terms import Order, OrderedBy, Rank, Step
 from .attach import Attachment
 from .course import Course
 from .figures import Figures, finite
@@ -150,11 +150,7 @@ class Council:
             page.sighted_again(finding.seen)
             return
         hopeless = answer.remedy is Remedy.GIVE_UP
-        to = -1 if hopeless else self._tape.newest(answer.at_most)
-        if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER and (oldest := self._tape.oldest(0)) < finding.onset:
-            to = int(oldest)
-        elif to < 0 and not hopeless:
-            to = self._tape.newest(finding.onset - 1)
+        to = -1 if hopeless else _older(answer, finding.onset, self._tape.newest, lambda: self._tape.oldest(0))
         page.sighted(
             Sighted(
                 kind=finding.kind,
@@ -204,11 +200,7 @@ class Council:
         assert answer is not None
         started = monotonic_ns()
         ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
-        to = self._common(answer.at_most)
-        if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER and (oldest := self._oldest()) < finding.onset:
-            to = int(oldest)
-        elif to < 0:
-            to = self._common(finding.onset - 1)
+        to = _older(answer, finding.onset, self._common, self._oldest)
         if to < 0:
             raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
         past = ladder.same_fault(finding, self._course.turns, self._policy.ladder)
@@ -223,21 +215,7 @@ class Council:
         self._course.turned(turn)
         self._course.went_back(to)
         self._rescue.turn(self._course.careful(to))
-        self._at.page.rewound(
-            Rewound(
-                kind=turn.kind,
-                onset=turn.onset,
-                reached=self._at.page.step,
-                to=to,
-                remedy=turn.remedy,
-                window=turn.window,
-                value=finding.value,
-                expected=finding.expected,
-                ranks=ranks,
-                at_ns=started,
-                done_ns=monotonic_ns(),
-            )
-        )
+        _note(self._at, turn, started, finding=finding, ranks=ranks)
         return to
 
     def _go_back(self, to: int) -> None:
@@ -271,18 +249,40 @@ def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int) ->
     remedy = Remedy.SKIP if window else Remedy.REPLAY
     turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
     course.turned(turn)
+    _note(at, turn, started_ns, order=order.number)
+
+
+def _note(
+    at: Attachment,
+    turn: Turn,
+    started_ns: int,
+    *,
+    finding: Finding | None = None,
+    ranks: tuple[Rank, ...] = (),
+    order: int = 0,
+) -> None:
+    """For the agent: the ranks have gone back, for what they have found or by an order."""
     at.page.rewound(
         Rewound(
             kind=turn.kind,
             onset=turn.onset,
-            reached=max(at.page.step, order.to),
-            to=order.to,
-            remedy=remedy,
-            window=window,
-            value=0.0,
-            expected=0.0,
+            reached=max(at.page.step, turn.to),
+            to=turn.to,
+            remedy=turn.remedy,
+            window=turn.window,
+            value=finding.value if finding else 0.0,
+            expected=finding.expected if finding else 0.0,
+            ranks=ranks,
             at_ns=started_ns,
             done_ns=monotonic_ns(),
-            order=order.number,
+            order=order,
         )
     )
+
+
+def _older(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
+    """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
+    to = newest(answer.at_most)
+    if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER and (kept := oldest()) < onset:
+        return int(kept)
+    return to if to >= 0 else newest(onset - 1)

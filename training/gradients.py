@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..resilience.board import RANKS_NAMED
+from ..resilience.noted import RANKS_NAMED
 from ..resilience.spikes import Finding, Kind
 from ..resilience.terms import Rank
 from .live import whole

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..resilience.boundary import Directive
+from .boundaries import Boundaries
 from .figures import Figures
-from .session import Session
 
 VALIDATION = "valid_data_iterator"
 
@@ -56,7 +56,7 @@ class HookedLoop:
     """One run of a foreign `train`. Subclasses know the loop's names."""
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: Boundaries | None = None
         self.counters: Any = None
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -103,7 +103,7 @@ class HookedLoop:
         self.first_validation = given.get(VALIDATION)
         sources = self.sources(given)
         self.counters = sources["counters"]
-        self.session = Session(**sources)
+        self.session = Boundaries(**sources)
         self.session.fixed_data = not self.skips()
         if not self.session.observes:
             self.prepare(given)

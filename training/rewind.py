@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, TypeAlias
+from collections.abc import Mapping
 
 import torch
 
 from ..checkpoint import catalog, stores
-from ..checkpoint.arena import RankArena, Slot, State, View
+from ..checkpoint.arena import RankArena, Slot, State
 from ..checkpoint.header import Header
 from ..checkpoint.staging import Stager, fill
 from ..checkpoint.stores import Place
-from ..checkpoint.tensors import Layout, Piece, Table
+from ..checkpoint.tensors import Layout, Table
 from ..resilience.boundary import Held, Judgement, Wanted
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError
@@ -26,8 +24,8 @@ from . import device
 from .attach import Attachment
 from .attempt import Attempt
 from .elsewhere import parts_of
-from .offload import Job, Offload
-from .optimizers import Optimizers
+from .handing_over import HandingOver
+from .offload import Offload
 from .pace import Pace, uncollected
 from .randomness import Randomness
 from .restoring import RANDOMNESS, Restorer, Unrestorable
@@ -35,10 +33,6 @@ from .state import Modules, Source
 
 _RETRY_S = 0.05
 """Between looks for a slot, where a snapshot may wait for one."""
-
-
-Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
-"""Of a layout, which pieces are on the CPU, which of the others the forward pass writes, and which only the optimizer."""
 
 
 class Tape:
@@ -51,17 +45,14 @@ class Tape:
         models = [source for source in sources.values() if isinstance(source, Modules)]
         kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
-        self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
         self.randomness = Randomness(kinds)
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.randomness}
+        self._handing_over = HandingOver(self._stager, self._sources)
         self._restorer = Restorer(sources, self.randomness, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest."""
         self.unsettled = False
         """All ranks do not know yet what has become of one of them."""
-        self._sides: Sides | None = None
-        self._written: list[tuple[bool, frozenset[str]]] = []
-        """By what of the models the forward pass writes, they were divided."""
         self._recorded = False
         self._complaint = ""
         """Why the state could not be saved, as it was told last."""
@@ -194,50 +185,10 @@ class Tape:
             self._stager.stage(leaves, layout, view)
             slot.staged()
         else:
-            models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
-            written = [(model.gathered, model.buffers) for model, _ in models]
-            if self._sides is None or self._sides[0] is not layout.pieces or self._written != written:
-                self._written = written
-                steady = {
-                    id(tensor) for name, source in self._sources.items() for tensor in _steady(source, state[name])
-                }
-                self._sides = self._divided(leaves, layout, steady if self._hooked else ())
-            checked = (tensor for model, collected in models for tensor in model.parameters(collected))
-            attempt.job = self._hand_over(self._offload, slot, view, leaves, layout, checked)
+            attempt.job = self._handing_over.begin(self._offload, slot, view, leaves, layout, state)
         self._at.page.snapshots += 1
         self._at.page.unsaved = ""
         return True
-
-    def _divided(self, leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> Sides:
-        """steady: ids of the tensors that nothing but an optimizer's step writes, where that can be waited for."""
-        away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
-        late = [index for index in away if id(leaves[index]) in steady]
-        return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
-
-    def _hand_over(
-        self,
-        offload: Offload,
-        slot: Slot,
-        view: View,
-        leaves: Sequence[Any],
-        layout: Layout,
-        checked: Iterable[torch.Tensor],
-    ) -> Job:
-        """What is on the CPU is copied here and now, the rest as `offload` does it. checked: parameters."""
-        assert self._sides is not None
-        _, here, early, late = self._sides
-        self._stager.stage(leaves, layout, view, here)
-        self._stager.runs(layout, view.memory)  # whatever it held before, its gaps are zero
-        strips = offload.plan(layout)
-        job = Job(
-            slot=slot,
-            view=view,
-            early=[(index, (leaves[index], strips[index])) for index in early],
-            late=((index, (leaves[index], strips[index])) for index in late),
-            checked=[tensor for tensor in checked if tensor.device.type != "cpu"],
-        )
-        offload.start(job)
-        return job
 
     def finish(self) -> None:
         """Until every attempt is whole or missed."""
@@ -248,31 +199,30 @@ class Tape:
 
     def newest(self, at_most: int) -> int:
         """The newest step up to `at_most` that is sealed in memory, or else on disk; -1 for none. What other ranks have may be older."""
-        headers = [slot.header() for slot in self._arena.slots]
-        sealed = [header.step for header in headers if header.state is State.SEALED and header.step <= at_most]
-        if sealed:
-            return max(sealed)
-        try:
-            durable = catalog.look(stores.at(self._at.handoff.snapshots)).durable
-        except MachineError:
-            return -1
-        return max((a.stamp.step for a in durable if a.stamp.step <= at_most), default=-1)
+        for kept in (self._in_memory, self._on_disk):
+            if older := [step for step in kept() if step <= at_most]:
+                return max(older)
+        return -1
 
     def oldest(self, at_least: float) -> float:
         """The oldest step from `at_least` on that is sealed in memory or on disk; infinite for none. As above."""
-        kept = [header.step for slot in self._arena.slots if (header := slot.header()).state is State.SEALED]
-        with suppress(MachineError):
-            kept += [a.stamp.step for a in catalog.look(stores.at(self._at.handoff.snapshots)).durable]
+        kept = (*self._in_memory(), *self._on_disk())
         return min((step for step in kept if step >= at_least), default=math.inf)
 
     def keeps(self, step: int) -> bool:
         """Whether this rank can go back to `step`, from memory or disk."""
-        if any((header := slot.header()).state is State.SEALED and header.step == step for slot in self._arena.slots):
-            return True
+        return step in self._in_memory() or step in self._on_disk()
+
+    def _in_memory(self) -> list[int]:
+        headers = [slot.header() for slot in self._arena.slots]
+        return [header.step for header in headers if header.state is State.SEALED]
+
+    def _on_disk(self) -> list[int]:
+        """None where storage does not answer."""
         try:
-            return any(a.stamp.step == step for a in catalog.look(stores.at(self._at.handoff.snapshots)).durable)
+            return [a.stamp.step for a in catalog.look(stores.at(self._at.handoff.snapshots)).durable]
         except MachineError:
-            return False
+            return []
 
     def go_back(self, step: int) -> None:
         """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
@@ -311,8 +261,3 @@ class Tape:
     def restore_randomness(self) -> None:
         """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
         self._restorer.restore_randomness()
-
-
-def _steady(source: Source, collected: Any) -> list[torch.Tensor]:
-    """What of a source's `collected` state nothing writes but an optimizer's step."""
-    return source.steady(collected) if isinstance(source, (Modules, Optimizers)) else []

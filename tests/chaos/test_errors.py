@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import BudgetSpent
+from mt_resilient.resilience.noted import PAGE_BYTES
 
 from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, undisturbed
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from mt_resilient.checkpoint import arena
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.boundary import Directive, RankPolicy
 from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.terms import Generation, Order, Step
 from mt_resilient.training import attach
 from mt_resilient.training.attach import Attachment

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from mt_resilient.checkpoint import arena
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace
 from mt_resilient.training.rewind import Tape

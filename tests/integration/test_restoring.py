@@ -17,10 +17,11 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.writers import writer
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
 from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.handoff import Handoff
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.training import restoring
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace

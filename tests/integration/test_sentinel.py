@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.boundary import ROW
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.training.nodes import Rounds
 from mt_resilient.training.sentinel import Exchange, Group, Nodes, Pages
 

@@ -15,9 +15,10 @@ import pytest
 
 from mt_resilient.agent.gang import Watched
 from mt_resilient.agent.witness import Witness
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.findings import Place
 from mt_resilient.resilience.hang import HangPolicy, Look, compare
+from mt_resilient.resilience.noted import PAGE_BYTES
 
 POLICY = HangPolicy()
 RANK = """

@@ -29,12 +29,13 @@ from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.header import MARKS
 from mt_resilient.checkpoint.tensors import plan
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.reports import Ack, AckKind, Death, NodeRecord
 from mt_resilient.resilience.stability import StabilityPolicy

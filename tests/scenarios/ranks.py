@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import describe, ladder, windows
-from mt_resilient.resilience.board import Rewound, Sighted
 from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.handoff import Handoff
 from mt_resilient.resilience.ladder import Remedy, Turn
+from mt_resilient.resilience.noted import Rewound, Sighted
 from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
 from mt_resilient.resilience.terms import Doing, Order, OrderedBy, RankPhase, Step
 from mt_resilient.training.course import Course

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.board import PAGE_BYTES, REWINDS_KEPT, Page, Rewound
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.boundary import ROW
 from mt_resilient.resilience.ladder import Remedy
+from mt_resilient.resilience.noted import PAGE_BYTES, REWINDS, Rewound
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.terms import OrderedBy
 from mt_resilient.resilience.windows import Window
@@ -62,11 +63,11 @@ def test_each_field_has_a_place_of_its_own() -> None:
 def test_the_last_rewinds_are_told_each_by_itself() -> None:
     written = page()
     written.say_farewell(error="said before")
-    for ordinal in range(1, 3 * REWINDS_KEPT):
+    for ordinal in range(1, 3 * REWINDS.kept):
         written.beat(100 + ordinal, 1.0, 1.0, 7)
         written.rewound(rewound(ordinal))
         assert (written.rewinds, written.step) == (ordinal, ordinal - 1)
-        for kept in range(max(1, ordinal - REWINDS_KEPT + 1), ordinal + 1):
+        for kept in range(max(1, ordinal - REWINDS.kept + 1), ordinal + 1):
             assert written.rewind(kept) == rewound(kept)
     assert written.farewell() == {"error": "said before"}
     untouched = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.chronicle import open_incident, phases_told, rewinds_told
+from mt_resilient.resilience.chronicle import open_incident, phases_told
 from mt_resilient.resilience.detectors import suspect
 from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.incident import PHASES, Incident
@@ -12,6 +12,7 @@ from mt_resilient.resilience.ladder import AGAIN, LadderPolicy, Origin, Remedy, 
 from mt_resilient.resilience.machine import Event, Phase
 from mt_resilient.resilience.recovery import Plan
 from mt_resilient.resilience.reports import NodeStatus
+from mt_resilient.resilience.rewinds import rewinds_told
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.terms import Generation, Step
 from mt_resilient.resilience.verdict import judge

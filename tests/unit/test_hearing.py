@@ -1,9 +1,10 @@
 """Board pages, round by round → what is known of each rank."""
 
 from mt_resilient.agent.hearing import LONGEST_ROUND_S, Hearing
-from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.hang import Progress
 from mt_resilient.resilience.ladder import Remedy
+from mt_resilient.resilience.noted import PAGE_BYTES, Rewound
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.terms import Doing, RankPhase
 

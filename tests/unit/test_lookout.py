@@ -7,9 +7,10 @@ from typing import Any
 
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.agent.lookout import PAUSE_S, Lookout
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.findings import Place
 from mt_resilient.resilience.hang import HangPolicy, Look
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.stacks import Spot
 from mt_resilient.resilience.terms import RankPhase
 

@@ -7,9 +7,10 @@ import pytest
 
 from mt_resilient.agent.gang import Gang, Watched
 from mt_resilient.agent.report import ended_well, exits, rewinds, status
-from mt_resilient.resilience.board import PAGE_BYTES, Page, Rewound
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.findings import RankExit
 from mt_resilient.resilience.ladder import Remedy
+from mt_resilient.resilience.noted import PAGE_BYTES, Rewound
 from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.spikes import Kind
 from mt_resilient.resilience.terms import Rank, RankPhase

@@ -66,7 +66,7 @@ def frames(*innermost_first: tuple[str, int, str]) -> tuple[Frame, ...]:
             [
                 ("/src/mt_resilient/training/sentinel.py", 2, "_heard"),
                 ("/src/mt_resilient/training/sentinel.py", 3, "reduced"),
-                ("/src/mt_resilient/training/session.py", 4, "boundary"),
+                ("/src/mt_resilient/training/boundaries.py", 4, "boundary"),
                 MAIN,
             ],
             Place.BOUNDARY,

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.agent.strides import Strides
-from mt_resilient.resilience.board import PAGE_BYTES, Page
+from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.straggler import Answer, Lost, Sample, Spent, StragglerPolicy, look, over
 from mt_resilient.resilience.terms import RankPhase
 
