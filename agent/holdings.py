@@ -17,6 +17,7 @@ from ..checkpoint.arena import Slot
 from ..checkpoint.header import Stamp
 from ..checkpoint.layout import Attempt
 from ..checkpoint.stores import Place
+from ..resilience.errors import ResilientError
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import InPlaceRewind
 from ..resilience.stability import StabilityPolicy
@@ -121,4 +122,8 @@ class Holdings:
         for step, name in self.shelf.fresh(FRESH_S).durable:
             attempt = Attempt.parse(name)
             if attempt and attempt.stamp[:2] < life and step > to:
-                self.reject(name, f"the training has gone back to step {to} and taken another course")
+                try:
+                    self.reject(name, f"the training has gone back to step {to} and taken another course")
+                except ResilientError as error:
+                    left = f"{error}: the snapshot {name}, of a course that was left, keeps its name, and is not used"
+                    self.sound.sentences.append((left, "bad"))

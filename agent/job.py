@@ -42,6 +42,7 @@ from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId
 from ..resilience.windows import Window
 from . import whereabouts
+from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
 from .ending import AT_THE_END_S, say_the_end, unwritten
@@ -141,7 +142,8 @@ def run_job(
         telling = Telling(terminal, journal, metrics)
         node_id = NodeId(control.node)
         place = (control, endpoints[0], root, run)
-        joined = join(store, keys, node_id, launch, counts, *place, policies, telling, closing)
+        told = alike(policies, windows, origin)
+        joined = join(store, keys, node_id, launch, counts, *place, policies, told, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)
         begun = {

@@ -65,11 +65,12 @@ def join(
     root: Place,
     run: RunDirectory,
     policies: Mapping[str, Any],
+    told: Mapping[str, str],
     telling: Telling,
     closing: ExitStack,
 ) -> Joined:
-    """counts: how many nodes the job may have, and how many spares; endpoint: of etcd. Raises NodeUnfit, what `register` raises, and
-    StoreUnavailable."""
+    """counts: how many nodes the job may have, and how many spares; endpoint: of etcd; told: what all nodes have to be told alike. Raises
+    NodeUnfit, what `register` raises, and StoreUnavailable."""
     numbers, spares = counts
     several = max(numbers) + spares > 1
     checking: PreflightPolicy = policies["preflight"]
@@ -96,7 +97,7 @@ def join(
         token = _token(store, keys)
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
-    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s())
+    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s(), told)
     kept_step = max((attempt.stamp.step for attempt in catalog.look(root).durable), default=-1)
     spec, over = register(store, keys, spec, run, node_id, me, kept=kept_step)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)

@@ -15,7 +15,7 @@ from typing import Any
 import crc32c
 import psutil
 
-from ..checkpoint.files import Files
+from ..checkpoint.files import Files, own_name
 from ..checkpoint.stores import Place
 from ..resilience import leash
 from ..resilience.clock import monotonic_s
@@ -69,7 +69,7 @@ def storage(place: Place, mib: int) -> DiskReading:
 
 
 def _file(folder: Path, free: int, mib: int) -> DiskReading:
-    path = folder / f"{_NAME}-{os.getpid()}"
+    path = folder / f"{_NAME}-{own_name()}"
     with mmap.mmap(-1, MIB) as block:  # starts on a page, as direct I/O wants
         block.write(os.urandom(MIB))
         crc = crc32c.crc32c(block)

@@ -3,7 +3,7 @@ of it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..resilience import phrases
@@ -18,6 +18,7 @@ from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
 from ..resilience.terms import Generation, NodeId
 from ..resilience.wire import dumps, loads
 from ..resilience.wishes import Request
+from .alike import apart
 from .launch import Launch
 from .run_directory import RunDirectory
 
@@ -25,8 +26,21 @@ LEAVE_S = 15.0
 """How long agents of a life of the job that is over may take to leave: longer than the lease of one that was killed."""
 
 
-def described(launch: Launch, sizes: Sequence[int], spares: int, run: str, first: int, now: float) -> Spec:
-    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot."""
+BEGIN_S = 60.0
+"""A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
+
+
+def described(
+    launch: Launch,
+    sizes: Sequence[int],
+    spares: int,
+    run: str,
+    first: int,
+    now: float,
+    told: Mapping[str, str] | None = None,
+) -> Spec:
+    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot; told:
+    what else all nodes have to be told alike."""
     return Spec(
         command=(*launch.program[-1:], *launch.options, *launch.script),
         sizes=tuple(sizes),
@@ -35,6 +49,7 @@ def described(launch: Launch, sizes: Sequence[int], spares: int, run: str, first
         run=run,
         created_s=now,
         first_generation=Generation(first),
+        alike=dict(told or {}),
     )
 
 
@@ -56,9 +71,11 @@ def register(
     another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
     pause: waits so many seconds, while agents of the life that is over leave. kept: newest step on disk.
     """
-    store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
-    known = _known(store, keys, spec, run)
     several = max(spec.sizes) + spec.spares > 1
+    store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
+    if several:
+        _begun_anew(store, keys, spec)
+    known = _known(store, keys, spec, run, several)
     if several and (run.finished.exists() or _done(store, keys, kept)):
         return known, max(known.first_generation, _over(store, keys))
     if run.finished.exists():
@@ -75,6 +92,7 @@ def register(
         )
     last = _over(store, keys)
     if last and known.first_generation > last:
+        _same(known, spec)
         return known, last  # another node has let it begin anew
     if last and others:
         if not _waited(lambda: bool(_nodes(store, keys).keys() - {node} and _over(store, keys)), pause):
@@ -83,11 +101,8 @@ def register(
                 "command again when they have"
             )
         return register(store, keys, spec, run, node, me, pause, kept=kept)
-    if others and known.sizes != spec.sizes:
-        raise UsageError(
-            f"the job was started for {phrases.listed(known.sizes)} nodes, and this command says {phrases.listed(spec.sizes)}; "
-            "nothing was started. Give the same --nodes everywhere"
-        )
+    if others or (several and store.get(keys.generation) is None):  # they are there, or about to be
+        _same(known, spec)
     if others:  # the job is under way: this node joins it
         return known, Generation(0)
     for key, asked in store.range(keys.requests).items():
@@ -98,10 +113,9 @@ def register(
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
             store.delete_prefix(prefix)
         known = replace(spec, run=known.run, first_generation=Generation(last + 1))
-    elif (known.sizes, known.spares) != (spec.sizes, spec.spares):
-        known = replace(
-            known, sizes=spec.sizes, spares=spec.spares
-        )  # all have died, and it goes on with as many as are left
+    elif (known.sizes, known.spares, known.alike) != (spec.sizes, spec.spares, spec.alike):
+        # All have died, and it goes on with as many as are left.
+        known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike)
     else:
         return known, last
     entry = store.get(keys.spec)
@@ -129,9 +143,37 @@ def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in store.range(keys.nodes).items()}
 
 
-def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory) -> Spec:
+def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
+    """Forget what somebody has described who has left before it began."""
+    entry = store.get(keys.spec)
+    if entry is None or store.get(keys.generation) or store.range(keys.nodes):
+        return
+    if spec.created_s - loads(Spec, entry.value).created_s > BEGIN_S:
+        store.transact([ModifiedAt(keys.spec, entry.mod_revision)], [Put(keys.spec, dumps(spec))])
+
+
+def _same(known: Spec, spec: Spec) -> None:
+    """Raises UsageError where this node was told something else than the others."""
+    if known.sizes != spec.sizes:
+        raise UsageError(
+            f"the job was started for {phrases.listed(known.sizes)} nodes, and this command says {phrases.listed(spec.sizes)}; "
+            "nothing was started. Give the same --nodes everywhere"
+        )
+    if differs := apart(spec.alike, known.alike):
+        raise UsageError(
+            f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
+            "options and configuration everywhere. To change them, stop the job and start all of it again"
+        )
+
+
+def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: bool) -> Spec:
     entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
+    if known.command != spec.command and several:
+        raise UsageError(
+            f"the job was started with another command ({' '.join(known.command)}); nothing was started. Give the same one on all nodes, "
+            "or name another job with --job"
+        )
     if known.command != spec.command:
         raise UsageError(
             f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "

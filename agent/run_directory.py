@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import layout, stores
-from ..checkpoint.files import Files
+from ..checkpoint.files import Files, own_name
 from ..checkpoint.stores import Place
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.etcd_access import Papers
@@ -55,7 +55,8 @@ class RunDirectory:
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
         """Tell the other commands where the running agent's store is, and which files let them in; no secret is among it. Raises
         MachineError."""
-        told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), "pid": os.getpid()}
+        me = {"pid": os.getpid(), "born": _born(os.getpid())}
+        told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
         try:
             self.endpoint.write_text(json.dumps(told))
         except OSError as error:
@@ -63,12 +64,17 @@ class RunDirectory:
 
     def agent(self) -> dict[str, Any] | None:
         """What the agent has published that runs here; None where none does."""
-        place = self.published()
-        return place if place and Path(f"/proc/{place['pid']}").exists() else None
+        place = self._published(self.endpoint)
+        born = _born(place["pid"]) if place else ""
+        return place if place and born and place.get("born", born) == born else None
 
     def published(self) -> dict[str, Any] | None:
         """What the last agent has published that ran here."""
-        for file in (self.endpoint, self._last_endpoint):
+        return self._published(self.endpoint, self._last_endpoint)
+
+    @staticmethod
+    def _published(*files: Path) -> dict[str, Any] | None:
+        for file in files:
             with suppress(FileNotFoundError, ValueError):
                 place: dict[str, Any] = json.loads(file.read_text())
                 return place
@@ -164,9 +170,19 @@ def _identity(job: str) -> str:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"mt-resilient:{job}").hex if job else uuid.uuid4().hex
 
 
+def _born(pid: int) -> str:
+    """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
+    and nobody has asked for its exit code."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]
+
+
 def writable(snapshots: Place) -> None:
     """Try to write there, and make it where it is a directory. Raises MachineError with one sentence."""
-    probe = f".probe-{os.getpid()}"
+    probe = f".probe-{own_name()}"
     try:
         snapshots.write(probe, b"\0" * 4096)
         snapshots.delete(probe)

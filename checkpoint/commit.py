@@ -78,10 +78,14 @@ def certify(snapshot: Place) -> None:
 
 
 def reject(snapshot: Place, reason: str) -> None:
-    """Take a snapshot that failed to restore out of the world; its bytes stay for whoever wants to know why."""
+    """Take a snapshot that failed to restore out of the world; its bytes stay for whoever wants to know why. All nodes may at once."""
     with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands
         snapshot.write(layout.REASON, reason.encode())
-    snapshot.rename(layout.COMMIT, layout.REJECTED)
+    try:
+        snapshot.rename(layout.COMMIT, layout.REJECTED)
+    except (MachineError, SnapshotError):
+        if snapshot.there(layout.COMMIT):  # else another node was quicker, or has deleted it
+            raise
 
 
 @contextmanager

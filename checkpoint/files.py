@@ -51,7 +51,7 @@ class Files:
 
     def write(self, name: str, data: bytes) -> None:
         path = self.path / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{own_name()}")
         with _told(path):
             make_directory(path.parent)
             with temporary.open("wb") as file:
@@ -163,7 +163,12 @@ def own_directory(parent: Path, mark: str) -> Path:
         host, _, pid = left.name.rpartition("-")
         if f"{host}-" == mine and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    return parent / f"{mine}{os.getpid()}"
+    return parent / f"{mark}{own_name()}"
+
+
+def own_name() -> str:
+    """This process, in a name on storage that several hosts share: in containers of one image all have the same number."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:

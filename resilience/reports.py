@@ -173,3 +173,5 @@ class Spec:
     created_s: float = 0.0
     first_generation: Generation = Generation(1)
     """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""
+    alike: dict[str, str] = field(default_factory=dict)
+    """What else all nodes have to be told alike, as far as it is not the default (`agent/alike.py`)."""

@@ -283,7 +283,8 @@ def test_a_rejected_snapshot_is_none_and_stays(node: Node) -> None:
     snapshot.write(layout.REJECTED, promised)  # where a kill leaves an object store between the two steps
     assert catalog.committed(node.root) == []
     snapshot.delete(layout.REJECTED)
-    commit.reject(snapshot, "rank 1 could not load it")
+    for _ in ("this node", "another one, which has seen it committed too"):
+        commit.reject(snapshot, "rank 1 could not load it")
     assert catalog.committed(node.root) == []
     assert [attempt.stamp.step for attempt in catalog.look(node.root).rejected] == [1]
     with pytest.raises(SnapshotError, match="rejected: rank 1 could not load it"):

@@ -190,8 +190,10 @@ class Cluster:
     # -- looking --------------------------------------------------------------------------------------------------------
 
     def world(self) -> World | None:
-        with suppress(StoreUnavailable):
-            return read_world(KEYS, {key: entry.value for key, entry in self.store.range(KEYS.root).items()})
+        """None where etcd does not answer for longer than it takes a client to find the next member."""
+        for _ in range(3):
+            with suppress(StoreUnavailable):
+                return read_world(KEYS, {key: entry.value for key, entry in self.store.range(KEYS.root).items()})
         return None
 
     def until(self, what: Callable[[], object], deadline_s: float, why: str) -> None:
@@ -304,8 +306,11 @@ class Cluster:
         return sum(line.startswith("step ") for line in self.printed().splitlines())
 
     def said(self, *names: str) -> str:
+        """Without the stacks of torch's C++, which are longer than all else."""
         files = [self.place / f"{name}.err" for name in names or self.hosts]
-        return "\n".join(f"== {file.stem}\n{file.read_text()[-2500:]}" for file in files if file.exists())
+        lines = {file.stem: file.read_text().splitlines() for file in files if file.exists()}
+        words = {name: [line for line in said if not line.startswith("frame #")] for name, said in lines.items()}
+        return "\n".join("\n".join([f"== {name}", *said[-100:]]) for name, said in words.items())
 
     def digest(self) -> str:
         return digest_of(self.printed())

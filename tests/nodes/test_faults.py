@@ -77,7 +77,7 @@ def test_the_network_is_cut(cluster: Make) -> None:
         back(job, name)
     few = sorted(job.members(), key=lambda name: name != job.leader())[:2]
     job.net.apart("e1", *few)
-    job.until(lambda: not {*few} & {*job.members()}, 20, "the larger half goes on by itself")
+    job.until(lambda: {*job.members()} and not {*few} & {*job.members()}, 20, "the larger half goes on by itself")
     assert len(job.members()) == 3
     job.goes_on()
     for name in few:
@@ -171,6 +171,20 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     assert [each.cause for each in moved] == ["moved", "moved"]
     assert [each.lost_steps for each in moved] == [0, 0]
     undamaged(job, 200)
+
+
+def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
+    """The ranks go back behind all that is on disk, and each node takes it out of the world."""
+    options = ("--durable-every", "1", "--set", "snapshots.keep=100")
+    job = cluster("2", *options, hosts=2, etcds=1, script=train(70, 0.1))
+    job.start()
+    world = job.until_step(50)
+    oldest = min(set.intersection(*({*said.durable_steps} for said in world.status.values())))
+    told = cli("rewind", "--to", str(oldest), "--run-dir", str(job.place / "runs" / "n2"))
+    assert told.returncode == 0, told
+    assert set(job.finish("n1", "n2")) == {0}
+    assert [(each.cause, each.rung) for each in job.incidents()] == [("ordered", 1)]
+    undamaged(job, 70)
 
 
 def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: Make) -> None:

@@ -4,17 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.alike import alike
+from mt_resilient.agent.job import SECTIONS
 from mt_resilient.agent.launch import Launch
-from mt_resilient.agent.registration import described, register
+from mt_resilient.agent.registration import BEGIN_S, described, register
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.checkpoint.cadence import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.reports import NodeRecord, Spec
+from mt_resilient.resilience.spikes import SpikePolicy
 from mt_resilient.resilience.store import Store
 from mt_resilient.resilience.terms import Generation, NodeId, Step
+from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wire import dumps, loads
 
 KEYS = Keys("job")
@@ -25,9 +30,11 @@ def node(name: str) -> NodeRecord:
     return NodeRecord(instance=name, host=name, pid=1, ranks=1, home=name)
 
 
-def starts(store: Store, place: Path, *sizes: int, kept: int = -1, name: str = "a") -> tuple[Spec, Generation]:
-    spec = described(LAUNCH, sizes, 0, "0" * 8, 1, 0.0)
-    return register(store, KEYS, spec, RunDirectory(place), NodeId(name), node(name), lambda _: None, kept=kept)
+def starts(
+    store: Store, place: Path, *sizes: int, kept: int = -1, now: float = 0.0, **told: str
+) -> tuple[Spec, Generation]:
+    spec = described(LAUNCH, sizes, 0, "0" * 8, 1, now, told)
+    return register(store, KEYS, spec, RunDirectory(place), NodeId("a"), node("a"), lambda _: None, kept=kept)
 
 
 def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
@@ -84,3 +91,27 @@ def test_beside_others_it_is_for_as_many_as_they_say(store: Store, tmp_path: Pat
     store.put(KEYS.node(NodeId("b")), dumps(node("b")))
     with pytest.raises(UsageError, match="Give the same --nodes everywhere"):
         starts(store, tmp_path, 2)
+
+
+def test_nodes_that_were_told_different_things_do_not_begin_together(store: Store, tmp_path: Path) -> None:
+    """Whether the first one is there already, or about to be, or has started the job again."""
+    starts(store, tmp_path, 2, now=100.0, precision="true")
+    with pytest.raises(UsageError, match="precision is false here, and true there"):
+        starts(store, tmp_path, 2, now=101.0, precision="false")
+    ended(store, complete=False)
+    starts(store, tmp_path, 2, precision="false")
+    with pytest.raises(UsageError, match="precision is as it is by default here, and false there"):
+        starts(store, tmp_path, 2)
+
+
+def test_what_was_given_up_before_it_began_is_described_anew(store: Store, tmp_path: Path) -> None:
+    starts(store, tmp_path, 2, now=100.0, precision="true")
+    assert starts(store, tmp_path, 3, now=100.0 + 2 * BEGIN_S)[0].sizes == (3,)
+
+
+def test_only_what_differs_from_the_default_is_told() -> None:
+    policies = {section: kind() for section, kind in SECTIONS.items()}
+    assert alike(policies, (), None) == {}
+    policies |= {"spikes": SpikePolicy(mean_sigma=5.0), "snapshots": SnapshotPolicy(every_steps=7, keep=9)}
+    told = {"spikes.mean_sigma": "5.0", "snapshots.every_steps": "7", "--skip-data": "3:9", "--start-from": "x"}
+    assert alike(policies, (Window(5, 9), Window(3, 5)), "x") == told

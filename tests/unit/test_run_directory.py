@@ -1,5 +1,6 @@
 """The run directory: one agent at a time, and a sentence for what keeps it from being used."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from mt_resilient.agent.run_directory import RunDirectory, writable
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.errors import MachineError, UsageError
+from mt_resilient.resilience.etcd_access import Papers
 from mt_resilient.resilience.journal import Journal
 
 
@@ -48,6 +50,24 @@ def test_releasing_lets_the_next_agent_in_and_takes_the_endpoint_away(run: RunDi
     following.take()
     following.release()
     following.release()  # nothing more to give up
+
+
+def test_an_agent_that_is_dead_runs_no_more_though_its_number_is_there(run: RunDirectory) -> None:
+    """Nobody has asked for its exit code yet, or another process has the number now."""
+    run.take()
+    pid = os.fork()
+    if pid == 0:
+        run.publish("job", ["127.0.0.1:2379"], Papers())
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert run.agent() is None
+    os.waitpid(pid, 0)
+    run.publish("job", ["127.0.0.1:2379"], Papers())
+    here = run.agent()
+    assert here
+    assert here["pid"] == os.getpid()
+    run.endpoint.write_text(json.dumps({**here, "born": "1"}))
+    assert run.agent() is None
 
 
 def test_the_lock_dies_with_its_process_though_the_file_stays(run: RunDirectory) -> None:
