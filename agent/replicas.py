@@ -8,52 +8,27 @@ always is, and all that memory holds is before anybody chooses among it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ..checkpoint import agreement, tree
-from ..checkpoint.agreement import Apart, Ledger, Words
+from ..checkpoint import agreement
+from ..checkpoint.agreement import Apart, Ledger
 from ..checkpoint.arena import Slot
 from ..checkpoint.header import Stamp, complete
-from ..checkpoint.manifest import RankManifest
-from ..checkpoint.tensors import Table, parse, pieces_json
+from ..checkpoint.tensors import Table
 from ..resilience.errors import SnapshotError
 from ..resilience.findings import Mismatch
 from ..resilience.stability import StabilityPolicy, stable
 from ..resilience.terms import Generation, Rank, Step
+from .sights import Sight, seen
+from .stillness import Stillness
 
 LOOK_S = 1.0
 TOLD = 5
 """Tensors that a mismatch names, and mismatches that a status tells."""
 REMEMBERED = 4096
 """Compared snapshots, the latest ones."""
-STILL_SNAPSHOTS, STILL_STEPS = 10, 100
-"""So many snapshots over so many steps with the same parameters are worth a word: a script may add up gradients over many steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sight:
-    """One snapshot's fingerprints."""
-
-    stamp: Stamp
-    ranks: tuple[int, ...]
-    """Global, in the order of what follows."""
-    tables: tuple[bytes, ...]
-    """The pieces of each, as JSON: the same text for the same layout."""
-    words: tuple[Words, ...]
-    values: bytes = b""
-    """A whole table, for the plain values in it."""
-
-
-@dataclass
-class Still:
-    """Parameters that have not changed for so many snapshots since that one."""
-
-    since: Stamp
-    words: list[bytes]
-    snapshots: int = 1
 
 
 @dataclass
@@ -84,7 +59,7 @@ class Replicas:
         """By generation of the ranks."""
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
         """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
-        self._still: Still | None = None
+        self._stillness = Stillness()
         self.mismatches: tuple[Mismatch, ...] = ()
         self.frozen = Step(-1)
 
@@ -120,7 +95,7 @@ class Replicas:
         return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
 
     def _sights(self, stamps: Iterable[Stamp]) -> Iterator[Sight]:
-        return (sight for stamp in sorted(stamps) if (sight := self._sight(stamp)))
+        return (sight for stamp in sorted(stamps) if (sight := seen(self._slots, stamp)))
 
     def _apart(self, sights: Iterable[Sight], wait: bool) -> list[tuple[Sight, list[Apart]]]:
         fresh = (sight for sight in sights if sight.stamp not in self._agreed)
@@ -140,25 +115,8 @@ class Replicas:
         if not found:
             self._line.add(sight.stamp)
             self._convict(sight, layout.ledger)
-        self._watch_parameters(sight, layout)
+        self.frozen = self._stillness.look(sight, layout.parameters)
         return found
-
-    def _sight(self, stamp: Stamp) -> Sight | None:
-        """None when one of the ranks does not hold it any more."""
-        found = []
-        for row in self._slots:
-            slot = next((slot for slot in row if (h := slot.header()).whole and h.stamp == stamp), None)
-            seen = slot.words() if slot else None
-            if seen is None or seen[0].stamp != stamp:
-                return None
-            found.append(seen)
-        return Sight(
-            stamp=stamp,
-            ranks=tuple(header.rank for header, _, _ in found),
-            tables=tuple(layout_of(table) for _, table, _ in found),
-            words=tuple(words for *_, words in found),
-            values=found[0][1],
-        )
 
     def _layout(self, tables: tuple[bytes, ...], wait: bool) -> _Layout | None:
         future = next((future for known, future in self._layouts if known == tables), None)
@@ -217,17 +175,6 @@ class Replicas:
         known = replace(self.mismatches[number], wrong=tuple(map(Rank, sorted(blamed))), replayed=bool(blamed))
         self.mismatches = (*self.mismatches[:number], known, *self.mismatches[number + 1 :])
 
-    def _watch_parameters(self, sight: Sight, layout: _Layout) -> None:
-        words = [each[numbers].tobytes() for each, numbers in zip(sight.words, layout.parameters, strict=True)]
-        still = self._still
-        if still is None or words != still.words or not any(words) or sight.stamp.generation != still.since.generation:
-            self._still, self.frozen = Still(since=sight.stamp, words=words), Step(-1)
-            return
-        still.snapshots += 1
-        long = sight.stamp.step - still.since.step >= STILL_STEPS and still.snapshots >= STILL_SNAPSHOTS
-        if long and self.frozen < 0 and _learns(sight.values):
-            self.frozen = Step(still.since.step)
-
     # -- what follows from it ----------------------------------------------------------------------------------------------
 
     def fit(self, stamp: Stamp) -> bool:
@@ -281,28 +228,3 @@ class _Layout:
         except SnapshotError:  # damaged in memory: whoever restores it will say so
             found = []
         return cls(Ledger(found), agreement.parameters(found) or [agreement.NONE for _ in tables])
-
-
-def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
-    """What the manifests of a snapshot on disk tell."""
-    texts = (f',"pieces":{pieces_json(m.table.pieces)},"payload_bytes":{m.table.payload_bytes}}}' for m in manifests)
-    return Sight(
-        stamp=stamp,
-        ranks=tuple(manifest.rank for manifest in manifests),
-        tables=tuple(text.encode() for text in texts),
-        words=tuple(manifest.words() for manifest in manifests),
-    )
-
-
-def layout_of(table: bytes) -> bytes:
-    """A table in JSON, from where the plain values end: in no text within JSON are these quotes bare."""
-    return table[max(0, table.find(b',"pieces":[')) :]
-
-
-def _learns(table: bytes) -> bool:
-    """Whether the learning rate is not known to be 0."""
-    if not table:
-        return False
-    values = tree.values(parse(table, "the tensor table")["skeleton"])
-    rates = [value for name, value in values if name.endswith("/lr")]
-    return not rates or any(json.dumps(rate) not in ("0", "0.0") for rate in rates)

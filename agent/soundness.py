@@ -19,8 +19,9 @@ from ..resilience.reports import NodeStatus
 from ..resilience.stability import StabilityPolicy
 from ..resilience.terms import Step
 from .errands import Errands
-from .replicas import TOLD, Replicas, Sight, stored
+from .replicas import TOLD, Replicas
 from .shelf import Shelf
+from .sights import Sight, stored
 
 _NEVER = sys.maxsize
 _APART = "it was taken after data-parallel replicas had gone apart"

@@ -16,7 +16,8 @@ from judge import BUFFERED, DIRECT, LINK, MEMORY, MEMORY_FILES, OURS, Table
 from limits import Limits
 from measure import say
 from ours import Ours
-from peers import AsyncPeer, Peer, gather
+from peer import AsyncPeer, Peer
+from peers import gather
 from states import State, same
 
 from mt_resilient.training import device

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from peers import AsyncPeer, Peer, Saving, drop_cached
+from peer import AsyncPeer, Peer, Saving, drop_cached
 from states import State
 
 from mt_resilient.training import device

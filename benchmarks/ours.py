@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from measure import say
-from peers import AsyncPeer, Saving
+from peer import AsyncPeer, Saving
 from states import State
 from torch import nn
 

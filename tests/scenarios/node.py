@@ -23,8 +23,9 @@ from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.lookout import Lookout
 from mt_resilient.agent.registration import described, register
-from mt_resilient.agent.replicas import Replicas, Sight, layout_of
+from mt_resilient.agent.replicas import Replicas
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.agent.sights import Sight, layout_of
 from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.header import MARKS

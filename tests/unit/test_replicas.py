@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.replicas import LOOK_S, STILL_SNAPSHOTS, STILL_STEPS, Replicas
+from mt_resilient.agent.replicas import LOOK_S, Replicas
 from mt_resilient.agent.run_directory import MARK
 from mt_resilient.agent.shelf import Shelf
 from mt_resilient.agent.soundness import Soundness
+from mt_resilient.agent.stillness import STILL_SNAPSHOTS, STILL_STEPS
 from mt_resilient.checkpoint import arena, catalog, layout
 from mt_resilient.checkpoint.agreement import TRUSTED
 from mt_resilient.checkpoint.arena import RankArena, Slot
