@@ -28,7 +28,8 @@ from ..checkpoint.retention import RetentionPolicy, Stored
 from ..checkpoint.writers import writer
 from ..resilience import clock
 from ..resilience.errors import MachineError, ResilientError, SiteError, UsageError
-from .buddy import Buddy, BuddyConfig
+from .buddy import Buddy
+from .buddy_config import BuddyConfig
 
 Event = dict[str, object]
 

@@ -2,7 +2,7 @@
 
 What they compute is the tuple of the samples they have used, so that a lost or repeated sample shows in the final state; and beside it what
 a generator has drawn at each step and a momentum that goes on from step to step, so that one that is forgotten shows too. They judge their
-boundaries by the real rule, in the order of `training.session`, keep its course of the training, and write real board pages.
+boundaries by the real rule, in the order of `training.boundaries`, keep its course of the training, and write real board pages.
 """
 
 from __future__ import annotations
