@@ -12,6 +12,7 @@ from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import OrderedBy, Rank
 from .windows import Window
+from .world import World
 
 _READ = 16
 
@@ -158,6 +159,22 @@ def gone_back(incident: Incident) -> str:
     if window is None:
         return done
     return f"{done}; {batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
+
+
+def awaited(world: World) -> str:
+    """For which nodes a job waits that has not begun; empty: it has."""
+    spec, record = world.spec, world.record
+    if spec is None or (record and record.number >= spec.first_generation):
+        return ""
+    unfit = [node for node, here in world.nodes.items() if here.fit]
+    there = (
+        f"{listed(sorted(world.nodes, key=str))} {'is' if len(world.nodes) == 1 else 'are'} here"
+        if world.nodes
+        else "none is here"
+    )
+    spares = f" and {count(spec.spares, 'spare')}" if spec.spares else ""
+    not_fit = f", of which {listed(unfit)} cannot be used" if unfit else ""
+    return f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(few(spec.sizes))}{spares}"
 
 
 def few(things: Sequence[object]) -> list[str]:
