@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from ipaddress import ip_address
 
 from ..resilience import describe
 from ..resilience.clock import sleep
@@ -103,6 +104,7 @@ def register(
         return register(store, keys, spec, run, node, me, pause, kept=kept)
     if others or (several and store.get(keys.generation) is None):  # they are there, or about to be
         _same(known, spec)
+    reached(me, others)
     if others:  # the job is under way: this node joins it
         return known, Generation(0)
     for key, asked in store.range(keys.requests).items():
@@ -164,6 +166,25 @@ def _same(known: Spec, spec: Spec) -> None:
             f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
             "options and configuration everywhere. To change them, stop the job and start all of it again"
         )
+
+
+def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
+    """Raises UsageError where one of two machines goes by an address that leads each machine to itself: it runs etcd, and calls it so."""
+    machine = me.home.partition(":")[0]
+    for name, other in others.items():
+        if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
+            who = "this node" if _own(me.address) else f"node {name}"
+            raise UsageError(
+                f"{who} goes by {me.address if _own(me.address) else other.address}, where other machines do not find it; nothing was "
+                "started. Name etcd by an address that all nodes reach, or the node's own with --address"
+            )
+
+
+def _own(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
 
 
 def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: bool) -> Spec:
