@@ -57,7 +57,8 @@ def say_the_end(
     elif code == 0 and record:
         telling.say(f"{record.reason}; the same command {again}", "good")
     elif code > 128:
-        telling.say(f"ended as asked; the same command goes on from the newest snapshot in {run.root}", "warn")
+        from_there = f"goes on from the newest snapshot in {run.root}" if newest is not None else again
+        telling.say(f"ended as asked; the same command {from_there}", "warn")
     else:
         why = record.reason if record else "unknown"
         telling.say(f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", "bad")

@@ -44,6 +44,8 @@ class Holdings:
         self.seat: tuple[int, ...] = ()
         """Node rank, and number of nodes, of the ranks whose snapshots memory holds."""
         self._settled = 0
+        self._left: list[tuple[int, tuple[int, int]]] = []
+        """Steps that the training went back to, and the generation and rewind since which it takes another course."""
 
     def settle(self, record: GenerationRecord, node_rank: int) -> None:
         """Keep what the ranks of `record` can go back to, and nothing else; once, for what is fetched comes after it. No rank may be
@@ -78,6 +80,7 @@ class Holdings:
     def look(self, finished: int, generation: int = 0, *, every: bool = False) -> bool:
         """`Soundness.look`. generation: a newer one that this node is in now."""
         self.generation = max(self.generation, generation)
+        self._refuse_the_left(self.shelf.seen.durable)
         return self.sound.look(self.generation, finished, every=every)
 
     def want_newest_on_disk(self) -> None:
@@ -107,7 +110,8 @@ class Holdings:
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""
         seen = self.shelf.seen.durable
-        return sorted({step for step, name in seen if name not in self.unfit and self.sound.fit(name)})
+        there = ((step, name) for step, name in seen if name not in self.unfit and self._was_left(name) is None)
+        return sorted({step for step, name in there if self.sound.fit(name)})
 
     def reject(self, name: str, reason: str) -> None:
         """Take a damaged snapshot out of the world; where storage does not let us (ResilientError), out of our own."""
@@ -118,12 +122,24 @@ class Holdings:
         self.shelf.fresh(FRESH_S)
 
     def _set_aside(self, to: int, life: tuple[int, int]) -> None:
-        """What is on disk of later steps than `to`, of generations and rewinds before `life`."""
-        for step, name in self.shelf.fresh(FRESH_S).durable:
-            attempt = Attempt.parse(name)
-            if attempt and attempt.stamp[:2] < life and step > to:
-                try:
-                    self.reject(name, f"the training has gone back to step {to} and taken another course")
-                except ResilientError as error:
-                    left = f"{error}: the snapshot {name}, of a course that was left, keeps its name, and is not used"
-                    self.sound.sentences.append((left, "bad"))
+        """What is on disk of later steps than `to`, of generations and rewinds before `life`; and what will be: a node that was cut off,
+        or stopped, may commit it when it is back."""
+        self._left.append((to, life))
+        self._refuse_the_left(self.shelf.fresh(FRESH_S).durable)
+
+    def _was_left(self, name: str) -> int | None:
+        """To which step the training went back to take another course than the one that this snapshot is of; None: to none."""
+        attempt = Attempt.parse(name)
+        if attempt is None:
+            return None
+        return next((to for to, life in self._left if attempt.stamp[:2] < life and attempt.stamp.step > to), None)
+
+    def _refuse_the_left(self, durable: Sequence[tuple[int, str]]) -> None:
+        for _, name in durable:
+            if name in self.unfit or (to := self._was_left(name)) is None:
+                continue
+            try:
+                self.reject(name, f"the training has gone back to step {to} and taken another course")
+            except ResilientError as error:
+                left = f"{error}: the snapshot {name}, of a course that was left, keeps its name, and is not used"
+                self.sound.sentences.append((left, "bad"))

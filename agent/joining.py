@@ -88,7 +88,7 @@ def join(
         pid=os.getpid(),
         ranks=launch.ranks,
         port=neighbour.port if neighbour else 0,
-        address=control.address or whereabouts.address(endpoint),
+        address=whereabouts.named(control.address) if control.address else whereabouts.address(endpoint),
         home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
         labels={**scheduler.labels(os.environ), **control.labelled},
     )

@@ -17,6 +17,9 @@ from .ports import free_port
 from .publisher import Publisher
 from .telling import Telling
 
+LONG_S = 10.0
+"""How long the last snapshot may take until it is told that it is waited for."""
+
 
 class Performer:
     def __init__(
@@ -39,6 +42,7 @@ class Performer:
         self._leave_ordered_s = 0.0
         self._leave_until_s = 0.0
         self._drain_asked_s = 0.0
+        self._waiting_told = False
         self._fetched = 0
         """Generation for which this node's part has been asked of another."""
         self.hurry = False
@@ -149,6 +153,13 @@ class Performer:
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")
             drain.stop()
             drain.finished = True
+        if not drain.finished and not self._waiting_told and monotonic_s() - self._drain_asked_s > LONG_S:
+            self._waiting_told = True
+            self._telling.say(
+                "the ranks are through; what was to be written of their last steps is not on disk yet, here or on another node, and is "
+                "waited for. Ctrl-C, and some time for it, leaves without",
+                "warn",
+            )
         if drain.finished:
             self._publisher.acknowledge(record, AckKind.ENDED)
         return drain.finished

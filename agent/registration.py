@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from ipaddress import ip_address
 
 from ..resilience import phrases
 from ..resilience.clock import sleep
@@ -76,7 +77,7 @@ def register(
     if several:
         _begun_anew(store, keys, spec)
     known = _known(store, keys, spec, run, several)
-    if several and (run.finished.exists() or _done(store, keys, kept)):
+    if several and (run.finished.exists() or _done(store, keys, known, kept)):
         return known, max(known.first_generation, _over(store, keys))
     if run.finished.exists():
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
@@ -103,6 +104,7 @@ def register(
         return register(store, keys, spec, run, node, me, pause, kept=kept)
     if others or (several and store.get(keys.generation) is None):  # they are there, or about to be
         _same(known, spec)
+    reached(me, others)
     if others:  # the job is under way: this node joins it
         return known, Generation(0)
     for key, asked in store.range(keys.requests).items():
@@ -166,6 +168,25 @@ def _same(known: Spec, spec: Spec) -> None:
         )
 
 
+def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
+    """Raises UsageError where one of two machines goes by an address that leads each machine to itself: it runs etcd, and calls it so."""
+    machine = me.home.partition(":")[0]
+    for name, other in others.items():
+        if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
+            who = "this node" if _own(me.address) else f"node {name}"
+            raise UsageError(
+                f"{who} goes by {me.address if _own(me.address) else other.address}, where other machines do not find it; nothing was "
+                "started. Name etcd by an address that all nodes reach, or the node's own with --address"
+            )
+
+
+def _own(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
+
+
 def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: bool) -> Spec:
     entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
@@ -186,13 +207,14 @@ def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: boo
     return known
 
 
-def _done(store: Store, keys: Keys, kept: int) -> bool:
-    """Whether the job has ended with its training over, and the state of that on disk. kept: the newest step there; -1: none is, and what
+def _done(store: Store, keys: Keys, known: Spec, kept: int) -> bool:
+    """Whether the job has ended with its training over, and the state of that on disk, and nobody has let it begin anew. kept: the newest step there; -1: none is, and what
     the script has saved is all there is."""
     entry = store.get(keys.generation)
     last = loads(GenerationRecord, entry.value) if entry else None
-    ended = last is not None and last.phase is Phase.ENDED and last.complete
-    return last is not None and ended and (kept < 0 or kept >= last.replay_until)
+    if last is None or last.phase is not Phase.ENDED or not last.complete or last.number < known.first_generation:
+        return False
+    return kept < 0 or kept >= last.replay_until
 
 
 def _over(store: Store, keys: Keys) -> Generation:

@@ -41,6 +41,8 @@ RESTS = 4.0
 something."""
 ECHO_S = 1.0
 """A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+AWAITS_S = 3.0
+"""How long nodes that start together may take until it is told that they are waited for."""
 EMPTIED_S = 30.0
 """How long those that train may take to tell an etcd that has lost its data what the job is."""
 STORE_GRACE_S = 5.0
@@ -82,6 +84,8 @@ class Supervisor:
         self._last_stumble = ""
         self._on_store_down = lambda: None
         self._on_store_emptied: Callable[[GenerationRecord], object] = lambda record: None
+        self._awaits, self._awaited = ("", 0.0), ""
+        """For which nodes the job waits, since when, and what was told of it."""
         self._emptied_s = 0.0
         """On the monotonic clock: since when etcd knows nothing of the job any more; 0: it does."""
 
@@ -198,11 +202,21 @@ class Supervisor:
                 break
         self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
         self._store_is_back()
+        self._tell_whom_it_awaits()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._publisher.told)
         strides, pages = self.node.vitals.strides, self.node.board.pages
         own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
         self.telling.strides(len(strides.stragglers), own_s)
+
+    def _tell_whom_it_awaits(self) -> None:
+        """Once it has lasted, and again when it is for others."""
+        awaits = self.controller.awaits if self._company else ""
+        if awaits != self._awaits[0]:
+            self._awaits = (awaits, monotonic_s())
+        elif awaits and awaits != self._awaited and monotonic_s() - self._awaits[1] > AWAITS_S:
+            self._awaited = awaits
+            self.telling.say(awaits)
 
     def _read_record(self) -> GenerationRecord | None:
         """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..resilience.assignment import NodesPolicy
 from ..resilience.clock import wall_s
-from ..resilience.errors import MachineError, UsageError
+from ..resilience.errors import MachineError, StoreUnavailable, UsageError
 from ..resilience.etcd_access import Access, Papers, parse_endpoint
 from . import scheduler
 from .embedded_etcd import EmbeddedEtcd, probe
@@ -96,6 +96,17 @@ def counted(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> 
     return numbers, policy.spares
 
 
+def named(address: str) -> str:
+    """The address that somebody has given this node, if it leads somewhere. Raises MachineError."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise MachineError(
+            f"--address {address}: {error.strerror or error}; nothing was started. Name this node as the others reach it"
+        ) from error
+    return address
+
+
 def address(endpoint: str) -> str:
     """This node's address on the way to etcd: that of the cluster's network."""
     etcd = parse_endpoint(endpoint)
@@ -113,11 +124,19 @@ def address(endpoint: str) -> str:
 def endpoints(
     control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
-    """Those that were given, if they answer; else those of a server of our own, started here."""
+    """Those that were given, if one of them answers; else those of a server of our own, started here."""
     if control.etcd:
         given = control.etcd.split(",")
+        silent = []
         for endpoint in given:
-            probe(endpoint, control.deadline_s, access)
+            try:
+                probe(endpoint, control.deadline_s, access)
+            except StoreUnavailable as error:
+                silent.append(error)
+        if len(silent) == len(given):
+            raise silent[0]
+        for reason in silent:  # a member of it may be down
+            terminal.say(f"{reason}; another one does, so it is gone on without", wall_s(), "warn")
         return None, given
     binary = find_server()
     if binary.warning:

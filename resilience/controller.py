@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
+from . import describe
 from .decision import decide
 from .election import Election
 from .keys import Keys
@@ -49,6 +50,8 @@ class Controller:
         self._whole = Mirror(store, keys.root)
         self._heard, self._values = Values(), Values()
         self._lease, self._anew_s = 0, -math.inf
+        self.awaits = ""
+        """Where this agent leads a job that has not begun: for which nodes it waits, a sentence."""
         self._vacant_s: float | None = None
         """Wall-clock time since when nobody has led, as far as this agent has heard."""
 
@@ -84,6 +87,7 @@ class Controller:
         key = self._keys.generation
         if decision.record:
             puts.append(Put(key, dumps(decision.record)))
+        self.awaits = describe.awaited(world) if not puts else ""
         if not puts:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)

@@ -13,6 +13,7 @@ from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import Rank
 from .windows import Window
+from .world import World
 
 
 def seats(found: Seats) -> str:
@@ -107,6 +108,22 @@ def gone_back(incident: Incident) -> str:
     if window is None:
         return done
     return f"{done}; {phrases.batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
+
+
+def awaited(world: World) -> str:
+    """For which nodes a job waits that has not begun; empty: it has."""
+    spec, record = world.spec, world.record
+    if spec is None or (record and record.number >= spec.first_generation):
+        return ""
+    unfit = [node for node, here in world.nodes.items() if here.fit]
+    there = (
+        f"{phrases.listed(sorted(world.nodes, key=str))} {'is' if len(world.nodes) == 1 else 'are'} here"
+        if world.nodes
+        else "none is here"
+    )
+    spares = f" and {phrases.count(spec.spares, 'spare')}" if spec.spares else ""
+    not_fit = f", of which {phrases.listed(unfit)} cannot be used" if unfit else ""
+    return f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(spec.sizes))}{spares}"
 
 
 def remedies(done: Sequence[Remedy]) -> str:

@@ -194,7 +194,7 @@ def _silence(error: Exception, name: str, member: Member) -> str:
         raise StoreUnavailable(f"etcd at {member.endpoint} refused {name}: {details}; {advice}") from None
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "did not answer in time"
-    said = details.rpartition(": ")[2]
+    said = details.rpartition(": ")[2].rstrip("]")  # of a list of errors, the last
     if "Connection refused" not in details and not member.reconnect():
         said = fault(member.endpoint, member.access, _FAULT_WITHIN_S) or said
     return f"{code.name.lower()}: {said}"

@@ -40,6 +40,7 @@ class Endpoint:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Out of `host:port`, `http://host:port` or `https://host:port`. Raises UsageError."""
+    text = text.strip()  # of a list with spaces behind its commas
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         known = parts.scheme in ("", "http", "https") and parts.path in ("", "/") and "@" not in text

@@ -10,7 +10,7 @@ from .going_back import carried, lost, pending
 from .incident import Incident
 from .machine import Event, Phase
 from .orders import Decision, GenerationRecord
-from .requests import leaving
+from .requests import leaving, waiting
 from .terms import Generation, Step
 from .turnover import bereft, moved
 from .wishes import Wish
@@ -18,11 +18,19 @@ from .world import World
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Decision:
-    seats = assignment.first(world, now, policy) if world.spec else None
-    if seats is None or world.spec is None:
+    """And where somebody wants the job to stop before there is one, its end."""
+    if world.spec is None:
+        return Decision()
+    number = world.spec.first_generation
+    stops = [request for request in waiting(world) if request.kind == Wish.STOP]
+    if stops:
+        why = f"stopped by {stops[0].by} before it began"
+        over = GenerationRecord(number=number, phase=Phase.ENDED, members={}, exit_code=stops[0].exit_code, reason=why)
+        return Decision(record=over, reason=why)
+    seats = assignment.first(world, now, policy)
+    if seats is None:
         return Decision()
     reason = "started again" if world.record else "first start"
-    number = world.spec.first_generation
     record = GenerationRecord(number=number, phase=Phase.GATHER, members=seats.members, reason=reason, opened_s=now)
     return Decision(record=record, reason=reason)
 

@@ -5,7 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable
 
-from ..harness import PLAIN, undisturbed
+from ..harness import PLAIN, cli, undisturbed
 from .hosts import Cluster, train
 
 
@@ -13,12 +13,17 @@ def test_a_node_that_waits_for_others_can_leave_and_one_of_a_job_that_is_over_ha
     cluster: Callable[..., Cluster],
 ) -> None:
     """One word is enough for the first, and nothing of it is left for whoever comes next; the other may have lost its run directory."""
-    job = cluster("2", hosts=2, etcds=1, script=train(20, 0.05))
+    job = cluster("2", hosts=2, script=train(20, 0.05))
+    job.net.kill("e2")  # one of three is no reason not to start
     for number in (signal.SIGINT, signal.SIGTERM):
         job.start("n1")
         job.until(lambda: job.there() == ["n1"] and "this node, n1" in job.said("n1"), 30, "it waits")
         os.kill(job.agent("n1"), number)
         assert job.finish("n1", deadline_s=30) == [128 + number]
+    job.start("n1")
+    job.until(lambda: "waiting for nodes: n1 is here" in job.said("n1"), 30, "it says so")
+    told = cli("stop", "--run-dir", str(job.place / "runs" / "n1"))
+    assert (told.returncode, job.finish("n1", deadline_s=30)) == (0, [130]), told
     job.start()
     assert job.finish("n1", "n2") == [0, 0]
     shutil.rmtree(job.place / "runs" / "n2")

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import psutil
+
 from mt_resilient.resilience.machine import Phase
 
 from ..harness import PLAIN, undisturbed
@@ -28,3 +30,17 @@ def test_a_node_dies_before_the_last_snapshot_is_on_disk(cluster: Callable[..., 
     (incident,) = [each for each in job.incidents() if each.rung]
     assert (incident.cause, incident.rung) == ("agent_lost", 3)
     assert "the state that it ended with, of step 50, was not on disk" in " ".join(incident.evidence)
+
+
+def test_a_node_whose_last_part_does_not_come_is_waited_for_and_that_is_told(cluster: Callable[..., Cluster]) -> None:
+    job = cluster("2", "--durable-every", "10", hosts=2, etcds=1, script=train(40, 0.05))
+    job.start()
+    job.until_step(15)
+    children = psutil.Process(job.agent("n2")).children(recursive=True)
+    drain = next(child for child in children if "drain_process" in " ".join(child.cmdline()))
+    drain.suspend()
+    for name in job.hosts:
+        job.until(lambda name=name: "is not on disk yet, here or on another node" in job.said(name), 60, "it is told")
+    assert ending(job)
+    drain.resume()
+    assert set(job.finish("n1", "n2")) == {0}

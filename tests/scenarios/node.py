@@ -121,9 +121,9 @@ class Node:
         self.store: Any = job.client(instance, name)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
         spec = described(launch, job.sizes, job.spares, "0" * 8, first, job.wall_s)
-        _, self.over = register(
-            self.store, KEYS, spec, RunDirectory(Path("mt-runs/train")), name, registration, job.waits
-        )
+        run, kept = RunDirectory(Path("mt-runs/train")), max(self.disk, default=-1)
+        spec, self.over = register(self.store, KEYS, spec, run, name, registration, job.waits, kept=kept)
+        self.nothing_left = self.over >= spec.first_generation
         self.heartbeat = Heartbeat(self.store, KEYS, name, registration, LEASE_S)
         self.controller = job.controller(instance, name)
 
@@ -195,6 +195,9 @@ class Node:
 
     def round(self, now_s: float) -> int | None:
         """One round of the supervisor; the exit code when the job is over."""
+        if self.nothing_left:
+            self.say(f"the agent{'' if self.job.alone else f' of {self.name}'} finds the job finished")
+            return 0
         self.drain(now_s)
         self.lending.send(now_s)
         if self.faults.agent_stalls or self.name in self.faults.stalled:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mt_resilient.resilience import describe
 from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import BudgetSpent
 from mt_resilient.resilience.findings import InPlaceRewind
@@ -62,6 +63,20 @@ def test_more_nodes_than_the_job_wants_are_left_out() -> None:
 
 def test_nothing_opens_for_a_job_that_nobody_has_described() -> None:
     assert decided(world(record=None, spec=None)) == Decision()
+
+
+def test_a_job_that_is_stopped_before_it_has_begun_is_over() -> None:
+    """Its agents wait for others, and leave; the same command starts it again."""
+    waits = world(record=None, spec=Spec(command=("torchrun",), sizes=(2,)), status={}, acks={}, requests=(STOP,))
+    over = written(waits)
+    assert (over.phase, over.exit_code, over.members, over.complete) == (Phase.ENDED, STOP.exit_code, {}, False)
+
+
+def test_for_whom_a_job_waits_is_said_until_it_has_begun() -> None:
+    spec = Spec(command=("torchrun",), sizes=(2, 3), spares=1)
+    waits = world(record=None, spec=spec, status={}, acks={})
+    assert describe.awaited(waits) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
+    assert describe.awaited(world(spec=spec)) == ""
 
 
 # -- what the World amounts to ---------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What an agent that starts finds out about its job: it is under way, over before its end, or done; and for how many nodes it is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mt_resilient.agent.alike import alike
 from mt_resilient.agent.job import SECTIONS
 from mt_resilient.agent.launch import Launch
-from mt_resilient.agent.registration import BEGIN_S, described, register
+from mt_resilient.agent.registration import BEGIN_S, described, reached, register
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.cadence import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError
@@ -107,6 +108,19 @@ def test_nodes_that_were_told_different_things_do_not_begin_together(store: Stor
 def test_what_was_given_up_before_it_began_is_described_anew(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 2, now=100.0, precision="true")
     assert starts(store, tmp_path, 3, now=100.0 + 2 * BEGIN_S)[0].sizes == (3,)
+
+
+def test_an_address_that_leads_each_machine_to_itself_is_refused() -> None:
+    """Of one machine it will do, as in a test of two nodes on it."""
+
+    def at(machine: str, address: str) -> NodeRecord:
+        return replace(node("x"), home=f"{machine}:/runs/x", address=address)
+
+    for here, there in (("127.0.0.1", "10.0.0.2"), ("10.0.0.1", "::1"), ("localhost", "n2")):
+        reached(at("one", here), {NodeId("b"): at("one", there)})
+        with pytest.raises(UsageError, match="where other machines do not find it"):
+            reached(at("one", here), {NodeId("b"): at("two", there)})
+    reached(at("one", "10.0.0.1"), {NodeId("b"): at("two", "n2")})
 
 
 def test_only_what_differs_from_the_default_is_told() -> None:
