@@ -208,8 +208,8 @@ def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: boo
 
 
 def _done(store: Store, keys: Keys, known: Spec, kept: int) -> bool:
-    """Whether the job has ended with its training over, and the state of that on disk, and nobody has let it begin anew. kept: the newest step there; -1: none is, and what
-    the script has saved is all there is."""
+    """Whether the job has ended with its training over and the state of that on disk, and nobody has let it begin anew. kept: the newest
+    step there; -1: none is, and what the script has saved is all there is."""
     entry = store.get(keys.generation)
     last = loads(GenerationRecord, entry.value) if entry else None
     if last is None or last.phase is not Phase.ENDED or not last.complete or last.number < known.first_generation:
