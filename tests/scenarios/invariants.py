@@ -159,15 +159,17 @@ def _by_its_leader(write: Accepted) -> str:
 
 def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Accepted) -> str:
     """Whether the record goes on as the table of the state machine has it."""
+    stopped = after.phase is Phase.ENDED and not after.members  # before it had begun
     if before is None:
-        return "" if after.phase is Phase.GATHER else f"the first record is in phase {after.phase}"
+        return "" if after.phase is Phase.GATHER or stopped else f"the first record is in phase {after.phase}"
     told = f"generation {after.number} {after.phase} was written over {before.number} {before.phase}"
     if _within_its_phase(before, after):
         orders = replace(before, **{name: getattr(after, name) for name in _ORDERS})
         return "" if write.guarded and orders == after else told
     if after.number == before.number:
         return "" if write.guarded and (before.phase, after.phase) in _MOVES else told
-    opened = after.number == before.number + 1 and after.phase is Phase.GATHER
+    begun = after.phase is Phase.GATHER or (stopped and before.phase is Phase.ENDED)
+    opened = after.number == before.number + 1 and begun
     return "" if opened and write.guarded and (before.phase is not Phase.ENDING or before.complete) else told
 
 
