@@ -49,7 +49,9 @@ from .ending import AT_THE_END_S, say_the_end, unwritten
 from .heartbeat import Heartbeat
 from .joining import Joined, join
 from .launch import Launch, understand
+from .leaving import Leaving
 from .node import Node
+from .outage import Outage
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
@@ -179,12 +181,11 @@ def run_job(
             joined.copies,
         )
         closing.callback(node.close)
-        supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling)
+        node.spared = (server.pid or 0,) if server else ()
+        mend = Revival(server, endpoints[0], node, telling) if server else None
+        outage = Outage(node, telling, mend, partial(remind, store, keys, joined.spec, joined.token))
+        supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)
-        supervisor.on_store_emptied(partial(remind, store, keys, joined.spec, joined.token))
-        if server:
-            node.spared = (server.pid or 0,)
-            supervisor.on_store_down(Revival(server, endpoints[0], node, supervisor.telling))
         ranks = phrases.count(launch.ranks, "rank")
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
@@ -251,6 +252,7 @@ def _supervisor(
     deciding: Policy,
     policies: Mapping[str, Any],
     telling: Telling,
+    outage: Outage,
 ) -> Supervisor:
     me, spec, neighbour = joined.me, joined.spec, joined.neighbour
     policy: AgentPolicy = policies["agent"]
@@ -272,6 +274,7 @@ def _supervisor(
         telling=telling,
         publisher=publisher,
     )
+    leaving = Leaving(node_id, neighbour is not None, node, store, keys, policy, policies["preemption"], telling)
     return Supervisor(
         node_id=node_id,
         node=node,
@@ -280,8 +283,9 @@ def _supervisor(
         heartbeat=heartbeat,
         controller=controller,
         policy=policy,
-        preemption=policies["preemption"],
         telling=telling,
+        leaving=leaving,
+        outage=outage,
         publisher=publisher,
         performer=performer,
         over=joined.over,

@@ -10,26 +10,23 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable
-from typing import Any
 
-from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
-from ..resilience.errors import MachineError, ResilientError, StoreUnavailable
+from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.store import LeaseGone, Store
 from ..resilience.terms import NodeId
-from ..resilience.wire import dumps
-from ..resilience.wishes import Request, Wish
 from . import attention
 from .company import Company
 from .heartbeat import Heartbeat
+from .leaving import Leaving
 from .node import Node
+from .outage import Outage
 from .performer import Performer
-from .policy import AgentPolicy, PreemptionPolicy
+from .policy import AgentPolicy
 from .publisher import QUICK_S, Publisher
 from .telling import Telling
 
@@ -39,14 +36,8 @@ something is under way. Ended processes wake it at once."""
 RESTS = 4.0
 """So many times as long as a look at the whole job takes, what others write is left to gather: with thousands of nodes there is always
 something."""
-ECHO_S = 1.0
-"""A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
 AWAITS_S = 3.0
 """How long nodes that start together may take until it is told that they are waited for."""
-EMPTIED_S = 30.0
-"""How long those that train may take to tell an etcd that has lost its data what the job is."""
-STORE_GRACE_S = 5.0
-"""How long somebody who wants to leave waits for etcd: the agent's own one is back within a second or two."""
 
 
 class Supervisor:
@@ -60,8 +51,9 @@ class Supervisor:
         heartbeat: Heartbeat,
         controller: Controller,
         policy: AgentPolicy,
-        preemption: PreemptionPolicy,
         telling: Telling,
+        leaving: Leaving,
+        outage: Outage,
         publisher: Publisher,
         performer: Performer,
         over: int = 0,
@@ -70,42 +62,23 @@ class Supervisor:
         """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
         self.id, self.node, self.store, self.keys = node_id, node, store, keys
         self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
-        self.policy, self.preemption, self.telling = policy, preemption, telling
+        self.policy, self.telling = policy, telling
+        self._leaving, self._outage = leaving, outage
         self.record: GenerationRecord | None = None
         self._over, self._company, self._publisher = over, company, publisher
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write does not wake the loop before."""
-        self._signals: list[int] = []
-        self._heard_s = 0.0
-        self._request: Request | None = None
-        self._store_down_s = 0.0
-        self._signalled_s = 0.0
         self._last_stumble = ""
-        self._on_store_down = lambda: None
-        self._on_store_emptied: Callable[[GenerationRecord], object] = lambda record: None
         self._awaits, self._awaited = ("", 0.0), ""
         """For which nodes the job waits, since when, and what was told of it."""
-        self._emptied_s = 0.0
-        """On the monotonic clock: since when etcd knows nothing of the job any more; 0: it does."""
-
-    def on_store_down(self, mend: Any) -> None:
-        """`mend` is called in each round in which the store does not answer (embedded etcd: start it again)."""
-        self._on_store_down = mend
-
-    def on_store_emptied(self, remind: Callable[[GenerationRecord], object]) -> None:
-        """`remind` is called where etcd has lost what it knew of the job, and this record still holds."""
-        self._on_store_emptied = remind
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Until the job is over; the exit code."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before = {
-            number: signal.signal(number, self._on_signal)
-            for number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.preemption.numbers}
-        }
+        before = {number: signal.signal(number, self._leaving.on_signal) for number in self._leaving.signals}
         previous_wakeup = signal.set_wakeup_fd(woken)
         try:
             self._warm_up()
@@ -139,9 +112,9 @@ class Supervisor:
 
     def round(self, ready: list[int]) -> int | None:
         """One round; the exit code when the job is over. ready: descriptors of the node that are readable."""
-        if len(self._signals) > 1:
+        if self._leaving.at_once:
             self.telling.say("asked a second time: leaving at once", "warn")
-            return 128 + self._signals[0]
+            return self._leaving.code
         changed = self._company is not None and self._company.look(monotonic_s())
         self.node.pace_durable()
         for act in (lambda: self.node.observe(ready), self._hear_helpers):
@@ -161,17 +134,7 @@ class Supervisor:
             return None
         if self.record and self.record.phase is Phase.ENDED:
             return self.record.exit_code
-        return self._dismissed(self.record)
-
-    def _dismissed(self, record: GenerationRecord | None) -> int | None:
-        """The exit code where the job goes on without this agent, or has not begun: it was drained, or somebody wants it to end that stands
-        by or waits for the others."""
-        instance = self.heartbeat.instance
-        if self._company is None or (record and instance in record.members.values()):
-            return None
-        if record and instance in record.dismissed:
-            return self._request.exit_code if self._request else 0
-        return 128 + self._signals[0] if self._signals else None
+        return self._leaving.dismissed(self.record, self.heartbeat.instance)
 
     def _stumbled(self, error: OSError) -> None:
         if str(error) != self._last_stumble:
@@ -182,14 +145,14 @@ class Supervisor:
         """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
         now = monotonic_s()
         news = self._publisher.news(self.record)
-        if not (changed or news or now >= self._next_round_s or (self._signals and not self._request) or self._busy()):
+        if not (changed or news or now >= self._next_round_s or self._leaving.to_ask or self._busy()):
             return
         self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
         if self._company and self.record:
             self._company.tell(self.record)
-        self._ask_to_stop()
+        self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
         for _ in range(20):
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
                 self._publisher.round(self.record, self._busy())
@@ -201,7 +164,7 @@ class Supervisor:
             if not wrote and not more:
                 break
         self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
-        self._store_is_back()
+        self._outage.over()
         self._tell_whom_it_awaits()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._publisher.told)
@@ -220,29 +183,8 @@ class Supervisor:
 
     def _read_record(self) -> GenerationRecord | None:
         """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""
-        record = self.controller.record()
-        if record is None and self.record is not None:
-            return self._remind(self.record)
-        self._emptied_s = 0.0
+        record = self._outage.looked(self.controller.record(), self.record)
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
-
-    def _remind(self, record: GenerationRecord) -> GenerationRecord:
-        """`record`, which etcd does not know any more: it has begun anew, without its data. Who has ranks of this generation tells it:
-        while they are not fenced, no later one can have begun."""
-        now_s, gang = monotonic_s(), self.node.gang
-        if not self._emptied_s:
-            self._emptied_s = now_s
-            self.telling.say(
-                "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
-            )
-        if gang and gang.generation == record.number and not gang.fenced:
-            self._on_store_emptied(record)
-        elif now_s - self._emptied_s > EMPTIED_S:
-            raise MachineError(
-                "etcd has lost its data, and nobody trains who could tell it what it knew of this job; nothing runs here any more. Look "
-                "after it, then give the same command again: it goes on from the newest snapshot"
-            )
-        return record
 
     def _busy(self) -> bool:
         return attention.busy(self.record, self._publisher.told, wall_s())
@@ -252,42 +194,6 @@ class Supervisor:
         if attention.ordered(self.record, self._publisher.told):
             return ORDERED_S
         return self._publisher.pace_s
-
-    # -- what comes from outside ------------------------------------------------------------------------------------------------
-
-    def _on_signal(self, number: int, _: object) -> None:
-        echo = bool(self._signals) and number in self.preemption.numbers and monotonic_s() - self._heard_s < ECHO_S
-        self._heard_s = monotonic_s()
-        if not echo:
-            self._signals.append(number)
-
-    def _ask_to_stop(self) -> None:
-        """Turn a signal into a request that the controller answers. Raises StoreUnavailable."""
-        if not self._signals or self._request:
-            return
-        if self._company and (self.record is None or self.id not in self.record.members):
-            return  # a node that stands by, or waits for the others, ends without a word
-        self.performer.hurry = True
-        name = signal.Signals(self._signals[0]).name
-        preempted = self._signals[0] in self.preemption.numbers
-        drains = preempted and self._company is not None  # the others go on, if they can
-        request = Request(
-            kind=Wish.DRAIN if drains else Wish.STOP,
-            node=self.id if drains else "",
-            snapshot=preempted or self.policy.last_snapshot,
-            budget_s=self.preemption.budget_s if preempted else 0.0,
-            exit_code=128 + self._signals[0],
-            at_s=wall_s(),
-            by=name,
-        )
-        self.store.put(self.keys.request(f"stop-{self.id}"), dumps(request))
-        self._request = request
-        newest = self.node.held.durable_steps()[-1:]
-        kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
-        within = f" within {phrases.seconds(request.budget_s)}" if preempted else ""
-        how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
-        what = "draining this node" if drains else "ending the job"
-        self.telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
 
     def _hear_helpers(self) -> bool:
         """True when the warm process has changed: a start may wait for it."""
@@ -324,22 +230,12 @@ class Supervisor:
                 warm.learn()
 
     def _store_is_down(self, error: ResilientError) -> None:
-        if not self._store_down_s:
-            self._store_down_s = wall_s()
-            self.telling.say(f"{error}; training goes on, no recovery is possible until it is back", "bad")
-        self._signalled_s = self._signalled_s or (monotonic_s() if self._signals else 0.0)
-        if self._signals and monotonic_s() - self._signalled_s > STORE_GRACE_S:
+        if self._outage.lasts(error, self._leaving.wanted):
             self.telling.say("etcd is away: ending at once, without a last snapshot", "warn")
             self.node.stop_gang()
             self.record = GenerationRecord(
                 number=self.record.number if self.record else 0,  # type: ignore[arg-type]
                 phase=Phase.ENDED,
                 members={},
-                exit_code=128 + self._signals[0],
+                exit_code=self._leaving.code,
             )
-        self._on_store_down()
-
-    def _store_is_back(self) -> None:
-        if self._store_down_s:
-            self.telling.say(f"etcd answers again, after {phrases.seconds(wall_s() - self._store_down_s)}", "good")
-            self._store_down_s = 0.0

@@ -1,0 +1,106 @@
+"""Somebody wants this agent to leave: signals from a terminal or a scheduler ──▶ a request that the controller answers."""
+
+from __future__ import annotations
+
+import signal
+
+from ..resilience import phrases
+from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
+from ..resilience.store import Store
+from ..resilience.terms import NodeId
+from ..resilience.wire import dumps
+from ..resilience.wishes import Request, Wish
+from .node import Node
+from .policy import AgentPolicy, PreemptionPolicy
+from .telling import Telling
+
+ECHO_S = 1.0
+"""A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+
+
+class Leaving:
+    def __init__(
+        self,
+        node_id: NodeId,
+        several: bool,
+        node: Node,
+        store: Store,
+        keys: Keys,
+        policy: AgentPolicy,
+        preemption: PreemptionPolicy,
+        telling: Telling,
+    ) -> None:
+        """several: whether there are other nodes, which go on without this one if they can."""
+        self._id, self._several, self._node, self._store, self._keys = node_id, several, node, store, keys
+        self._policy, self._preemption, self._telling = policy, preemption, telling
+        self._signals: list[int] = []
+        self._heard_s = 0.0
+        self._request: Request | None = None
+
+    @property
+    def signals(self) -> set[int]:
+        """Those that are heard."""
+        return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self._preemption.numbers}
+
+    def on_signal(self, number: int, _: object) -> None:
+        now_s = monotonic_s()
+        echo = bool(self._signals) and number in self._preemption.numbers and now_s - self._heard_s < ECHO_S
+        self._heard_s = now_s
+        if not echo:
+            self._signals.append(number)
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._signals)
+
+    @property
+    def at_once(self) -> bool:
+        """It was asked a second time."""
+        return len(self._signals) > 1
+
+    @property
+    def to_ask(self) -> bool:
+        """The controller does not know yet."""
+        return self.wanted and self._request is None
+
+    @property
+    def code(self) -> int:
+        """What the agent leaves with, once it is wanted to."""
+        return 128 + self._signals[0]
+
+    def ask(self, record: GenerationRecord | None) -> bool:
+        """Ask the controller, where it does not know yet; whether the agent is in a hurry now. Raises StoreUnavailable."""
+        if not self.to_ask or (self._several and (record is None or self._id not in record.members)):
+            return False  # a node that stands by, or waits for the others, ends without a word
+        name = signal.Signals(self._signals[0]).name
+        preempted = self._signals[0] in self._preemption.numbers
+        drains = preempted and self._several
+        request = Request(
+            kind=Wish.DRAIN if drains else Wish.STOP,
+            node=self._id if drains else "",
+            snapshot=preempted or self._policy.last_snapshot,
+            budget_s=self._preemption.budget_s if preempted else 0.0,
+            exit_code=self.code,
+            at_s=wall_s(),
+            by=name,
+        )
+        self._store.put(self._keys.request(f"stop-{self._id}"), dumps(request))
+        self._request = request
+        newest = self._node.held.durable_steps()[-1:]
+        kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
+        within = f" within {phrases.seconds(request.budget_s)}" if preempted else ""
+        how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
+        what = "draining this node" if drains else "ending the job"
+        self._telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
+        return True
+
+    def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:
+        """The exit code where the job goes on without this agent, or has not begun: it was drained, or somebody wants it to end that stands
+        by or waits for the others."""
+        if not self._several or (record and instance in record.members.values()):
+            return None
+        if record and instance in record.dismissed:
+            return self._request.exit_code if self._request else 0
+        return self.code if self.wanted else None
