@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.policy import Policy
 from . import models, plots, report, sensitivity
-from .play import played
+from .life import played
 from .setting import Setting
 
 

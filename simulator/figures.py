@@ -1,29 +1,19 @@
-"""Faults of what is computed: a slow node, a wrong replica, a spike of the loss; and what ranks and agents find of them, how late."""
+"""Faults of what is computed: a slow node, a wrong replica, a spike of the loss; what ranks and agents find of them, how late, and how
+the ranks go back in place."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..resilience import ladder
 from ..resilience.findings import InPlaceRewind, Mismatch, Straggler
 from ..resilience.spikes import Finding, Kind
 from ..resilience.straggler import Lost
 from ..resilience.terms import Generation, NodeId, Rank, Step
-from . import obeying
+from .books import TRAINING
 from .faults import Fault
+from .play import Play, Spike
 
-if TYPE_CHECKING:
-    from .play import Play
-
-
-@dataclass
-class Spike:
-    """One that is not over."""
-
-    onset: int
-    again: bool
-    turns: list[ladder.Turn] = field(default_factory=list)
+BEFORE_S = 1e-3
+"""At a boundary ranks obey before they take a snapshot, which may overwrite the one that they are to go back to."""
 
 
 def slows(play: Play, fault: Fault, name: NodeId) -> None:
@@ -157,4 +147,47 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
         at_s=play.now_s,
         restore_s=play.costs.rewind_s,
     )
-    obeying.go_back(play, told)
+    go_back(play, told)
+
+
+# -- back in place ----------------------------------------------------------------------------------------------------
+
+
+def go_back(play: Play, told: InPlaceRewind) -> None:
+    """In place, from memory or from disk."""
+    gang = play.cluster.gang
+    assert gang
+    in_memory = told.to in play.training.memory(play.now_s - BEFORE_S)
+    takes_s = play.costs.rewind_s if in_memory else play.costs.read_s
+    gang.reached = play.training.halt(play.now_s)
+    play.books.enter(play.now_s, "restore")
+    gang.rewinds.append(told)
+    play.later(takes_s, _on_again, play, gang.generation, told)
+
+
+def _on_again(play: Play, number: Generation, told: InPlaceRewind) -> None:
+    gang = play.cluster.gang
+    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+        return
+    play.books.enter(play.now_s, TRAINING)
+    play.training.go_back(play.now_s, int(told.to))
+    settled = int(told.reached) + play.setting.policy.ladder.settled_steps
+    track = play.training.track
+    assert track
+    play.later(track.when(settled) - play.now_s, back_at, play, number, settled)
+    play.news()
+    resumed(play)
+
+
+def back_at(play: Play, number: Generation, step: int) -> None:
+    """The ranks are where the fault struck, or behind it: the controller can close what is open."""
+    gang, track = play.cluster.gang, play.training.track
+    if gang is None or gang.generation != number or track is None:
+        return
+    if track.finished(play.now_s) < step:  # it has become slower, or has gone back
+        play.later(max(0.0, track.when(step) - play.now_s) + 1e-3, back_at, play, number, step)
+        return
+    if play.training.all_copied(play.now_s):
+        play.cluster.newcomers = {}
+    play.outcome.wave(play.setting.nodes)
+    play.tick()

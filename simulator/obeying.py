@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..agent.duty import Action, LocalState, duty
 from ..resilience.findings import InPlaceRewind
@@ -14,13 +13,8 @@ from ..resilience.terms import Generation, NodeId, Step
 from . import figures, strikes
 from .books import TRAINING
 from .cluster import Gang
-
-if TYPE_CHECKING:
-    from .play import Play
-
-_BEFORE_S = 1e-3
-"""At a boundary ranks obey before they take a snapshot, which may overwrite the one that they are to go back to."""
-
+from .figures import BEFORE_S
+from .play import Play
 
 # -- the agents -------------------------------------------------------------------------------------------------------
 
@@ -84,7 +78,7 @@ def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
         takes_s = play.costs.fetch_s
     if gang and not newcomer:
         if play.training.track:
-            strikes.broken(play)
+            play.broken()
             play.books.enter(play.now_s, "stop")
         if gang.gone_s > play.end_s:
             stop_s = play.costs.slowest_s(play.costs.stop_s, len(names), play.chance)
@@ -161,22 +155,8 @@ def _begins(play: Play, number: Generation) -> None:
     assert track
     gang.stepped_s = track.when(track.begun + 1)
     back = max(track.begun + 1, int(cluster.record.replay_until))
-    play.later(track.when(back) - play.now_s, back_at, play, number, back)
+    play.later(track.when(back) - play.now_s, figures.back_at, play, number, back)
     figures.resumed(play)
-
-
-def back_at(play: Play, number: Generation, step: int) -> None:
-    """The ranks are where the fault struck, or behind it: the controller can close what is open."""
-    gang, track = play.cluster.gang, play.training.track
-    if gang is None or gang.generation != number or track is None:
-        return
-    if track.finished(play.now_s) < step:  # it has become slower, or has gone back
-        play.later(max(0.0, track.when(step) - play.now_s) + 1e-3, back_at, play, number, step)
-        return
-    if play.training.all_copied(play.now_s):
-        play.cluster.newcomers = {}
-    play.outcome.wave(play.setting.nodes)
-    play.tick()
 
 
 def _order_wait(play: Play, record: GenerationRecord) -> None:
@@ -219,7 +199,7 @@ def _turn(play: Play, number: Generation, order: int, to: int) -> None:
     gang, cluster = play.cluster.gang, play.cluster
     if gang is None or gang.generation != number or play.training.track is None or gang.broken_s <= play.now_s:
         return
-    if to not in play.training.held(play.now_s - _BEFORE_S):
+    if to not in play.training.held(play.now_s - BEFORE_S):
         gang.declined = order
         play.news()
         return
@@ -237,30 +217,4 @@ def _turn(play: Play, number: Generation, order: int, to: int) -> None:
     )
     play.training.shelf.without(max(0, cluster.bad_from))
     cluster.bad_from = -1
-    go_back(play, told)
-
-
-def go_back(play: Play, told: InPlaceRewind) -> None:
-    """In place, from memory or from disk."""
-    gang = play.cluster.gang
-    assert gang
-    in_memory = told.to in play.training.memory(play.now_s - _BEFORE_S)
-    takes_s = play.costs.rewind_s if in_memory else play.costs.read_s
-    gang.reached = play.training.halt(play.now_s)
-    play.books.enter(play.now_s, "restore")
-    gang.rewinds.append(told)
-    play.later(takes_s, _on_again, play, gang.generation, told)
-
-
-def _on_again(play: Play, number: Generation, told: InPlaceRewind) -> None:
-    gang = play.cluster.gang
-    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
-        return
-    play.books.enter(play.now_s, TRAINING)
-    play.training.go_back(play.now_s, int(told.to))
-    settled = int(told.reached) + play.setting.policy.ladder.settled_steps
-    track = play.training.track
-    assert track
-    play.later(track.when(settled) - play.now_s, back_at, play, number, settled)
-    play.news()
-    figures.resumed(play)
+    figures.go_back(play, told)

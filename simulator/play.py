@@ -9,21 +9,20 @@ Nothing is computed between two events: of a training that goes well only its sp
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
 from ..resilience.decision import decide
 from ..resilience.errors import InternalError
+from ..resilience.ladder import Turn
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.scale import pace
 from ..resilience.terms import Generation
-from . import figures, obeying, strikes
 from .books import TRAINING, Books
 from .cluster import Cluster
-from .faults import Fault, Model, draw
 from .outcome import Ending, Outcome
 from .progress import Rhythm, rhythm
 from .setting import Setting
@@ -35,17 +34,21 @@ _ROUNDS = 20
 """So often may a decision lead to the next at once."""
 
 
-def played(setting: Setting, model: Model, told: Callable[[float], None] = lambda share: None) -> Outcome:
-    """A whole run with the faults that its seed draws. told: hears now and then what share of the time is over. Raises UsageError."""
-    machines = setting.nodes + setting.spares
-    return Play(setting, draw(model, machines, setting.lasts_s, setting.rate, setting.seed)).run(told)
+@dataclass
+class Spike:
+    """One of the loss that is not over."""
+
+    onset: int
+    again: bool
+    turns: list[Turn] = field(default_factory=list)
 
 
 class Play:
-    """`run` plays a job once."""
+    """`run` plays a job once; what is to strike it is put in before."""
 
-    def __init__(self, setting: Setting, faults: Sequence[Fault]) -> None:
-        self.setting, self.costs = setting, setting.costs
+    def __init__(self, setting: Setting, heard: Callable[[Play, Generation], None]) -> None:
+        """heard: what agents do when they have read the record of a generation."""
+        self.setting, self.costs, self._heard = setting, setting.costs, heard
         self.now_s = START_S
         self.books = Books(setting.costs.step_s, START_S)
         self.training = Training(rhythm(setting.costs, setting.ranks, 0, 0.0, 0, 0), self.books, START_S)
@@ -54,7 +57,7 @@ class Play:
         )
         self.chance = Random(f"phases, seed {setting.seed}")
         self.outcome = Outcome(setting=setting)
-        self.spike: figures.Spike | None = None
+        self.spike: Spike | None = None
         self.slow: dict[int, float] = {}
         """Machine to the factor by which it is slow."""
         self.sick: set[int] = set()
@@ -64,7 +67,6 @@ class Play:
         self.lease_s = float(pace(setting.nodes + setting.spares).lease_ttl_s)
         """From a node's end until its agent is missed, at most."""
         self.end_s = START_S + setting.lasts_s
-        self._faults = faults
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.failures = 0
@@ -77,12 +79,10 @@ class Play:
         happens: Callable[[], None] = partial(what, *words)
         heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, happens))
 
-    def run(self, told: Callable[[float], None] = lambda share: None) -> Outcome:
+    def run(self, told: Callable[[float], None]) -> None:
         """Play to the end. told: hears now and then what share of the time is over."""
         for name in self.cluster.names:
             self.cluster.register(name, START_S)
-        for fault in self._faults:
-            self.later(fault.at_s, strikes.strike, self, fault)
         self.tick()
         while self._heap and self._heap[0][0] <= self.end_s:
             self.now_s, count, happens = heapq.heappop(self._heap)
@@ -93,8 +93,6 @@ class Play:
         self.training.account(self.end_s)
         self.books.enter(self.end_s, TRAINING)
         self.outcome.look(self.setting.lasts_s, self.books)
-        self.outcome.finish(self.books, self.cluster, len(self._faults))
-        return self.outcome
 
     @property
     def since_s(self) -> float:
@@ -138,14 +136,14 @@ class Play:
             self._gave_up(record)
             return
         heard_s = self.costs.news_s + self.costs.told_s(self.setting.nodes)
-        self.later(heard_s, obeying.heard, self, record.number)
+        self.later(heard_s, self._heard, self, record.number)
 
     def _gave_up(self, record: GenerationRecord) -> None:
         """The job has ended itself; somebody starts it again, with budgets as new, from disk."""
         self.outcome.endings.append(Ending(at_s=self.since_s, code=record.exit_code, reason=record.reason))
         self.outcome.archive(self.cluster)
         if self.cluster.gang:
-            strikes.broken(self)
+            self.broken()
         self.books.enter(self.now_s, "operator")
         self.later(self.costs.operator_s, self._again, record)
 
@@ -157,6 +155,18 @@ class Play:
         cluster.record = replace(last, phase=Phase.ENDED)
         cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
         self.tick()
+
+    def broken(self) -> None:
+        """No rank goes on, whether it knows it or not."""
+        gang = self.cluster.gang
+        if gang is None or gang.broken_s <= self.now_s:
+            return
+        if self.training.track:
+            if self.training.all_copied(self.now_s):
+                self.cluster.newcomers = {}
+            gang.reached = self.training.halt(self.now_s)
+        gang.broken_s = self.now_s
+        self.books.enter(self.now_s, "detect")
 
     def repace(self) -> None:
         """The slowest node says how fast the others are."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from .faults import Model
-from .play import played
+from .life import played
 from .setting import Setting
 
 RESTARTS_S = (30.0, 60.0, 120.0, 300.0)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..resilience.findings import Place, RankExit, RankStall
 from ..resilience.hang import Progress, budget_s
 from ..resilience.terms import Generation, NodeId, Rank, RankPhase, Step
 from ..resilience.verdict import HEARD_S
 from . import figures
 from .faults import Fault, Shows
-
-if TYPE_CHECKING:
-    from .play import Play
+from .play import Play
 
 
 def strike(play: Play, fault: Fault) -> None:
@@ -37,7 +33,7 @@ def strike(play: Play, fault: Fault) -> None:
         play.repairs_s[machine] = fault.repair_s
     match fault.source.shows:
         case Shows.LOST:
-            broken(play)
+            play.broken()
             play.later(play.lease_s, _gone, play, name)
         case Shows.SLOWS:
             figures.slows(play, fault, name)
@@ -49,19 +45,6 @@ def strike(play: Play, fault: Fault) -> None:
             (_hangs if shows is Shows.HANGS else _dies)(play, name, fault.source.name)
 
 
-def broken(play: Play) -> None:
-    """No rank goes on, whether it knows it or not."""
-    gang = play.cluster.gang
-    if gang is None or gang.broken_s <= play.now_s:
-        return
-    if play.training.track:
-        if play.training.all_copied(play.now_s):
-            play.cluster.newcomers = {}
-        gang.reached = play.training.halt(play.now_s)
-    gang.broken_s = play.now_s
-    play.books.enter(play.now_s, "detect")
-
-
 # -- ranks ------------------------------------------------------------------------------------------------------------------
 
 
@@ -70,7 +53,7 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
     gang, record = play.cluster.gang, play.cluster.record
     if gang is None or record is None or gang.generation != record.number:
         return  # there are no ranks of this generation
-    broken(play)
+    play.broken()
     gang.exits[name] = RankExit(
         rank=play.cluster.rank(name),
         at_s=play.now_s,
@@ -103,7 +86,7 @@ def _hangs(play: Play, name: NodeId, why: str) -> None:
         steps_s=(track.period_s,) if track else (),
         warmup_s=track.period_s if track and gang.generation > 1 else 0.0,
     )
-    broken(play)
+    play.broken()
     allowed_s = budget_s(rank, play.setting.hang)
     play.later(allowed_s + play.setting.hang.confirm_s, _silent, play, gang.generation, name, allowed_s)
 

@@ -19,8 +19,8 @@ from mt_resilient.resilience.errors import UsageError
 from mt_resilient.simulator import formula, models, sensitivity
 from mt_resilient.simulator.costs import Costs
 from mt_resilient.simulator.faults import DAY_S, Model, Pattern, Shows, Source, draw
+from mt_resilient.simulator.life import lived, played
 from mt_resilient.simulator.outcome import Outcome
-from mt_resilient.simulator.play import Play, played
 from mt_resilient.simulator.setting import Setting
 
 PLAIN = Costs(step_s=5.0, boundary_s=0.0, durable_stall_s=0.0, jitter_s=0.0)
@@ -40,7 +40,7 @@ def one(shows: Shows, at_day: float = 1.0, **source: object) -> Model:
 def after(model: Model, what: Setting, at_s: float = DAY_S, **fault: object) -> Outcome:
     """One fault of it, at machine 3."""
     drawn = draw(model, what.nodes, 100 * DAY_S, 1e4, seed=1)[0]
-    return Play(what, [replace(drawn, **{"at_s": at_s, "machine": 3, **fault})]).run()  # type: ignore[arg-type]
+    return lived(what, [replace(drawn, **{"at_s": at_s, "machine": 3, **fault})])  # type: ignore[arg-type]
 
 
 def caused(outcome: Outcome) -> dict[tuple[str, int], int]:

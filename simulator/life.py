@@ -1,0 +1,27 @@
+"""A whole simulated run: the faults of a model, drawn from a seed, strike a job, whose agents obey what the controller decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from . import obeying, strikes
+from .faults import Fault, Model, draw
+from .outcome import Outcome
+from .play import Play
+from .setting import Setting
+
+
+def played(setting: Setting, model: Model, told: Callable[[float], None] = lambda share: None) -> Outcome:
+    """With the faults that its seed draws. told: hears now and then what share of the time is over. Raises UsageError."""
+    machines = setting.nodes + setting.spares
+    return lived(setting, draw(model, machines, setting.lasts_s, setting.rate, setting.seed), told)
+
+
+def lived(setting: Setting, faults: Sequence[Fault], told: Callable[[float], None] = lambda share: None) -> Outcome:
+    """With these faults."""
+    play = Play(setting, obeying.heard)
+    for fault in faults:
+        play.later(fault.at_s, strikes.strike, play, fault)
+    play.run(told)
+    play.outcome.finish(play.books, play.cluster, len(faults))
+    return play.outcome
