@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..resilience import phrases
-from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError, ResilientError
 from ..resilience.orders import GenerationRecord
 from .node import Node
@@ -29,37 +28,39 @@ class Outage:
         remind: Callable[[GenerationRecord], object],
     ) -> None:
         """mend: called in each round in which the store does not answer (embedded etcd: start it again); remind: tells it what the job is,
-        and this record."""
+        and this record. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend, self._remind = node, telling, mend, remind
         self._down_s = 0.0
         self._waits_s = 0.0
-        """On the monotonic clock: since when somebody who wants to leave waits for it; 0: nobody does."""
+        """Since when somebody who wants to leave waits for it; 0: nobody does."""
         self._emptied_s = 0.0
-        """On the monotonic clock: since when etcd knows nothing of the job any more; 0: it does."""
+        """Since when etcd knows nothing of the job any more; 0: it does."""
 
-    def lasts(self, error: ResilientError, leaving: bool) -> bool:
+    def lasts(self, error: ResilientError, leaving: bool, now_s: float) -> bool:
         """Whether somebody who wants to leave has waited for etcd for long enough."""
         if not self._down_s:
-            self._down_s = wall_s()
+            self._down_s = now_s
             self._telling.say(f"{error}; training goes on, no recovery is possible until it is back", "bad")
         if self._mend:
             self._mend()
-        self._waits_s = self._waits_s or (monotonic_s() if leaving else 0.0)
-        return leaving and monotonic_s() - self._waits_s > STORE_GRACE_S
+        self._waits_s = self._waits_s or (now_s if leaving else 0.0)
+        return leaving and now_s - self._waits_s > STORE_GRACE_S
 
-    def over(self) -> None:
+    def over(self, now_s: float) -> None:
         if self._down_s:
-            self._telling.say(f"etcd answers again, after {phrases.seconds(wall_s() - self._down_s)}", "good")
+            self._telling.say(f"etcd answers again, after {phrases.seconds(now_s - self._down_s)}", "good")
         self._down_s = self._waits_s = 0.0
 
-    def looked(self, found: GenerationRecord | None, known: GenerationRecord | None) -> GenerationRecord | None:
+    def looked(
+        self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float
+    ) -> GenerationRecord | None:
         """The record to obey. found: what etcd has; known: what it had. Where it has begun anew without its data, who has ranks of this
-        generation tells it: while they are not fenced, no later one can have begun. Raises StoreUnavailable, and MachineError where nobody
-        can tell it."""
-        if found is not None or known is None:
+        generation tells it: while they are not fenced, no later one can have begun. Who knows of a later one than they waits in vain.
+        Raises StoreUnavailable, and MachineError where nobody can tell it."""
+        if known is None or (found is not None and found.number >= known.number):
             self._emptied_s = 0.0
             return found
-        now_s, gang = monotonic_s(), self._node.gang
+        gang = self._node.gang
         if not self._emptied_s:
             self._emptied_s = now_s
             self._telling.say(

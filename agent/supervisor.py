@@ -164,7 +164,7 @@ class Supervisor:
             if not wrote and not more:
                 break
         self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
-        self._outage.over()
+        self._outage.over(monotonic_s())
         self._tell_whom_it_awaits()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._publisher.told)
@@ -183,7 +183,7 @@ class Supervisor:
 
     def _read_record(self) -> GenerationRecord | None:
         """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""
-        record = self._outage.looked(self.controller.record(), self.record)
+        record = self._outage.looked(self.controller.record(), self.record, monotonic_s())
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
@@ -230,7 +230,7 @@ class Supervisor:
                 warm.learn()
 
     def _store_is_down(self, error: ResilientError) -> None:
-        if self._outage.lasts(error, self._leaving.wanted):
+        if self._outage.lasts(error, self._leaving.wanted, monotonic_s()):
             self.telling.say("etcd is away: ending at once, without a last snapshot", "warn")
             self.node.stop_gang()
             self.record = GenerationRecord(
