@@ -35,6 +35,8 @@ Event = dict[str, object]
 
 BACKOFF_S = (1.0, 60.0)
 """Wait after the first failure in a row, doubled after each further one up to the last."""
+OUTDATED_S = 5.0
+"""How long, at the end, other nodes' parts are waited for of a snapshot that is older than one which is committed."""
 LAST_TRIES = 5
 """How often what is pending at the end is tried: within 15 s and what the tries themselves take."""
 
@@ -118,6 +120,8 @@ class Drain:
         self._known: dict[Attempt, Stored] = {}
         self._failures = 0
         self._not_before_s = 0.0
+        self._newest: Stamp | None = None
+        """Of those that this process has committed."""
 
     def tick(self, *, finishing: bool = False) -> Iterator[Event]:
         """Drain the one snapshot that is due, if any. While finishing, each is tried a few times."""
@@ -128,9 +132,13 @@ class Drain:
             return
         try:
             attempt = Attempt(run=self._config.run, stamp=stamp)
-            report = drain(self._slots, attempt, self._root, self._config.deadline_s, self._write)
+            outdated = finishing and self._newest is not None and stamp < self._newest
+            deadline_s = OUTDATED_S if outdated else self._config.deadline_s
+            report = drain(
+                self._slots, attempt, self._root, deadline_s, self._write, lambda: (self.due() or stamp) > stamp
+            )
         except ResilientError as error:
-            last = finishing and self._failures + 1 >= LAST_TRIES
+            last = outdated or (finishing and self._failures + 1 >= LAST_TRIES)
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
             yield from self._retire()  # what was killed before it got to this, or is too old by now, may be the space that is lacking
             return
@@ -150,6 +158,7 @@ class Drain:
             "directory": str(report.snapshot),
         }
         if report.commits:
+            self._newest = max(stamp, self._newest or stamp)
             yield from self._retire()
 
     def _retire(self) -> Iterator[Event]:

@@ -6,7 +6,7 @@ commits when the parts of all nodes are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -25,6 +25,10 @@ POLL_S = {Files: 0.05, Objects: 1.0}
 """Between looks for other nodes' manifests: one `stat` a rank, on a file system that may be shared; or, a second apart, one request."""
 
 
+PATIENCE_S = 10.0
+"""How long other nodes' parts are waited for, at least, before a newer snapshot is turned to; or twice what our own have taken."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrainReport:
     stamp: Stamp
@@ -40,9 +44,15 @@ class DrainReport:
 
 
 def drain(
-    slots_by_rank: Sequence[Sequence[Slot]], attempt: Attempt, root: Place, deadline_s: float, write: Writer
+    slots_by_rank: Sequence[Sequence[Slot]],
+    attempt: Attempt,
+    root: Place,
+    deadline_s: float,
+    write: Writer,
+    newer: Callable[[], bool] = lambda: False,
 ) -> DrainReport | None:
-    """Make `attempt`'s snapshot durable with `write` and mark its slots drained; None when the arena does not hold it (any more).
+    """Make `attempt`'s snapshot durable with `write` and mark its slots drained; None when the arena does not hold it (any more), or when
+    it is left for a `newer` one that waits: a node that could not write for some time may hold that one, and this one never again.
 
     The node that commits waits at most `deadline_s` for the others. Raises SiteError (no space, no permission, a node that does not
     deliver: try again) or SnapshotError (this snapshot can't be written, ever); what is left over is not a snapshot.
@@ -66,7 +76,8 @@ def drain(
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
                 return None  # given up by its rank meanwhile: the job went back to before it
         written = clock.monotonic_s()
-        if 0 in ranks and not _finish(snapshot, world, held, until_s=written + deadline_s):
+        patience_s = max(PATIENCE_S, 2 * (written - started))
+        if 0 in ranks and not _finish(snapshot, world, held, written + deadline_s, written + patience_s, newer):
             return None
     except OSError as error:
         raise MachineError(f"{error.filename or root}: {error.strerror}") from error
@@ -107,13 +118,23 @@ def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: b
     return {slot.header().stamp for slots in slots_by_rank for slot in slots}
 
 
-def _finish(snapshot: Place, world: int, held: Sequence[tuple[Slot, View]], until_s: float) -> bool:
-    """Commit once all parts are there; False where it is given up meanwhile: a node is gone, and the others go on from another step."""
+def _finish(
+    snapshot: Place,
+    world: int,
+    held: Sequence[tuple[Slot, View]],
+    until_s: float,
+    patient_until_s: float,
+    newer: Callable[[], bool],
+) -> bool:
+    """Commit once all parts are there; False where it is given up meanwhile, for a node is gone, and the others go on from another step; or
+    left, for a newer one waits."""
     while not commit.committed(snapshot):
         missing = commit.missing_ranks(snapshot, world)
         if not missing:
             commit.commit(snapshot, world, clock.wall_s())
-        elif any(slot.header().stamp != view.header.stamp or not slot.header().whole for slot, view in held):
+        elif any(slot.header().stamp != view.header.stamp or not slot.header().whole for slot, view in held) or (
+            clock.monotonic_s() > patient_until_s and newer()
+        ):
             return False
         elif clock.monotonic_s() > until_s:
             raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes do not deliver")

@@ -20,7 +20,7 @@ import zarr
 from mt_resilient.checkpoint import catalog, commit, layout, manifest, restore, tree
 from mt_resilient.checkpoint.arena import Slot, State
 from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header
+from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header, Stamp
 from mt_resilient.checkpoint.image import CHUNK_BYTES
 from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.reshard import Saved
@@ -29,7 +29,7 @@ from mt_resilient.checkpoint.staging import destinations, fill
 from mt_resilient.resilience.errors import FormatError, LayoutError, SnapshotError
 
 from ..harness import MINIMAL, cli
-from ..played import PATIENCE_S, Node
+from ..played import PATIENCE_S, RUN, Node
 
 
 @pytest.fixture
@@ -104,6 +104,26 @@ def test_two_nodes_on_one_file_system_make_one_snapshot(tmp_path):
     (found,) = catalog.committed(Files(tmp_path))
     assert catalog.verify(found) == []
     assert commit.read_commit(found).world == 4
+
+
+def test_what_another_node_no_longer_holds_keeps_nothing_newer_from_the_disk(tmp_path):
+    """It could not write for some time: its ranks went on, and of the snapshots that were wanted it has the newest."""
+    nodes = [Node(Files(tmp_path), ranks=range(2), world=4), Node(Files(tmp_path), ranks=range(2, 4), world=4)]
+    first = nodes[0].drain()
+    nodes[0].snapshot(1)
+    begun = Attempt(run=RUN, stamp=Stamp(1, 0, 1)).under(Files(tmp_path))
+    ends_s = time.monotonic() + PATIENCE_S
+    while commit.missing_ranks(begun, 4) != [2, 3]:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+    for node in nodes:
+        node.snapshot(2)
+    second = nodes[1].drain()
+    assert first.events("durable")[-1]["step"] == 2
+    told = first.finish()
+    assert [(event["event"], event.get("step")) for event in told] == [("failed", 1), ("finished", None)]
+    assert told[0]["retry_in_s"] is None
+    second.finish()
 
 
 def test_a_snapshot_given_up_before_it_was_written_stays_unwritten(node):
