@@ -100,8 +100,7 @@ class Holdings:
             if self.copies:
                 self.copies.forget(lambda stamp, to=rewind.to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
             self._set_aside(rewind.to, life)
-        for rewind in rewinds:
-            self.sound.went_back(rewind.to, rewind.generation, rewind.ordinal)
+            self.sound.went_back(rewind.to, *life)
 
     def memory(self) -> list[Stamp]:
         """What the ranks can go on from in memory, ascending."""

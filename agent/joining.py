@@ -98,8 +98,11 @@ def join(
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
     spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s(), told)
-    kept_step = max((attempt.stamp.step for attempt in catalog.look(root).durable), default=-1)
-    spec, over = register(store, keys, spec, run, node_id, me, kept=kept_step)
+    durable = (
+        catalog.look(root).durable if several else ()
+    )  # of one node's job, the run directory knows whether it is done
+    kept = max((attempt.stamp.step for attempt in durable), default=-1)
+    spec, over = register(store, keys, spec, run, node_id, me, kept=kept)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:
         return joined

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from ..resilience.errors import MachineError, UsageError
 
+SITE = Path(__file__).parents[1] / "training" / "site"
+"""First on the ranks' PYTHONPATH: the hook."""
+
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
@@ -53,6 +56,14 @@ class Launch:
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
         return [*ours, *self.options, *self.script]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What ranks, and the warm process they are forked from, find in their environment. environ: the agent's."""
+        known = environ.get("PYTHONPATH")
+        found = {**environ, "PYTHONPATH": f"{SITE}{os.pathsep}{known}" if known else str(SITE)}
+        if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
+            found.setdefault("OMP_NUM_THREADS", "1")
+        return found
 
 
 def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:

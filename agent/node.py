@@ -9,7 +9,6 @@ import os
 import subprocess
 from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint import arena
@@ -29,7 +28,7 @@ from ..resilience.orders import GenerationRecord, Source
 from ..resilience.reports import NodeStatus
 from ..resilience.stability import StabilityPolicy
 from ..resilience.straggler import StragglerPolicy
-from ..resilience.terms import Order, RankPhase
+from ..resilience.terms import RankPhase
 from ..resilience.windows import Window
 from . import report
 from .board import Board
@@ -45,8 +44,6 @@ from .run_directory import RunDirectory
 from .vitals import Vitals
 from .warm import WarmProcess
 from .witness import Witness
-
-SITE = Path(__file__).parents[1] / "training" / "site"
 
 
 class Node:
@@ -139,7 +136,7 @@ class Node:
             master_addr=record.master_addr,
             master_port=record.master_port,
         )
-        environment = self.environment() | handoff.to_environment()
+        environment = self.launch.environment(os.environ) | handoff.to_environment()
         why = self.warm.why
         if self.warm.ready:
             try:
@@ -176,15 +173,6 @@ class Node:
     def fetching(self) -> bool:
         """Whether that part is on its way."""
         return self.copies is not None and self.copies.fetching is not None
-
-    def environment(self) -> dict[str, str]:
-        """What ranks, and the warm process they are forked from, find in their environment."""
-        environment = dict(os.environ)
-        known = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
-        if self.launch.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
-            environment.setdefault("OMP_NUM_THREADS", "1")
-        return environment
 
     def fence(self) -> None:
         """End the gang, for another generation may have begun without this node; its status will say so."""
@@ -298,9 +286,6 @@ class Node:
 
     def all_training(self) -> bool:
         return all(page.phase == RankPhase.TRAINING for page in self.board.pages)
-
-    def order(self, order: Order) -> None:
-        self.board.order(order)
 
     def ask_snapshot(self, request: str) -> None:
         """One on disk, as soon as the ranks come to a boundary."""

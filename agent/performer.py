@@ -82,7 +82,7 @@ class Performer:
             case Action.ORDER_SNAPSHOT:
                 self._node.ask_snapshot(record.saves)
             case Action.ORDER_LEAVE:
-                self._node.order(Order.SNAPSHOT_AND_STOP)
+                self._node.board.order(Order.SNAPSHOT_AND_STOP)
                 self._leave_ordered_s = monotonic_s()
                 # Of a deadline for all of it, the half: what memory has can then still be written.
                 grace_s = (record.leave_by_s - wall_s()) / 2 if record.leave_by_s else self._policy.stop_grace_s

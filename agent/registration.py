@@ -25,8 +25,6 @@ from .run_directory import RunDirectory
 
 LEAVE_S = 15.0
 """How long agents of a life of the job that is over may take to leave: longer than the lease of one that was killed."""
-
-
 BEGIN_S = 60.0
 """A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
 
@@ -207,11 +205,15 @@ def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: boo
     return known
 
 
+def _last(store: Store, keys: Keys) -> GenerationRecord | None:
+    entry = store.get(keys.generation)
+    return loads(GenerationRecord, entry.value) if entry else None
+
+
 def _done(store: Store, keys: Keys, known: Spec, kept: int) -> bool:
     """Whether the job has ended with its training over and the state of that on disk, and nobody has let it begin anew. kept: the newest
     step there; -1: none is, and what the script has saved is all there is."""
-    entry = store.get(keys.generation)
-    last = loads(GenerationRecord, entry.value) if entry else None
+    last = _last(store, keys)
     if last is None or last.phase is not Phase.ENDED or not last.complete or last.number < known.first_generation:
         return False
     return kept < 0 or kept >= last.replay_until
@@ -219,6 +221,5 @@ def _done(store: Store, keys: Keys, known: Spec, kept: int) -> bool:
 
 def _over(store: Store, keys: Keys) -> Generation:
     """The number of the generation that the job has ended with; 0: it is not over."""
-    entry = store.get(keys.generation)
-    last = loads(GenerationRecord, entry.value) if entry else None
+    last = _last(store, keys)
     return last.number if last and last.phase in (Phase.ENDING, Phase.ENDED) else Generation(0)

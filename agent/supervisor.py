@@ -225,7 +225,7 @@ class Supervisor:
         elif told is None or told.stepped_s or (self.record and self.id not in self.record.members):
             generation = told.generation if told else 0
             if warm.wanted(generation):
-                warm.start(self.node.environment(), generation)
+                warm.start(self.node.launch.environment(os.environ), generation)
             elif told and warm.ready and not warm.knows and self.node.directory.modules.exists():
                 warm.learn()
 
