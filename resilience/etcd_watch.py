@@ -41,7 +41,7 @@ class EtcdWatch:
         self.prefix = prefix
         self._seen = since
         self._present, self._leave = present, leave
-        self._came: queue.SimpleQueue[list[Change]] = queue.SimpleQueue()
+        self._came: list[Change] = []
         self._lost = ""
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -56,17 +56,14 @@ class EtcdWatch:
         return self._event
 
     def take(self) -> list[Change]:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._event)
-        came: list[Change] = []
-        with suppress(queue.Empty):
-            while True:
-                came += self._came.get_nowait()
+        with self._lock:  # so that nothing is readable that has been taken
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._event)
+            came, self._came = self._came, []
+            if self._lost:
+                self._wake()
         if self._lost and not came:
-            self._wake()
             raise HistoryGone(self._lost)
-        if self._lost:
-            self._wake()
         return came
 
     def close(self) -> None:
@@ -124,8 +121,8 @@ class EtcdWatch:
             if changes:
                 self._pause_s = _PAUSES_S[0]
                 self._seen = changes[-1].revision
-                self._came.put(changes)
                 with self._lock:
+                    self._came += changes
                     self._wake()
 
     def _open(self, member: Member) -> Any:

@@ -227,6 +227,17 @@ class StoreContract:
             assert not select.select([watch], [], [], 0.05)[0]
             assert watch.take() == []
 
+    def test_a_watch_that_is_readable_has_something(self, store: Store, other: Store) -> None:
+        many, came = 2000, 0
+        with closing(store.watch("/job/", store.listing("/job/").revision)) as watch, ThreadPoolExecutor(4) as pool:
+            writing = [pool.submit(other.put, "/job/a", b"") for _ in range(many)]
+            while came < many:
+                assert select.select([watch], [], [], 5.0)[0]
+                changes = watch.take()
+                assert changes
+                came += len(changes)
+            assert all(each.result() is None for each in writing)
+
     def test_a_watch_begins_where_it_is_told_to(self, store: Store) -> None:
         since = store.listing("/job/").revision
         for value in (b"1", b"2", b"3"):
