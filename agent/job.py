@@ -46,6 +46,7 @@ from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
 from .ending import AT_THE_END_S, say_the_end, unwritten
+from .garbage import search_seldom
 from .heartbeat import Heartbeat
 from .joining import Joined, join
 from .launch import Launch, understand
@@ -111,6 +112,7 @@ def run_job(
     """Run `command` until it is over, through whatever happens; the exit code. Raises ResilientError for what keeps it from
     starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default. windows: batches of
     data that are left out."""
+    search_seldom()
     launch = understand(command, os.environ)
     control, wanted = whereabouts.placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))

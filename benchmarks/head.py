@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from crowd import KEYS
 
+from mt_resilient.agent.garbage import search_seldom
 from mt_resilient.agent.supervisor import QUICK_S, RESTS
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.election import Election
@@ -35,6 +36,7 @@ def told(decision: Decision) -> None:
 
 
 def main() -> None:
+    search_seldom()
     store = EtcdStore([sys.argv[1]], deadline_s=20.0)
     lease = store.grant(60)
     controller = Controller(store, KEYS, Election(store, KEYS.leader, "head"), Policy(), told)
