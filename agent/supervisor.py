@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Iterable
 
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
@@ -33,9 +34,9 @@ from .telling import Telling
 ORDERED_S, CALM_S = 0.1, 1.0
 """Longest sleep of the loop while ranks are on their way to a boundary at which they obey, and while they just train; `QUICK_S` while
 something is under way. Ended processes wake it at once."""
-RESTS = 4.0
-"""So many times as long as a look at the whole job takes, what others write is left to gather: with thousands of nodes there is always
-something."""
+RESTS, REST_S = 4.0, 0.5
+"""So many times as long as a look at the whole job takes, and no longer, what others write is read and not looked at: with thousands of
+nodes there is always something."""
 AWAITS_S = 3.0
 """How long nodes that start together may take until it is told that they are waited for."""
 
@@ -68,7 +69,7 @@ class Supervisor:
         self._over, self._company, self._publisher = over, company, publisher
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
-        """What others write does not wake the loop before."""
+        """What others write wakes the loop no earlier."""
         self._last_stumble = ""
         self._awaits, self._awaited = ("", 0.0), ""
         """For which nodes the job waits, since when, and what was told of it."""
@@ -97,18 +98,28 @@ class Supervisor:
     def _wait(self, wake: int) -> list[int]:
         record, told = self.record, self._publisher.told
         running = record is not None and record.phase is Phase.RUN and not attention.starting(record, told, wall_s())
-        poller = select.poll()
-        resting_s = max(0.0, self._rest_until_s - monotonic_s())
-        changes = () if resting_s else self.controller.fds()
-        for fd in (wake, *changes, *self.node.fds(), *(self._company.fds() if self._company else ())):
-            poller.register(fd, select.POLLIN)
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
-        ready = [fd for fd, _ in poller.poll(1000 * (min(patience_s, resting_s) if resting_s else patience_s))]
+        fds = (wake, *self.node.fds(), *(self._company.fds() if self._company else ()))
+        ends_s, heard = monotonic_s() + patience_s, False
+        ready: list[int] = []
+        while not ready and (left_s := min(ends_s, self._rest_until_s) - monotonic_s()) > 0:
+            ready = _readable(fds, min(left_s, QUICK_S))
+            heard = self._hear() or heard
+        changes = () if heard else self.controller.fds()
+        if not ready and not heard:
+            ready = _readable((*fds, *changes), max(0.0, ends_s - monotonic_s()))
         if wake in ready:
             os.read(wake, 4096)
-        if not {wake, *changes}.isdisjoint(ready):
+        if heard or not {wake, *changes}.isdisjoint(ready):
             self._next_round_s = 0.0
         return ready
+
+    def _hear(self) -> bool:
+        """Whether others have written something, or that cannot be known: then the next round says why."""
+        try:
+            return self.controller.hear()
+        except StoreUnavailable:
+            return True
 
     def round(self, ready: list[int]) -> int | None:
         """One round; the exit code when the job is over. ready: descriptors of the node that are readable."""
@@ -163,7 +174,7 @@ class Supervisor:
             more = self.record is not None and self.performer.obey(self.record)
             if not wrote and not more:
                 break
-        self._rest_until_s = monotonic_s() + RESTS * (monotonic_s() - now)
+        self._rest_until_s = monotonic_s() + min(REST_S, RESTS * (monotonic_s() - now))
         self._outage.over(monotonic_s())
         self._tell_whom_it_awaits()
         self._warm_up()
@@ -239,3 +250,10 @@ class Supervisor:
                 members={},
                 exit_code=self._leaving.code,
             )
+
+
+def _readable(fds: Iterable[int], within_s: float) -> list[int]:
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return [fd for fd, _ in poller.poll(1000 * within_s)]

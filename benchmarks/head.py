@@ -16,7 +16,7 @@ from contextlib import suppress
 from crowd import KEYS
 
 from mt_resilient.agent.garbage import search_seldom
-from mt_resilient.agent.supervisor import QUICK_S, RESTS
+from mt_resilient.agent.supervisor import QUICK_S, REST_S, RESTS
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
@@ -47,7 +47,7 @@ def main() -> None:
             poller.register(fd, select.POLLIN)
         if any(fd == 0 for fd, _ in poller.poll(1000 * AT_MOST_S)):
             return
-        began_s, used_s = time.monotonic(), time.thread_time()
+        began_s = time.monotonic()
         with suppress(StoreUnavailable):  # the round is lost
             more = True
             while more:
@@ -59,7 +59,12 @@ def main() -> None:
                 renewed_s = began_s
         record = controller.record()
         busy = record is None or record.phase not in (Phase.RUN, Phase.LAUNCH)
-        time.sleep(QUICK_S if busy else max(QUICK_S, RESTS * (time.thread_time() - used_s)))
+        rest_until_s = time.monotonic() + (0 if busy else min(REST_S, RESTS * (time.monotonic() - began_s)))
+        time.sleep(QUICK_S)
+        while time.monotonic() < rest_until_s:
+            with suppress(StoreUnavailable):
+                controller.hear()
+            time.sleep(QUICK_S)
 
 
 if __name__ == "__main__":

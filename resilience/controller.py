@@ -66,6 +66,15 @@ class Controller:
         after each tick."""
         return (*self._helm.fds(), *self._whole.fds())
 
+    def hear(self) -> bool:
+        """Where this agent leads, read what has come, ahead of the next tick: whether anything has. Raises StoreUnavailable."""
+        if not self._whole.fds():
+            return False
+        self._whole.entries()
+        changed = self._whole.changed()
+        self._values.update(changed)
+        return bool(changed)
+
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""

@@ -21,20 +21,24 @@ class _Group:
 
     def __init__(self, prefix: str, cls: type) -> None:
         self.prefix, self.cls = prefix, cls
-        self.found: dict[str, Any] = {}
+        self._found: dict[str, Any] = {}
+        self._sorted = True
 
     def update(self, changed: Iterable[tuple[str, bytes | None]]) -> None:
         """changed: by whole key. Raises InternalError for what is no such record."""
-        size, found, further = len(self.prefix), self.found, False
+        size, found = len(self.prefix), self._found
         for key, value in changed:
             name = key[size:]
             if value is None:
                 found.pop(name, None)
             else:
-                further = further or name not in found
+                self._sorted = self._sorted and name in found
                 found[name] = loads(self.cls, value)
-        if further:
-            self.found = dict(sorted(found.items()))
+
+    def copy(self) -> dict[str, Any]:
+        if not self._sorted:
+            self._found, self._sorted = dict(sorted(self._found.items())), True
+        return dict(self._found)
 
 
 class Values:
@@ -63,7 +67,7 @@ class Values:
             group = _Group(prefix, cls)
             group.update((key, value) for key, value in self._values.items() if key.startswith(prefix))
             self._groups[cls] = group
-        return dict(group.found)
+        return group.copy()
 
     def one(self, key: str, cls: type[T]) -> T | None:
         """The record at `key`. Raises InternalError."""

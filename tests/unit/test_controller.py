@@ -84,6 +84,21 @@ def test_a_second_tick_without_change_writes_nothing() -> None:
     assert len(scene.told) == 1
 
 
+def test_what_was_heard_ahead_counts_at_the_next_tick() -> None:
+    scene = Scene()
+    (first, lease), (second, _) = scene.controller("one"), scene.controller("two")
+    assert not first.hear()
+    assert first.tick(lease, NOW)
+    first.hear()
+    scene.say(ack=ack(AckKind.READY))
+    assert first.hear()
+    assert not first.hear()
+    assert not second.hear(), "who does not lead looks at nothing"
+    assert scene.record().phase is Phase.GATHER
+    assert first.tick(lease, NOW)
+    assert scene.record().phase is Phase.LAUNCH
+
+
 def test_record_and_incident_are_written_in_one_revision() -> None:
     scene = Scene()
     controller, lease = scene.controller("one")
