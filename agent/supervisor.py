@@ -34,9 +34,9 @@ from .telling import Telling
 ORDERED_S, CALM_S = 0.1, 1.0
 """Longest sleep of the loop while ranks are on their way to a boundary at which they obey, and while they just train; `QUICK_S` while
 something is under way. Ended processes wake it at once."""
-RESTS, REST_S = 4.0, 0.5
-"""So many times as long as a look at the whole job takes, and no longer, what others write is read and not looked at: with thousands of
-nodes there is always something."""
+RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
+"""So many times as long as the looks at the whole job have taken, and no longer, nor than the last while something is under way, what
+others write is read and not looked at: with thousands of nodes there is always something, and whoever looks holds up what is to come."""
 AWAITS_S = 3.0
 """How long nodes that start together may take until it is told that they are waited for."""
 
@@ -100,9 +100,9 @@ class Supervisor:
         running = record is not None and record.phase is Phase.RUN and not attention.starting(record, told, wall_s())
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
         fds = (wake, *self.node.fds(), *(self._company.fds() if self._company else ()))
-        ends_s, heard = monotonic_s() + patience_s, False
+        ends_s, heard = max(monotonic_s() + patience_s, self._rest_until_s), False
         ready: list[int] = []
-        while not ready and (left_s := min(ends_s, self._rest_until_s) - monotonic_s()) > 0:
+        while not ready and (left_s := self._rest_until_s - monotonic_s()) > 0:
             ready = _readable(fds, min(left_s, QUICK_S))
             heard = self._hear() or heard
         changes = () if heard else self.controller.fds()
@@ -164,17 +164,20 @@ class Supervisor:
         if self._company and self.record:
             self._company.tell(self.record)
         self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
+        looked_s = 0.0
         for _ in range(20):
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
                 self._publisher.round(self.record, self._busy())
+            began_s = monotonic_s()
             wrote = self.controller.tick(self.heartbeat.lease, wall_s())
+            looked_s += monotonic_s() - began_s
             self.record = self._read_record()
             if self.record and self.heartbeat.instance not in self.record.members.values():
                 self.heartbeat.confirm()
             more = self.record is not None and self.performer.obey(self.record)
             if not wrote and not more:
                 break
-        self._rest_until_s = monotonic_s() + min(REST_S, RESTS * (monotonic_s() - now))
+        self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
         self._outage.over(monotonic_s())
         self._tell_whom_it_awaits()
         self._warm_up()

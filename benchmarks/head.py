@@ -16,7 +16,7 @@ from contextlib import suppress
 from crowd import KEYS
 
 from mt_resilient.agent.garbage import search_seldom
-from mt_resilient.agent.supervisor import QUICK_S, REST_S, RESTS
+from mt_resilient.agent.supervisor import BUSY_REST_S, QUICK_S, REST_S, RESTS
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import StoreUnavailable
@@ -41,13 +41,14 @@ def main() -> None:
     lease = store.grant(60)
     controller = Controller(store, KEYS, Election(store, KEYS.leader, "head"), Policy(), told)
     renewed_s = time.monotonic()
+    heard = False
     while True:
         poller = select.poll()
         for fd in (0, *controller.fds()):
             poller.register(fd, select.POLLIN)
-        if any(fd == 0 for fd, _ in poller.poll(1000 * AT_MOST_S)):
+        if any(fd == 0 for fd, _ in poller.poll(0 if heard else 1000 * AT_MOST_S)):
             return
-        began_s = time.monotonic()
+        began_s, heard = time.monotonic(), False
         with suppress(StoreUnavailable):  # the round is lost
             more = True
             while more:
@@ -59,11 +60,12 @@ def main() -> None:
                 renewed_s = began_s
         record = controller.record()
         busy = record is None or record.phase not in (Phase.RUN, Phase.LAUNCH)
-        rest_until_s = time.monotonic() + (0 if busy else min(REST_S, RESTS * (time.monotonic() - began_s)))
+        rest_s = min(BUSY_REST_S if busy else REST_S, RESTS * (time.monotonic() - began_s))
+        rest_until_s = time.monotonic() + rest_s
         time.sleep(QUICK_S)
         while time.monotonic() < rest_until_s:
             with suppress(StoreUnavailable):
-                controller.hear()
+                heard = controller.hear() or heard
             time.sleep(QUICK_S)
 
 
