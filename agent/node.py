@@ -111,7 +111,6 @@ class Node:
         self.lookout.begin(tells=record.resume_step >= 0)
         self.vitals.strides.begin()
         handoff = Handoff(
-            agent_pid=os.getpid(),
             generation=record.number,
             board=self.board.path,
             arena=tuple(tuple(row) for row in self.paths),

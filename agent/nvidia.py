@@ -15,9 +15,6 @@ FIELDS = (
     "remapped_rows.failure",
     "clocks_throttle_reasons.hw_thermal_slowdown",
     "clocks_throttle_reasons.hw_power_brake_slowdown",
-    "temperature.gpu",
-    "clocks.sm",
-    "clocks.max.sm",
 )
 ANSWER_S = 20.0
 """A driver whose device has gone may never answer."""
@@ -53,9 +50,6 @@ def _reading(row: list[str]) -> DeviceReading:
         remap_failed=_flag(row[4]),
         hot=_flag(row[5]),
         braked=_flag(row[6]),
-        celsius=_number(row[7]),
-        sm_mhz=_number(row[8]),
-        most_sm_mhz=_number(row[9]),
     )
 
 

@@ -60,7 +60,7 @@ class Way:
             page.clear(1, rank)
         slots = of("checkpoint.arena").create(2, 3)
         handoff = of("resilience.handoff").Handoff(
-            agent_pid=os.getpid(), generation=1, board="", arena=of("checkpoint.arena").paths(slots, os.getpid()),
+            generation=1, board="", arena=of("checkpoint.arena").paths(slots, os.getpid()),
             snapshots=mkdtemp(prefix="cold-"), resume_step=-1, replay_until=-1, origin="", every_steps=NEVER,
             durable_every_steps=NEVER, reach_steps=100, policy=boundary.RankPolicy(), turns=(), windows=(), modules="/dev/null",
         )  # fmt: skip

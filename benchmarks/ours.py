@@ -186,7 +186,7 @@ class Ours(AsyncPeer):
 
     def _new_tape(self, state: State, slots: list[list[int]]) -> tuple[Tape, torch.optim.Optimizer]:
         handoff = Handoff(
-            agent_pid=os.getpid(), generation=Generation(1), board="", snapshots=str(self.root), resume_step=Step(-1),
+            generation=Generation(1), board="", snapshots=str(self.root), resume_step=Step(-1),
             arena=tuple(map(tuple, arena.paths(slots, os.getpid()))), replay_until=Step(-1), every_steps=1,
             durable_every_steps=1, reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="", origin="",
         )  # fmt: skip

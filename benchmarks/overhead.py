@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -141,7 +140,7 @@ def beat_result(batches: int) -> Result:
     board = Board(1)
     board.clear(1)
     handoff = Handoff(
-        agent_pid=os.getpid(), generation=Generation(1), board=board.path, arena=(), snapshots="", resume_step=Step(-1),
+        generation=Generation(1), board=board.path, arena=(), snapshots="", resume_step=Step(-1),
         replay_until=Step(-1), every_steps=1, durable_every_steps=1, reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
         origin="",
     )  # fmt: skip

@@ -17,7 +17,6 @@ VARIABLE = "MT_RESILIENT_HANDOFF"
 
 @dataclass(frozen=True, kw_only=True)
 class Handoff:
-    agent_pid: int
     generation: Generation
     board: str
     """Path of the board's shared memory: one page per local rank."""

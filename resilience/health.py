@@ -46,9 +46,6 @@ class DeviceReading:
     """The hardware has slowed it down because of its temperature,"""
     braked: bool | None = None
     """or because of its power supply."""
-    celsius: int | None = None
-    sm_mhz: int | None = None
-    most_sm_mhz: int | None = None
 
 
 def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ def attached(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, Pag
     page.pid = os.getpid()
     slots = arena.create(1, 3)
     handoff = Handoff(
-        agent_pid=os.getpid(),
         generation=Generation(1),
         board="",
         arena=tuple(map(tuple, arena.paths(slots, os.getpid()))),

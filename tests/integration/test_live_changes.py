@@ -30,7 +30,7 @@ class Script:
         self.step()
         self._slots = arena.create(1, 3)
         handoff = Handoff(
-            agent_pid=os.getpid(), generation=1, board="", arena=tuple(map(tuple, arena.paths(self._slots, os.getpid()))),
+            generation=1, board="", arena=tuple(map(tuple, arena.paths(self._slots, os.getpid()))),
             snapshots="/nowhere", resume_step=-1, replay_until=-1, origin="", every_steps=1, durable_every_steps=50,
             reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
         )  # fmt: skip

@@ -27,7 +27,7 @@ from mt_resilient.training.state import Source, source_of
 
 fds = arena.create(1, 3)
 handoff = Handoff(
-    agent_pid=os.getpid(), generation=1, board="", arena=tuple(map(tuple, arena.paths(fds, os.getpid()))), snapshots="/nowhere",
+    generation=1, board="", arena=tuple(map(tuple, arena.paths(fds, os.getpid()))), snapshots="/nowhere",
     resume_step=-1, replay_until=-1,
     origin="", every_steps=1, durable_every_steps=50, reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
 )

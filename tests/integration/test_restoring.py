@@ -41,7 +41,6 @@ class Rank:
         self.fds = arena.create(1, 3)
         paths = arena.paths(self.fds, os.getpid())
         handoff = Handoff(
-            agent_pid=os.getpid(),
             generation=1,
             board="",
             arena=tuple(map(tuple, paths)),

@@ -46,7 +46,6 @@ class Ranks(Processes):
         """A snapshot on disk is due, and none could be taken yet."""
         self.course = Course(
             Handoff(
-                agent_pid=4,
                 generation=record.number,
                 board="",
                 arena=(),

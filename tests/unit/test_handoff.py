@@ -8,7 +8,6 @@ from mt_resilient.resilience.handoff import VARIABLE, Handoff
 from mt_resilient.resilience.terms import Generation, Step
 
 HANDOFF = Handoff(
-    agent_pid=4,
     generation=Generation(2),
     board="/proc/4/fd/5",
     arena=(("/proc/4/fd/6", "/proc/4/fd/7"), ("/proc/4/fd/8", "/proc/4/fd/9")),

@@ -9,9 +9,7 @@ import pytest
 from mt_resilient.agent.nvidia import parse
 from mt_resilient.resilience.health import FATAL_XIDS, DeviceReading, complaints, xids
 
-WELL = DeviceReading(
-    device="GPU 0", uncorrected=0, remap_pending=False, remap_failed=False, hot=False, braked=False, celsius=40
-)
+WELL = DeviceReading(device="GPU 0", uncorrected=0, remap_pending=False, remap_failed=False, hot=False, braked=False)
 SILENT = DeviceReading(device="GPU 0")
 """One that tells nothing."""
 
@@ -54,8 +52,6 @@ def test_the_drivers_words(line: str, found: tuple[str, int] | None) -> None:
 
 def test_what_a_device_does_not_tell_is_not_known() -> None:
     """By the words that nvidia-smi's manual names for what is not supported; figures of real devices: benchmarks/device_health.py."""
-    (reading,) = parse("0, 00000000:3B:00.0, [N/A], [N/A], [N/A], Not Active, Active, 34, 1980, 1980\n")
-    assert reading == DeviceReading(
-        device="GPU 0 (00000000:3B:00.0)", hot=False, braked=True, celsius=34, sm_mhz=1980, most_sm_mhz=1980
-    )
+    (reading,) = parse("0, 00000000:3B:00.0, [N/A], [N/A], [N/A], Not Active, Active\n")
+    assert reading == DeviceReading(device="GPU 0 (00000000:3B:00.0)", hot=False, braked=True)
     assert parse("Unable to determine the device handle for GPU: Unknown Error\n") == ()
