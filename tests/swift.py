@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mt_resilient.agent.ports import free_port
+
 from .conftest import MARK
 from .harness import ROOT
 
@@ -86,7 +88,7 @@ class Swift:
         self._environment = {key: value for key, value in os.environ.items() if key != MARK}
         self._environment["SWIFT_DIR"] = str(self._etc)
         kinds = ("account", "container", "object", "proxy")
-        self._ports = dict(zip(kinds, _free_ports(len(kinds)), strict=True))
+        self._ports = {kind: free_port("127.0.0.1") for kind in kinds}
         (self._etc / "swift.conf").write_text(_SWIFT)
         for kind in kinds:
             before = "catch_errors s3api tempauth " if kind == "proxy" else ""
@@ -160,11 +162,3 @@ class Swift:
             except OSError:
                 assert time.monotonic() < until, (self._logs / f"{kind}.log").read_text()[-3000:]
                 time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
