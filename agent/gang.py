@@ -17,6 +17,7 @@ import psutil
 from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.errors import InternalError
 from .exits import exit_code, open_pidfd
+from .polling import readable
 
 END_S = 60.0
 """How long killed processes may take to vanish: a driver that frees device memory takes about a second (measured 0.9 s), a rank stuck in
@@ -57,9 +58,9 @@ class Gang:
     def watched(self) -> Iterable[Watched]:
         return (self.launcher, *self.ranks.values())
 
-    def observe(self, ended_fds: Collection[int]) -> bool:
-        """Take note of the pidfds that became readable; True when somebody ended."""
-        news = False
+    def observe(self) -> bool:
+        """Take note of who has ended; True when somebody has."""
+        news, ended_fds = False, readable(self.living_fds())
         for process in self.watched():
             if process.pidfd in ended_fds and not process.ended_s:
                 process.ended_s, news = wall_s(), True

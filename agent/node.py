@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -210,10 +210,10 @@ class Node:
         helpers = [fd for fd in (self.warm.fd, self.drain.fd) if fd is not None]
         return helpers + (self.gang.living_fds() if self.gang else [])
 
-    def observe(self, ready: Collection[int]) -> bool:
+    def observe(self) -> bool:
         """Look at everything; True when the gang has changed."""
         self._adopt()
-        ended = changed = self.gang.observe(ready) if self.gang else False
+        ended = changed = self.gang.observe() if self.gang else False
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)

@@ -8,9 +8,7 @@ When the store does not answer, the round ends there: ranks keep training, and t
 from __future__ import annotations
 
 import os
-import select
 import signal
-from collections.abc import Iterable
 
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
@@ -28,6 +26,7 @@ from .node import Node
 from .outage import Outage
 from .performer import Performer
 from .policy import AgentPolicy
+from .polling import readable
 from .publisher import QUICK_S, Publisher
 from .telling import Telling
 
@@ -84,8 +83,8 @@ class Supervisor:
         try:
             self._warm_up()
             while True:
-                ready = self._wait(wake)
-                code = self.round(ready)
+                self._wait(wake)
+                code = self.round()
                 if code is not None:
                     return code
         finally:
@@ -95,7 +94,8 @@ class Supervisor:
             os.close(wake)
             os.close(woken)
 
-    def _wait(self, wake: int) -> list[int]:
+    def _wait(self, wake: int) -> None:
+        """Until there may be something to do."""
         record, told = self.record, self._publisher.told
         running = record is not None and record.phase is Phase.RUN and not attention.starting(record, told, wall_s())
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
@@ -103,16 +103,15 @@ class Supervisor:
         ends_s, heard = max(monotonic_s() + patience_s, self._rest_until_s), False
         ready: list[int] = []
         while not ready and (left_s := self._rest_until_s - monotonic_s()) > 0:
-            ready = _readable(fds, min(left_s, QUICK_S))
+            ready = readable(fds, min(left_s, QUICK_S))
             heard = self._hear() or heard
         changes = () if heard else self.controller.fds()
         if not ready and not heard:
-            ready = _readable((*fds, *changes), max(0.0, ends_s - monotonic_s()))
+            ready = readable((*fds, *changes), max(0.0, ends_s - monotonic_s()))
         if wake in ready:
             os.read(wake, 4096)
         if heard or not {wake, *changes}.isdisjoint(ready):
             self._next_round_s = 0.0
-        return ready
 
     def _hear(self) -> bool:
         """Whether others have written something, or that cannot be known: then the next round says why."""
@@ -121,14 +120,14 @@ class Supervisor:
         except StoreUnavailable:
             return True
 
-    def round(self, ready: list[int]) -> int | None:
-        """One round; the exit code when the job is over. ready: descriptors of the node that are readable."""
+    def round(self) -> int | None:
+        """One round; the exit code when the job is over."""
         if self._leaving.at_once:
             self.telling.say("asked a second time: leaving at once", "warn")
             return self._leaving.code
         changed = self._company is not None and self._company.look(monotonic_s())
         self.node.pace_durable()
-        for act in (lambda: self.node.observe(ready), self._hear_helpers):
+        for act in (self.node.observe, self._hear_helpers):
             try:
                 changed = act() or changed
             except OSError as error:
@@ -253,10 +252,3 @@ class Supervisor:
                 members={},
                 exit_code=self._leaving.code,
             )
-
-
-def _readable(fds: Iterable[int], within_s: float) -> list[int]:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    return [fd for fd, _ in poller.poll(1000 * within_s)]

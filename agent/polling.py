@@ -1,0 +1,13 @@
+"""Which descriptors are readable now, or become so. Believed at once or not at all: a number that was closed since may be another one's."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable
+
+
+def readable(fds: Iterable[int], within_s: float = 0.0) -> list[int]:
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return [fd for fd, _ in poller.poll(1000 * within_s)]

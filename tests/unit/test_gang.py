@@ -1,0 +1,37 @@
+"""Who of a gang has ended: real processes, by their pidfds."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from mt_resilient.agent.exits import open_pidfd
+from mt_resilient.agent.gang import Gang, Watched
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[int, int]]:
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield started[0].pid, started[1].pid
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_who_has_ended_and_nobody_else(two: tuple[int, int]) -> None:
+    launcher, rank = two
+    pidfd = open_pidfd(launcher)
+    assert pidfd is not None
+    gang = Gang(1, Watched(launcher, pidfd), "cold")
+    gang.adopt(0, rank)
+    assert not gang.observe()
+    os.kill(rank, signal.SIGKILL)
+    os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
+    assert gang.observe()
+    assert (gang.ranks[0].code, gang.launcher.ended_s) == (-signal.SIGKILL, 0)
+    assert not gang.observe(), "once"
+    assert gang.living_fds() == [pidfd]
+    for each in gang.watched():
+        os.close(each.pidfd)
