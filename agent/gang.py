@@ -16,8 +16,8 @@ import psutil
 
 from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.errors import InternalError
+from ..resilience.polling import readable
 from .exits import exit_code, open_pidfd
-from .polling import readable
 
 END_S = 60.0
 """How long killed processes may take to vanish: a driver that frees device memory takes about a second (measured 0.9 s), a rank stuck in
@@ -62,7 +62,7 @@ class Gang:
         """Take note of who has ended; True when somebody has."""
         news, ended_fds = False, readable(self.living_fds())
         for process in self.watched():
-            if process.pidfd in ended_fds and not process.ended_s:
+            if process.pidfd in ended_fds:
                 process.ended_s, news = wall_s(), True
                 process.code = _reap(process.pid) if process is self.launcher else exit_code(process.pid, process.pidfd)
         return news

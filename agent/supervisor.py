@@ -16,6 +16,7 @@ from ..resilience.errors import ResilientError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
+from ..resilience.polling import readable
 from ..resilience.store import LeaseGone, Store
 from ..resilience.terms import NodeId
 from . import attention
@@ -26,7 +27,6 @@ from .node import Node
 from .outage import Outage
 from .performer import Performer
 from .policy import AgentPolicy
-from .polling import readable
 from .publisher import QUICK_S, Publisher
 from .telling import Telling
 
@@ -100,7 +100,7 @@ class Supervisor:
         running = record is not None and record.phase is Phase.RUN and not attention.starting(record, told, wall_s())
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
         fds = (wake, *self.node.fds(), *(self._company.fds() if self._company else ()))
-        ends_s, heard = max(monotonic_s() + patience_s, self._rest_until_s), False
+        ends_s, heard = monotonic_s() + patience_s, False
         ready: list[int] = []
         while not ready and (left_s := self._rest_until_s - monotonic_s()) > 0:
             ready = readable(fds, min(left_s, QUICK_S))

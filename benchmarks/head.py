@@ -8,7 +8,6 @@ Prints a line of JSON for each tick and for each record that it has written; end
 from __future__ import annotations
 
 import json
-import select
 import sys
 import time
 from contextlib import suppress
@@ -24,6 +23,7 @@ from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Decision
 from mt_resilient.resilience.policy import Policy
+from mt_resilient.resilience.polling import readable
 
 AT_MOST_S = 1.0
 """Between two rounds of the agent's loop while nothing comes."""
@@ -43,10 +43,7 @@ def main() -> None:
     renewed_s = time.monotonic()
     heard = False
     while True:
-        poller = select.poll()
-        for fd in (0, *controller.fds()):
-            poller.register(fd, select.POLLIN)
-        if any(fd == 0 for fd, _ in poller.poll(0 if heard else 1000 * AT_MOST_S)):
+        if 0 in readable((0, *controller.fds()), 0 if heard else AT_MOST_S):
             return
         began_s, heard = time.monotonic(), False
         with suppress(StoreUnavailable):  # the round is lost

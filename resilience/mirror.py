@@ -10,9 +10,9 @@ so whoever writes upon it compares what it rests on in the same transaction (Mod
 
 from __future__ import annotations
 
-import select
 from collections.abc import Mapping
 
+from .polling import readable
 from .store import Entry, HistoryGone, Store, Watch
 
 _PATIENCE_S = 0.2
@@ -105,9 +105,7 @@ class Mirror:
 
     def _wait(self, watch: Watch) -> bool:
         """For our own newest write; False where nothing comes."""
-        poller = select.poll()
-        poller.register(watch.fileno(), select.POLLIN)
         while watch.owed > self.revision:
-            if not poller.poll(1000 * _PATIENCE_S) or not self._follow():
+            if not readable([watch.fileno()], _PATIENCE_S) or not self._follow():
                 return False
         return True
