@@ -76,9 +76,10 @@ class Supervisor:
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Until the job is over; the exit code."""
+        """Until the job is over; the exit code. Signals are heard until then, and none after it."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before = {number: signal.signal(number, self._leaving.on_signal) for number in self._leaving.signals}
+        for number in self._leaving.signals:
+            signal.signal(number, self._leaving.on_signal)
         previous_wakeup = signal.set_wakeup_fd(woken)
         try:
             self._warm_up()
@@ -89,8 +90,8 @@ class Supervisor:
                     return code
         finally:
             signal.set_wakeup_fd(previous_wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number in self._leaving.signals:  # what is left is short, and others wait for it: that this agent has left
+                signal.signal(number, signal.SIG_IGN)
             os.close(wake)
             os.close(woken)
 

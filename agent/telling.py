@@ -12,7 +12,6 @@ from ..resilience.clock import wall_s
 from ..resilience.detectors import Cause
 from ..resilience.incident import Incident
 from ..resilience.journal import Journal
-from ..resilience.machine import Phase
 from ..resilience.metrics import Metrics
 from ..resilience.orders import Decision
 from ..resilience.recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
@@ -55,8 +54,6 @@ class Telling:
             self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
-            if decision.record.phase is Phase.LAUNCH and decision.record.number > 1:
-                self.say(f"going back to {decision.reason}")
 
     def _incident(self, incident: Incident) -> None:
         before = self._known.get(incident.id)

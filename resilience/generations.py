@@ -50,7 +50,9 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         record = replace(record, sources=sources, holders=copies.apart(world), onset=kept.onset(world))
         record = replace(record, rewind=None, begins=order if there else None)
         given_up = lost(world) if order and there is None else ()
-        return Decision(record=record, incidents=given_up, reason=point.reason + copies.words(sources))
+        reason = point.reason + copies.words(sources)
+        said = f"going back to {reason}" if record.number > 1 else ""
+        return Decision(record=record, incidents=given_up, reason=reason, said=said)
     if event is Event.STOP:
         asked = leaving(world)
         assert asked

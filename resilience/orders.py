@@ -125,7 +125,7 @@ class Decision:
     """By request."""
     reason: str = ""
     said: str = ""
-    """What of a request has been passed on to the ranks."""
+    """For people: what of a request has been passed on to the ranks, or what a generation goes back to."""
     quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
     """Nodes that are shut out from now on."""
 

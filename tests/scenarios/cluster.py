@@ -347,12 +347,12 @@ class Job:
             self.say(f"the answer: {answer.sentence}")
         record = decision.record
         if decision.said:
-            self.say(f"passed on to the ranks: {decision.said}")
+            self.say(decision.said)
         if record is None or (record.number, record.phase) == self.phase_told:
             return
         self.phase_told = (record.number, record.phase)
         why = {Phase.GATHER: record.reason, Phase.LAUNCH: decision.reason, Phase.ENDING: record.reason}
-        reason = f": {why[record.phase]}" if record.phase in why else ""
+        reason = f": {why[record.phase]}" if record.phase in why and not decision.said else ""
         self.say(f"generation {record.number} {_DOES[record.phase]}{who}{reason}")
 
     def world(self) -> World:
