@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import replace
 
-from ..resilience import copies
+from ..resilience import assignment, copies
 from ..resilience.clock import wall_s
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
@@ -18,7 +18,7 @@ from ..resilience.store import Store
 from ..resilience.terms import NodeId, RankPhase
 from ..resilience.wire import dumps, loads
 from .copies import address
-from .fencing import Pulse, Standing, fenced, proves
+from .fencing import Pulse, Standing, fenced
 from .heartbeat import Heartbeat
 from .neighbour import Neighbour
 from .node import Node
@@ -134,7 +134,7 @@ class Company:
         standing = Standing(
             lease_until_s=self._heartbeat.until_s,
             ttl_s=self._heartbeat.ttl_s,
-            proof=proves(self._spec.sizes, self._spec.spares, self._members),
+            proof=assignment.proves(self._spec.sizes, self._spec.spares, self._members),
             still_s=self._pulse.still_s,
             stride_s=self._pulse.stride_s,
             over=all(page.phase == RankPhase.FINISHED for page in self._node.board.pages),

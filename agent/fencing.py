@@ -1,17 +1,16 @@
 """Whether an agent that has no lease any more has to end its ranks: only where others may have begun a new generation without it. Pure.
 
-A generation without this node begins when its lease is over; then its other members end their ranks, and no step of the old one is
-finished any more, for at each boundary all ranks have said their word (`training/sentinel.py`). So ranks that go on finishing steps prove
-that nobody has begun anything without them, however long etcd is away, for whomever. Where they stand still, somebody may have. And where
-those that stand by would do for a generation of their own (one node and a spare), steps prove nothing. Ranks whose loop is over finish no
-step and begin none either: they are left to write down what they have.
+A generation without this node begins when its lease is over; then its other members end their ranks, and no step of the old one is finished
+any more, for at each boundary all ranks have said their word (`training/sentinel.py`). So ranks that go on finishing steps prove that
+nobody has begun anything without them, however long etcd is away, for whomever. Where they stand still, somebody may have. And where those
+that stand by would do for a generation of their own (one node and a spare), steps prove nothing (`assignment.proves`). Ranks whose loop is
+over finish no step and begin none either: they are left to write down what they have.
 
 Standing still is measured in time in which the agent was awake (`hearing.py`): of a machine that slept, ranks slept too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .hearing import LONGEST_ROUND_S
@@ -35,11 +34,6 @@ class Standing:
     """The longest time that they took for one, of late."""
     over: bool
     """Their loop is at its end."""
-
-
-def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
-    """Whether a generation of so many `members` makes a new one without any of them impossible. sizes: numbers of nodes that may train."""
-    return max(sizes) + spares - members < min(sizes)
 
 
 def fenced(now_s: float, at: Standing) -> bool:

@@ -80,6 +80,7 @@ class Leaving:
         request = Request(
             kind=Wish.DRAIN if drains else Wish.STOP,
             node=self._id if drains else "",
+            instance=record.members[self._id] if drains and record else "",
             snapshot=preempted or self._policy.last_snapshot,
             budget_s=self._preemption.budget_s if preempted else 0.0,
             exit_code=self.code,

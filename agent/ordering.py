@@ -23,8 +23,10 @@ from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
+from ..resilience.reports import NodeRecord
 from ..resilience.requests import LEAVING
 from ..resilience.store import Store
+from ..resilience.terms import NodeId
 from ..resilience.wire import dumps, loads
 from ..resilience.wishes import Answer, Request, Wish
 from .run_directory import RunDirectory
@@ -45,6 +47,8 @@ def order(directory: RunDirectory, request: Request) -> int:
     keys = Keys(place["job"])
     access = Papers(**place.get("papers", {})).access(os.environ)
     with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
+        if asked.kind == Wish.DRAIN:
+            asked = replace(asked, instance=_instance(store, keys, NodeId(asked.node)))
         store.put(keys.request(asked.id), dumps(asked))
         try:
             answer = _wait(directory, store, keys, asked, place["pid"])
@@ -59,6 +63,14 @@ def order(directory: RunDirectory, request: Request) -> int:
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
     print(f"{answer.sentence}{where}")
     return answer.exit_code
+
+
+def _instance(store: Store, keys: Keys, node: NodeId) -> str:
+    """The agent that goes by this name, or trains under it; empty: none does."""
+    here, record = store.get(keys.node(node)), store.get(keys.generation)
+    if here:
+        return loads(NodeRecord, here.value).instance
+    return loads(GenerationRecord, record.value).members.get(node, "") if record else ""
 
 
 def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:

@@ -113,8 +113,10 @@ def register(
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
             store.delete_prefix(prefix)
         known = replace(spec, run=known.run, first_generation=Generation(last + 1))
+    elif record := _last(store, keys):
+        # All have died, as whoever starts it again says, and it goes on with as many as are left.
+        known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=record.number)
     elif (known.sizes, known.spares, known.alike) != (spec.sizes, spec.spares, spec.alike):
-        # All have died, and it goes on with as many as are left.
         known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike)
     else:
         return known, last
@@ -158,6 +160,11 @@ def _same(known: Spec, spec: Spec) -> None:
         raise UsageError(
             f"the job was started for {phrases.listed(known.sizes)} nodes, and this command says {phrases.listed(spec.sizes)}; "
             "nothing was started. Give the same --nodes everywhere"
+        )
+    if known.spares != spec.spares:
+        raise UsageError(
+            f"the job was started with {phrases.count(known.spares, 'spare')}, and this command says {spec.spares}; nothing was started. "
+            "Give the same --spares everywhere"
         )
     if differs := apart(spec.alike, known.alike):
         raise UsageError(

@@ -90,7 +90,9 @@ class Supervisor:
                     return code
         finally:
             signal.set_wakeup_fd(previous_wakeup)
-            for number in self._leaving.signals:  # what is left is short, and others wait for it: that this agent has left
+            for (
+                number
+            ) in self._leaving.signals:  # what is left is short, and others wait for it: that this agent has left
                 signal.signal(number, signal.SIG_IGN)
             os.close(wake)
             os.close(woken)

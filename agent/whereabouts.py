@@ -50,9 +50,9 @@ class ControlPolicy:
         if self.deadline_s <= 0:
             raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
         for name in ("job", "node"):
-            if not re.fullmatch(r"[\w.:@-]*", getattr(self, name)):
+            if not re.fullmatch(r"[\w.:@-]*", getattr(self, name), re.ASCII):
                 raise UsageError(
-                    f"control.{name} is {getattr(self, name)!r}; it may have letters, digits and any of _ . : @ -"
+                    f"control.{name} is {getattr(self, name)!r}; it may have the letters a to z, digits and any of _ . : @ -"
                 )
 
         _ = self.labelled

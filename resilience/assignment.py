@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from .errors import UsageError
+from .machine import Phase
 from .reports import NodeRecord
 from .terms import NodeId
 from .world import World
@@ -52,12 +53,14 @@ class Seats:
     """Places that were not there before."""
     missed: tuple[NodeId, ...] = ()
     """Gone, and waited for."""
+    at_work: bool = False
+    """They are waited for although others would do: their ranks may be at work, and nobody who is there would end them."""
 
 
 @cache
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sorts `node-10` behind `node-9`. Kept, because thousands of names are sorted at every tick."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
 def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
@@ -75,9 +78,7 @@ def unusable(world: World, node: NodeId, now: float) -> str:
     if world.nodes[node].fit:
         return world.nodes[node].fit
     shut_out = world.quarantine.get(node)
-    if shut_out and now < shut_out.until_s and shut_out.instance in ("", world.nodes[node].instance):
-        return shut_out.reason
-    return ""
+    return shut_out.reason if shut_out and now < shut_out.until_s else ""
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
@@ -95,13 +96,32 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     return Seats(members={node: here[node].instance for node in sorted(here, key=natural)[:size]})
 
 
+def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
+    """Whether, of the nodes that are expected, too few are left besides so many `members` for a generation of their own. Then members whose
+    ranks finish steps know that nobody has begun anything without them, and end them for nobody (`agent/fencing.py`); and where more nodes
+    have come than are expected, `again` sees to it. sizes: numbers of nodes that may train."""
+    return max(sizes) + spares - members < min(sizes)
+
+
+def elders(world: World) -> set[NodeId]:
+    """The members of the last generation whose ranks may have begun; none where these are known to be dead."""
+    record, spec = world.record, world.spec
+    assert record
+    assert spec
+    gathers = record.phase is Phase.GATHER
+    if record.number <= spec.given_up or (gathers and record.number == spec.first_generation):
+        return set()
+    return {*record.members}.difference(record.new).union(record.left) if gathers else {*record.members}
+
+
 def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it;
     None: it does not grow, for what memory holds is of so many nodes, and of no use to another number."""
     assert world.spec
     assert world.record
     here, before = usable(world, now), world.record.members
-    spares = sorted((node for node in here if node not in before), key=natural)
+    known = elders(world)
+    spares = sorted((node for node in here if node not in before), key=lambda node: (node not in known, natural(node)))
     gone = [node for node in before if node not in here]
     successors = dict(zip(gone, spares, strict=False))
     vacant, spares = gone[len(spares) :], spares[len(gone) :]
@@ -117,6 +137,9 @@ def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if settled_s is not None and now - here[node].since_s >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
+    if known.isdisjoint((*members, *joined)) and known and proves(world.spec.sizes, world.spec.spares, len(known)):
+        waiting = {node: here[node].instance if node in here else i for node, i in before.items()}
+        return Seats(members=waiting, missed=tuple(gone), at_work=True)
     return Seats(
         members={node: here[node].instance for node in (*members, *joined)},
         successors={node: s for node, s in successors.items() if s in staying},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from . import describe
+from . import describe, reach
 from .chronicle import next_id
 from .detectors import Cause
 from .findings import Complaint, Shortage, Straggler
@@ -31,7 +31,7 @@ def _news(
 
 def cut_off_told(world: World, away: Sequence[NodeId]) -> tuple[Incident, ...]:
     """Members that are cut off from etcd alone; over when they reach it, or do not train any more."""
-    record = world.record
+    record, unseen = world.record, reach.unseen(world)
     assert record
 
     def tell(ident: str, signature: str, node: NodeId) -> Incident:
@@ -41,8 +41,8 @@ def cut_off_told(world: World, away: Sequence[NodeId]) -> tuple[Incident, ...]:
             generation=record.number,
             cause=Cause.CUT_OFF,
             rung=OBSERVE,
-            summary=describe.cut_off(node),
-            plan="nothing is done as long as steps are made: its place is given away when they stop; look after its way to etcd",
+            summary=describe.cut_off(node, unseen),
+            plan=describe.left_alone(unseen),
             at_s=said.at_s if said else record.launched_s,
             step_at_fault=said.max_step if said else record.resume_step,
             started=True,

@@ -49,10 +49,10 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
 
 def _with_news(world: World, now: float, policy: Policy) -> World:
     """With the incidents that tell what is seen, whatever is done about it."""
-    if world.record and len(world.record.members) > 1:
+    if world.record and (len(world.record.members) > 1 or world.nodes.keys() - world.record.members.keys()):
         away = reach.cut_off(world, now, policy.lease_s)
-        world = replace(world, nodes=reach.standing_in(world, away)) if away else world
         world = world.with_incidents(cut_off_told(world, away))
+        world = replace(world, nodes=reach.standing_in(world, away)) if away else world
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world))
     world = world.with_incidents(stragglers_told(world))
@@ -72,7 +72,7 @@ def _answer(
     """What is done about it."""
     present = world.record
     assert present
-    late = None if leaving(world) else unheeded(world, now, policy.recovery.in_place_s)
+    late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s)
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
         return generations.reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)

@@ -15,6 +15,11 @@ from .terms import Rank
 from .windows import Window
 from .world import World
 
+_AT_WORK = (
+    "no others begin while they may be at work, for those that are there were not expected (--nodes, --spares); where they are dead, stop "
+    "the job and give the same command again"
+)
+
 
 def seats(found: Seats) -> str:
     """What is new about who trains; empty: nothing is."""
@@ -26,11 +31,23 @@ def seats(found: Seats) -> str:
         said.append(f"{phrases.listed(found.joined)} {'joins' if len(found.joined) == 1 else 'join'}")
     if found.missed:
         said.append(f"{phrases.listed(found.missed)} {'is' if len(found.missed) == 1 else 'are'} waited for")
+    if found.at_work:
+        said.append(_AT_WORK)
     return "; ".join(said)
 
 
-def cut_off(node: str) -> str:
-    return f"the agent of {node} does not reach etcd: its lease is over, and its ranks make steps with all others"
+def cut_off(node: str, unseen: bool) -> str:
+    steps = "nobody is there who would see its ranks make steps" if unseen else "its ranks make steps with all others"
+    return f"the agent of {node} does not reach etcd: its lease is over, and {steps}"
+
+
+def left_alone(unseen: bool) -> str:
+    """Why nothing is done about it."""
+    if unseen:
+        return f"nothing is done: {_AT_WORK}"
+    return (
+        "nothing is done as long as steps are made: its place is given away when they stop; look after its way to etcd"
+    )
 
 
 def back(nodes: Sequence[str]) -> str:

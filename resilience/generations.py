@@ -48,13 +48,13 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         sources = {n: found[point.step] for n, found in copies.fetchable(world).items() if point.step in found}
         record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
         record = replace(record, sources=sources, holders=copies.apart(world), onset=kept.onset(world))
-        record = replace(record, rewind=None, begins=order if there else None)
+        record = replace(record, rewind=None, begins=order if there else None, new=(), left=())
         given_up = lost(world) if order and there is None else ()
         reason = point.reason + copies.words(sources)
         said = f"going back to {reason}" if record.number > 1 else ""
         return Decision(record=record, incidents=given_up, reason=reason, said=said)
     if event is Event.STOP:
-        asked = leaving(world)
+        asked = leaving(world, now)
         assert asked
         what = f"node {asked.node} is drained" if asked.kind == Wish.DRAIN else "asked"
         record = replace(
@@ -103,6 +103,7 @@ def _next(
     assert world.record
     order, story = carried(world)
     number, before = Generation(world.record.number + 1), world.record
+    known = assignment.elders(world)
     record = GenerationRecord(
         number=number,
         phase=Phase.GATHER,
@@ -112,6 +113,8 @@ def _next(
             for n in seats.members
             if n not in before.members or n in before.joined  # of the others, all that memory holds is of this course
         },
+        new=tuple(node for node in seats.members if node not in known),
+        left=tuple(sorted(known - seats.members.keys())),
         master_addr=world.record.master_addr,
         replay_until=Step(max(world.record.replay_until, reached)),
         reason=reason,

@@ -84,6 +84,10 @@ class GenerationRecord:
     """Of the members whose own memory does not hold `resume_step`, those that can have it from another's."""
     holders: dict[NodeId, NodeId] = field(default_factory=dict)
     """Who holds the copies of whose snapshots, where it is not the member half the ring away (`copies.holder`)."""
+    new: tuple[NodeId, ...] = ()
+    """While it gathers: members that were none of the last generation whose ranks may have begun,"""
+    left: tuple[NodeId, ...] = ()
+    """and those of that one that are none any more (`assignment.elders`)."""
     dismissed: tuple[str, ...] = ()
     """Agents that are to leave, as soon as the job goes on without them."""
 
@@ -109,8 +113,6 @@ class Quarantine:
     reason: str
     until_s: float
     """Wall-clock seconds."""
-    instance: str = ""
-    """As long as this agent runs; empty: whichever does."""
 
 
 @dataclass(frozen=True, kw_only=True)

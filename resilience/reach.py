@@ -8,12 +8,16 @@ end all ranks for nothing: it counts as present while steps are made:
       and  the newest step is younger than half a lease           who is dead has been for longer: leases are renewed at a third
       or   it was finished long after the node's own last word    who is dead was heard to the last
 
+Of members that are all gone nobody says whether they make steps. Where nobody who is there may begin without them (`assignment.proves`),
+they count as present: they go on where they are once they are back.
+
 So the death of a node is seen as early as without this. That nobody hears orders on a node that is cut off shows where one is not obeyed
 (`going_back.unheeded`).
 """
 
 from __future__ import annotations
 
+from .assignment import proves
 from .machine import Phase
 from .reports import NodeRecord, NodeStatus
 from .terms import NodeId
@@ -34,6 +38,8 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
     if not absent:
         return ()
     here = [n for n, i in record.members.items() if n in world.nodes and world.nodes[n].instance == i]
+    if unseen(world):
+        return tuple(absent)
     said = [world.status[n] for n in here if n in world.status and world.status[n].generation == record.number]
     if not said or len(said) < len(here) or not all(_trains(status) for status in said):
         return ()
@@ -42,6 +48,15 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
     patience_s = max(max(STRIDES * status.stride_s, WORDS * status.often_s) for status in said)
     steady = max(status.at_s - status.pulse_s for status in said) <= patience_s
     return tuple(n for n in absent if recent or (steady and _outlives(newest, world.status.get(n), record.number)))
+
+
+def unseen(world: World) -> bool:
+    """Whether all members are gone, and nobody who is there may begin without them."""
+    record, spec = world.record, world.spec
+    if record is None or spec is None or record.number <= spec.given_up:
+        return False
+    gone = all(n not in world.nodes and i not in world.dead for n, i in record.members.items())
+    return gone and proves(spec.sizes, spec.spares, len(record.members))
 
 
 def standing_in(world: World, away: tuple[NodeId, ...]) -> dict[NodeId, NodeRecord]:

@@ -173,5 +173,7 @@ class Spec:
     created_s: float = 0.0
     first_generation: Generation = Generation(1)
     """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""
+    given_up: Generation = Generation(0)
+    """Nothing is left of the generations up to this one: somebody gave the command again when none of its agents was there."""
     alike: dict[str, str] = field(default_factory=dict)
     """What else all nodes have to be told alike, as far as it is not the default (`agent/alike.py`)."""

@@ -31,9 +31,10 @@ def waiting(world: World) -> list[Request]:
     return [request for request in world.requests if request.id not in world.answers]
 
 
-def leaving(world: World) -> Request | None:
+def leaving(world: World, now: float) -> Request | None:
     """The request to end the job here that is to be obeyed, if there is one. Nodes that the job can do without are drained otherwise: if
-    it can do without all of them, for a scheduler may take away all at once, and has no time for one after the other."""
+    it can do without all of them, for a scheduler may take away all at once, and has no time for one after the other. now: wall-clock
+    seconds."""
     drained: list[NodeId] = []
     for request in waiting(world):
         if request.kind not in LEAVING or _misled(request, world):
@@ -41,12 +42,12 @@ def leaving(world: World) -> Request | None:
         if request.kind == Wish.STOP:
             return request
         drained.append(NodeId(request.node))
-        if not _dispensable(drained, world):
+        if not _dispensable(drained, world, now):
             return request
     return None
 
 
-def _dispensable(nodes: Sequence[NodeId], world: World) -> bool:
+def _dispensable(nodes: Sequence[NodeId], world: World, now: float) -> bool:
     """Whether the job can go on without these, of which the last was asked for last."""
     record = world.record
     if record is None or world.spec is None:
@@ -57,7 +58,7 @@ def _dispensable(nodes: Sequence[NodeId], world: World) -> bool:
         return True
     instances = tuple(world.nodes[node].instance for node in nodes if node in world.nodes)
     without = replace(record, dismissed=(*record.dismissed, *instances))
-    return not assignment.again(replace(world, record=without), now=0.0).missed
+    return not assignment.again(replace(world, record=without), now).missed
 
 
 def rule(world: World, now: float, reached: Step) -> Decision:
@@ -85,8 +86,8 @@ def _misled(request: Request, world: World) -> str:
     """Why nothing can ever be done about it; empty: something can."""
     if request.kind not in tuple(Wish):
         return f"this version knows no request {request.kind!r}; nothing was done"
-    before = world.record is None or request.at_s > world.record.opened_s  # later, it has been drained
-    if request.kind == Wish.DRAIN and before and request.node not in {*world.members, *world.nodes}:
+    # Who was there when it was asked for has left meanwhile.
+    if request.kind == Wish.DRAIN and not request.instance and request.node not in {*world.members, *world.nodes}:
         return f"there is no node {request.node!r} in this job; it runs on {', '.join(phrases.few(world.members))}. Nothing was done"
     return ""
 
@@ -111,7 +112,7 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 def _leave(request: Request, world: World, now: float, reached: Step) -> Decision:
     record = world.record
     assert record
-    if request.kind == Wish.STOP or leaving(world):
+    if request.kind == Wish.STOP or leaving(world, now):
         return Decision()  # an event of the machine's
     asked = [NodeId(r.node) for r in waiting(world) if r.kind == Wish.DRAIN and r.node in world.nodes]
     nodes = [node for node in dict.fromkeys(asked) if world.nodes[node].instance not in record.dismissed]

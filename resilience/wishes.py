@@ -33,7 +33,9 @@ class Request:
     skip: int = 0
     """and how many batches after it are left out."""
     node: str = ""
-    """With DRAIN."""
+    """With DRAIN,"""
+    instance: str = ""
+    """and the agent that is there when it is asked for; empty: none is."""
     snapshot: bool = False
     """With STOP: whether to take a last snapshot first,"""
     budget_s: float = 0.0

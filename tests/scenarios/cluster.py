@@ -60,15 +60,17 @@ class Job:
         ranks: int = 2,
         nodes: str = "1",
         spares: int = 0,
+        more: int = 0,
         grow_after_s: float = 5.0,
         policy: RecoveryPolicy | None = None,
         judged_by: RankPolicy | None = None,
         **faults: Any,
     ) -> None:
-        """total: steps of the training; ranks: on each node; faults: of `Faults`. The nodes are named a, b, c …"""
+        """total: steps of the training; ranks: on each node; more: nodes beyond those that are expected; faults: of `Faults`. The nodes are
+        named a, b, c …"""
         self.sizes, self.spares = sizes(nodes), spares
         self.seated = NodesPolicy(number=nodes, spares=spares, grow_after_s=grow_after_s)
-        self.names = tuple(NodeId(name) for name in ascii_lowercase[: max(self.sizes) + spares])
+        self.names = tuple(NodeId(name) for name in ascii_lowercase[: max(self.sizes) + spares + more])
         self.alone = len(self.names) == 1
         self.cut = Cut()
         self.total, self.durable_every, self.faults = total, durable_every, Faults(**faults)
@@ -222,7 +224,9 @@ class Job:
         """Somebody at another terminal; the request's name."""
         ident = f"{self.now_s:05.0f}-{kind}"
         self.say(f"somebody orders: {kind}{''.join(f', {name} {value}' for name, value in what.items())}")
-        self.store.inner.put(KEYS.request(ident), dumps(Request(kind=kind, at_s=self.now_s, by="alice", **what)))
+        there = self.nodes.get(NodeId(what.get("node", "")))
+        request = Request(kind=kind, at_s=self.now_s, by="alice", instance=there.instance if there else "", **what)
+        self.store.inner.put(KEYS.request(ident), dumps(request))
         return ident
 
     def until_answered(self, ident: str) -> None:

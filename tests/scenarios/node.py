@@ -17,7 +17,7 @@ import numpy as np
 
 from mt_resilient.agent import report
 from mt_resilient.agent.duty import Action, LocalState, duty
-from mt_resilient.agent.fencing import Pulse, Standing, fenced, proves
+from mt_resilient.agent.fencing import Pulse, Standing, fenced
 from mt_resilient.agent.gang import Gang
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
@@ -30,6 +30,7 @@ from mt_resilient.checkpoint.agreement import Words
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.header import MARKS
 from mt_resilient.checkpoint.tensors import plan
+from mt_resilient.resilience import assignment
 from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.findings import InPlaceRewind
@@ -248,7 +249,7 @@ class Node:
         standing = Standing(
             lease_until_s=self.heartbeat.until_s,
             ttl_s=LEASE_S,
-            proof=self.record is None or proves(self.job.sizes, self.job.spares, len(self.record.members)),
+            proof=self.record is None or assignment.proves(self.job.sizes, self.job.spares, len(self.record.members)),
             still_s=self.pulse.still_s,
             stride_s=self.pulse.stride_s,
             over=all(page.phase == RankPhase.FINISHED for page in self.pages),

@@ -65,11 +65,7 @@ def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
     here = {NodeId(key.removeprefix(KEYS.nodes)): loads(NodeRecord, entry.value) for key, entry in nodes.items()}
     here = {node: record for node, record in here.items() if KEYS.death(record.instance) not in deaths}
     out = {NodeId(key.removeprefix(KEYS.quarantines)): loads(Quarantine, entry.value) for key, entry in shut.items()}
-    return here, {
-        node
-        for node, what in out.items()
-        if job.wall_s < what.until_s and node in here and what.instance in ("", here[node].instance)
-    }
+    return here, {node for node, what in out.items() if job.wall_s < what.until_s and node in here}
 
 
 def _training(job: Job, record: GenerationRecord, lost: tuple[NodeId, ...]) -> list[NodeId]:

@@ -148,6 +148,54 @@ def test_a_node_loses_etcd_alone(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_all_that_train_lose_etcd_and_more_stand_by_than_were_announced(golden: Golden) -> None:
+    """Two nodes train and do not reach etcd; they finish steps, and so they know that nobody begins anything without them. Two others would
+    do, but were not counted on: they wait, and do not begin."""
+    job = Job(nodes="2", more=2, total=40)
+    job.until(lambda job: 4 in job.disk)
+    for name in "ab":
+        job.cut_off(name, etcd=True)
+    job.until_step(32)
+    assert members(job) == ["a", "b"]
+    job.mend_network()
+    job.to_the_end()
+    assert (job.exit_code, len(job.last_state)) == (0, 40)
+    golden(job.transcript())
+
+
+def test_all_that_train_die_and_more_stand_by_than_were_announced(golden: Golden) -> None:
+    """That is not to be told from a lost way to etcd: somebody has to say it."""
+    job = Job(nodes="2", more=2, total=16)
+    job.until(lambda job: 4 in job.disk)
+    for name in "ab":
+        job.kill_node(name)
+    for _ in range(30):
+        job.tick()
+    assert (job.watch.record and job.watch.record.number) == 1
+    job.order(Wish.STOP)
+    job.until(lambda job: job.exit_code is not None)
+    for name in "cd":
+        job.start_agent(name)
+    job.to_the_end()
+    assert (job.exit_code, members(job), job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
+    golden(job.transcript())
+
+
+def test_all_that_trained_are_dead_and_the_command_is_given_on_other_nodes(golden: Golden) -> None:
+    """Who gives the command again where no agent is left says that the ranks are dead: other nodes need not wait for those."""
+    job = Job(nodes="2", more=2, total=16)
+    job.until(lambda job: 4 in job.disk)
+    for name in "abcd":
+        job.kill_node(name)
+    for _ in range(12):
+        job.tick()
+    for name in "cd":
+        job.start_agent(name)
+    job.to_the_end()
+    assert (job.exit_code, members(job), job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
+    golden(job.transcript())
+
+
 def test_a_node_that_has_lost_etcd_dies(golden: Golden) -> None:
     """A node does not reach etcd any more, and trains on; then it loses its power: no step is finished any more, and its place is given
     away."""
@@ -327,7 +375,14 @@ def taken_away(job: Job, *names: str) -> None:
     job.say(f"SIGTERM on {', '.join(names)}")
     for name in names:
         job.nodes[NodeId(name)].asked = Request(
-            kind=Wish.DRAIN, node=name, snapshot=True, exit_code=143, budget_s=25, at_s=job.now_s, by="SIGTERM"
+            kind=Wish.DRAIN,
+            node=name,
+            instance=job.nodes[NodeId(name)].instance,
+            snapshot=True,
+            exit_code=143,
+            budget_s=25,
+            at_s=job.now_s,
+            by="SIGTERM",
         )
 
 

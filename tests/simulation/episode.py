@@ -45,6 +45,8 @@ _NODES = (
     ("4", 2),
 )
 """Numbers of nodes and spares that are drawn."""
+_MORE = (0, 0, 0, 1, 2, 4)
+"""How many have come beyond those."""
 SEVERAL = 0.2
 """How many episodes have several nodes."""
 
@@ -73,6 +75,7 @@ class Episode:
     moments: tuple[Moment, ...]
     nodes: str = "1"
     spares: int = 0
+    more: int = 0
 
     @property
     def alone(self) -> bool:
@@ -80,7 +83,7 @@ class Episode:
 
     def __str__(self) -> str:
         budgets = "no budget ends" if self.patient else "budgets as ever"
-        nodes = "" if self.alone else f" on each of {self.nodes} nodes, {self.spares} spares"
+        nodes = "" if self.alone else f" on each of {self.nodes} nodes, {self.spares} spares and {self.more} more"
         world = f"{self.total} steps, {self.ranks} ranks{nodes}, each {self.durable_every}th step to disk, {budgets}"
         return "\n  ".join([f"seed {self.seed}: {world}", *map(str, self.moments)])
 
@@ -96,6 +99,7 @@ def draw(seed: int) -> Episode:
     kinds = faults.ALWAYS + (faults.AWAKE if dice.random() < 0.5 else faults.ASLEEP)
     several = random.Random(f"nodes {seed}")  # of their own: an episode of one node is what it always was
     nodes, spares = several.choice(_NODES) if several.random() < SEVERAL else ("1", 0)
+    more = several.choice(_MORE) if (nodes, spares) != ("1", 0) else 0
     places = _PLACES if (nodes, spares) == ("1", 0) else (*_PLACES, *_PLACES_OF_NODES * 2)
     kinds += () if (nodes, spares) == ("1", 0) else faults.OF_NODES * 2
     kinds += () if patient else faults.PERSISTENT
@@ -115,6 +119,7 @@ def draw(seed: int) -> Episode:
         moments=tuple(moments),
         nodes=nodes,
         spares=spares,
+        more=more,
     )
 
 
@@ -146,6 +151,7 @@ class Player:
             ranks=episode.ranks,
             nodes=episode.nodes,
             spares=episode.spares,
+            more=episode.more,
             policy=PATIENT if episode.patient else RecoveryPolicy(),
             judged_by=RankPolicy(spikes=spikes, ladder=LADDER),
         )

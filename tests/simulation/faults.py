@@ -295,6 +295,16 @@ def node_cut_off(job: Job, number: int) -> tuple[int, End] | None:
     return None
 
 
+def members_cut_off(job: Job, number: int) -> tuple[int, End] | None:
+    """All that train, from etcd."""
+    record = job.watch.record
+    if record and job.nodes and not (job.cut.etcd or job.cut.peers):
+        for name in record.members:
+            job.cut_off(name, etcd=True)
+        return 1 + number % 23, lambda job: job.mend_network()
+    return None
+
+
 def _needs_nobody(job: Job) -> bool:
     """Whether one node trains while others stand by: an agent that is held up cannot end its ranks, and a spare's would train beside
     them. Known, and not played: nobody but the machine could stop them."""
@@ -333,6 +343,7 @@ OF_NODES: tuple[Fault, ...] = (
     newcomer_dies,
     node_cut_off,
     node_cut_off,
+    members_cut_off,
     agent_held_up,
     node_drained,
     peers_hang,

@@ -212,6 +212,13 @@ BUGS: dict[str, tuple[int, Plant]] = {
         ),
     ),
     "who does not reach etcd is replaced": (9, _swap(reach, "cut_off", lambda real: lambda world, now, lease_s: ())),
+    "more nodes than are expected begin by themselves": (
+        9,
+        _both(
+            _swap(assignment, "elders", lambda real: lambda world: set()),
+            _swap(reach, "unseen", lambda real: lambda world: False),
+        ),
+    ),
     "grown at a fault": (9, _swap(assignment, "again", _greedy)),
     "ranks ended when etcd is away": (8, _swap(Node, "round", _frightened)),
 }

@@ -1,6 +1,7 @@
 """Who trains, and in which node rank."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,43 @@ def test_places_are_kept_taken_left_and_added(
     assert told == expected
 
 
+@pytest.mark.parametrize(
+    ("members", "there", "fields", "expected"),
+    [
+        ("ab", "cd", {}, "a b"),  # both of the old ones may be at work, and nobody is there who would end their ranks
+        ("ab", "bcd", {}, "c b"),
+        ("ab", "Acd", {}, "a c"),  # its ranks have died with its agent
+        ("ac", "cde", {"phase": Phase.GATHER, "new": ("c",), "left": ("b",)}, "a c"),
+        (
+            "ac",
+            "bcd",
+            {"phase": Phase.GATHER, "new": ("c",), "left": ("b",)},
+            "b c",
+        ),  # before a newcomer: it has been at work
+        ("ab", "cd", {"phase": Phase.GATHER, "new": ("a", "b")}, "c d"),  # they have not begun
+    ],
+)
+def test_of_more_nodes_than_are_expected_none_begin_by_themselves(
+    members: str, there: str, fields: dict[str, Any], expected: str
+) -> None:
+    found = assignment.again(cluster(members, there, (2,), **{"number": 2, **fields}), NOW)
+    assert seated(found) == expected
+    assert found.at_work == bool(found.missed)
+
+
+def test_where_the_lease_ends_the_ranks_or_all_are_known_to_be_dead_others_begin() -> None:
+    assert seated(assignment.again(cluster("ab", "cd", (2,), 2), NOW)) == "c d"
+    dead = cluster("ab", "cd", (2,))
+    assert dead.spec
+    assert dead.record
+    dead = replace(dead, spec=replace(dead.spec, given_up=dead.record.number))
+    assert seated(assignment.again(dead, NOW)) == "c d"
+
+
+def test_names_of_any_digits_are_in_some_order() -> None:
+    assert sorted(["n10", "n1²", "n2"], key=assignment.natural) == ["n1²", "n2", "n10"]
+
+
 def test_who_was_started_anew_keeps_its_place() -> None:
     assert assignment.again(cluster("abc", "aBc"), NOW).members == {"a": "agent-a", "b": "anew", "c": "agent-c"}
     missed = assignment.again(cluster("abc", "ac"), NOW)
@@ -92,8 +130,6 @@ def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
     shut = replace(cluster("abc", "abcd"), quarantine={NodeId("b"): bad})
     assert seated(assignment.again(shut, NOW)) == "a d c"
     assert seated(assignment.again(shut, NOW + 2)) == "a b c"
-    other = replace(shut, quarantine={NodeId("b"): replace(bad, instance="one-before")})
-    assert seated(assignment.again(other, NOW)) == "a b c"
     gone = cluster("abc", "abcd", dismissed=("agent-b",))
     assert seated(assignment.again(gone, NOW)) == "a d c"
     assert seated(assignment.again(cluster("abc", "aBcd", dismissed=("agent-b",)), NOW)) == "a b c"

@@ -10,7 +10,7 @@ from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageErr
 from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.ladder import Remedy, Turn
 from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import Decision, RewindOrder
+from mt_resilient.resilience.orders import Decision, Quarantine, RewindOrder
 from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy, plan
 from mt_resilient.resilience.reports import AckKind, Spec
@@ -21,7 +21,7 @@ from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wishes import Answer, Request, Wish
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, A, B, ack, gone, incident, record, status, world
+from .worlds import NOW, A, B, ack, gone, incident, node, record, status, world
 
 KEPT: dict[str, Any] = {"memory_steps": (9, 10), "durable_steps": (4, 8), "max_step": 10, "min_step": 10}
 
@@ -267,6 +267,15 @@ def test_a_job_that_ends_refuses_what_it_cannot_do_any_more(phase: Phase) -> Non
 # -- of several nodes --------------------------------------------------------------------------------------------------------
 
 
+def test_who_was_shut_out_until_now_can_take_the_place_of_one_that_is_drained() -> None:
+    spec = Spec(command=("torchrun", "train.py"), sizes=(1,), spares=1)
+    here = {A: node("a"), B: node("b")}
+    over = {B: Quarantine(reason="3 faults have struck it", until_s=NOW - 1)}
+    drained = there(asked(Wish.DRAIN, node="a", instance="agent-a"), spec=spec, nodes=here, quarantine=over)
+    assert leaving(drained, NOW) is None
+    assert leaving(drained, NOW - 2)
+
+
 def both(*requests: Request, one: dict[str, Any], other: dict[str, Any], **changes: Any) -> World:
     """Nodes a and b, of which the other has said something else."""
     said = {n: status(**{**KEPT, "stepped_s": NOW - 50, "skips": True, **each}) for n, each in ((A, one), (B, other))}
@@ -339,11 +348,11 @@ def test_to_go_on_where_the_pause_was_not_begun_leaves_it_to_its_turn() -> None:
 
 
 def test_a_node_that_has_left_meanwhile_is_drained() -> None:
-    """It was there when the order was given: the present generation was opened later."""
-    late = replace(asked(Wish.DRAIN, node="b"), at_s=NOW - 200)
+    """It was there when the order was given."""
+    late = asked(Wish.DRAIN, node="b", instance="agent-b")
     spec = Spec(command=("torchrun", "train.py"), sizes=(1, 2))
     judged = there(late, spec=spec)
     assert rule(judged, NOW, Step(10)).answers["1"].exit_code == 0
     alone = there(late)
-    assert leaving(alone) == late, "a job of one node has no other to go on on"
-    assert leaving(judged) is None
+    assert leaving(alone, NOW) == late, "a job of one node has no other to go on on"
+    assert leaving(judged, NOW) is None
