@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mt_resilient.resilience.assignment import proves
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord, Quarantine
 from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord
@@ -69,7 +70,10 @@ def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
 
 
 def _training(job: Job, record: GenerationRecord, lost: tuple[NodeId, ...]) -> list[NodeId]:
-    """Of the nodes that are taken for lost, those whose ranks have just made a step with all others. (Of one alone nobody can tell.)"""
+    """Of the nodes that are taken for lost, those whose ranks have just made a step with all others. Of one alone nobody can tell; nor of
+    all together, and where others may begin without them, they end their ranks for it."""
+    if not record.members.keys() - {*lost} and not proves(job.sizes, job.spares, len(record.members)):
+        return []
     there = [
         job.nodes[node] for node, i in record.members.items() if node in job.nodes and job.nodes[node].instance == i
     ]

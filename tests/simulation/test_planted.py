@@ -13,10 +13,9 @@ WITHIN = 4_000
 def test_the_campaign_finds(bug: str) -> None:
     _, plant = BUGS[bug]
     with plant():
-        _, found = campaign(range(WITHIN), most=1)
-    assert found, f"{WITHIN} seeds did not find it"
-    outcome = found[0]
-    assert outcome.violated.startswith("invariant"), outcome.violated
+        _, found = campaign(range(WITHIN), most=3)
+    outcome = next((each for each in found if each.invariant), None)  # it may also leave a job that never ends
+    assert outcome, f"{WITHIN} seeds did not find it"
     print(f"{bug}: found after {outcome.episode.seed + 1} seeds: {outcome.violated[:160]}")
     clean = play(draw(outcome.episode.seed))
     assert not clean.violated, clean.violated
