@@ -146,11 +146,13 @@ def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
 
 
 def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
-    """Forget what somebody has described who has left before it began."""
+    """Forget what somebody has described who has left before it began, and which place for snapshots they had."""
     entry = store.get(keys.spec)
     if entry is None or store.get(keys.generation) or store.range(keys.nodes):
         return
-    if spec.created_s - loads(Spec, entry.value).created_s > BEGIN_S:
+    known = loads(Spec, entry.value)
+    if spec.created_s - known.created_s > BEGIN_S:
+        store.delete(keys.place(known.first_generation))  # nobody can have begun with it
         store.transact([ModifiedAt(keys.spec, entry.mod_revision)], [Put(keys.spec, dumps(spec))])
 
 

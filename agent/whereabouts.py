@@ -8,6 +8,7 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from ..resilience import phrases
 from ..resilience.assignment import NodesPolicy
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, StoreUnavailable, UsageError
@@ -80,16 +81,24 @@ def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[
     return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
 
 
-def counted(policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy) -> tuple[tuple[int, ...], int]:
-    """How many nodes the job may have, and how many spares beside them. Raises UsageError for what several nodes lack."""
+def counted(
+    policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy, snapshots: str | None
+) -> tuple[tuple[int, ...], int]:
+    """How many nodes the job may have, and how many spares beside them. snapshots: the place that was named. Raises UsageError for what
+    several nodes lack."""
     asked = policy.number or "1"
     numbers = sizes(asked)
     if max(numbers) == 1 and not policy.spares:
         return numbers, 0
-    missing = [flag for flag, value in (("--etcd HOST:PORT", control.etcd), ("--job NAME", control.job)) if not value]
+    wanted = {
+        "--etcd HOST:PORT": control.etcd,
+        "--job NAME": control.job,
+        "--snapshots DIR|URL, a place that all of them reach": snapshots,
+    }
+    missing = [flag for flag, value in wanted.items() if not value]
     if missing:
         raise UsageError(
-            f"several nodes ({asked}) want {' and '.join(missing)}, the same on each of them; nothing was started"
+            f"several nodes ({asked}) want {phrases.listed(missing)}; the same on each. Nothing was started"
         )
     if agent.observe:
         raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")

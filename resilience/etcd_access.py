@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,6 +66,9 @@ class Access:
     """and with its key."""
     user: str = ""
     password: str = field(default="", repr=False)
+    """As it was at the start,"""
+    password_file: str = ""
+    """and where it may be another one by now; empty: nowhere."""
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
@@ -76,6 +80,12 @@ class Access:
                 f"control.etcd_user is {self.user}, and there is no password; put it into a file and name that with "
                 f"control.etcd_password_file, or into the environment as {PASSWORD}"
             )
+
+    def secret(self) -> str:
+        """The password, as the file is now; while that cannot be read, the one from the start."""
+        with suppress(UsageError):
+            return _password(self.password_file) if self.password_file else self.password
+        return self.password
 
     def material(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """CA, key and certificate as gRPC wants them, as the files are now. Raises UsageError."""
@@ -105,14 +115,30 @@ class Papers:
         """Raises UsageError for a file that cannot be read, a password that is missing, or one that others may read."""
         password = environ.get(PASSWORD, "") if self.user else ""
         if self.user and self.password_file:
-            password = (_read(self.password_file, "password_file") or b"").decode().strip()
+            password = _password(self.password_file)
             if os.stat(self.password_file).st_mode & 0o077:
                 raise UsageError(
                     f"control.etcd_password_file {self.password_file} may be read by others; nothing was done. chmod 600 it"
                 )
-        found = Access(ca=self.ca, cert=self.cert, key=self.key, user=self.user, password=password)
+        found = Access(
+            ca=self.ca,
+            cert=self.cert,
+            key=self.key,
+            user=self.user,
+            password=password,
+            password_file=self.password_file,
+        )
         found.material()
         return found
+
+
+def _password(path: str) -> str:
+    try:
+        return (_read(path, "password_file") or b"").decode().strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"control.etcd_password_file {path} is not UTF-8 text; nothing was done. Correct it"
+        ) from error
 
 
 def _read(path: str, what: str) -> bytes | None:

@@ -80,7 +80,7 @@ class Member:
         """Show user and password, where there are such. Raises grpc.RpcError."""
         if self.access.user:
             self._token = ""
-            asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.password)
+            asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.secret())
             self._token = self._ask("Authenticate", asked, timeout_s).token
 
     def introduce(self, timeout_s: float) -> None:

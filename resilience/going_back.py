@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import describe, phrases
+from . import describe, kept, phrases
 from .chronicle import next_id
 from .errors import SnapshotError, UsageError
 from .incident import Incident
 from .machine import Phase
 from .orders import Decision, GenerationRecord, RewindOrder, answered
-from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
+from .recovery import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, unreadable
 from .stability import common_steps
 from .terms import OrderedBy, Step
 from .wishes import Request
@@ -54,9 +54,9 @@ def ordered(request: Request, world: World, now: float, reached: Step) -> Decisi
 
 def _cannot(request: Request, world: World) -> str:
     """Why the ranks cannot go back so; empty where they can."""
-    kept = sorted(common_steps(list(world.status.values())))
-    if request.step not in kept:
-        near = [*[s for s in kept if s < request.step][-1:], *[s for s in kept if s > request.step][:1]]
+    there = sorted(common_steps(kept.said(world), unreadable(world.incidents)))
+    if request.step not in there:
+        near = [*[s for s in there if s < request.step][-1:], *[s for s in there if s > request.step][:1]]
         known = f"the nearest {'is' if len(near) == 1 else 'are'} {phrases.listed(near)}" if near else "none is"
         return f"no state of step {request.step} is kept: {known}. Nothing was done"
     if not request.skip or (all(said.skips for said in world.statuses()) and world.statuses()):

@@ -25,7 +25,7 @@ class World:
     nodes: Mapping[NodeId, NodeRecord]
     """Whose agents live: their leases do, and no neighbour has seen them dead."""
     status: Mapping[NodeId, NodeStatus]
-    """Of the record's members, and only what was said in the record's generation (or, while gathering, in any)."""
+    """What each node has said last, whether it is a member or has left, and of whatever generation (`statuses` chooses)."""
     acks: Mapping[NodeId, Ack]
     """For the record's generation, by the instances that it names."""
     incidents: tuple[Incident, ...]

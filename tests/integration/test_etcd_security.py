@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +95,28 @@ def test_a_token_that_has_expired_is_renewed_and_the_call_made(store: EtcdStore)
         assert told(taken(watch, 1)) == [("/job/a", value)]
         time.sleep(4.0)
     store.transact([], [])
+
+
+def test_a_password_that_is_changed_is_taken_up_from_its_file(authority: Authority, tmp_path: Path) -> None:
+    cluster, file = Cluster(tmp_path, 1).start(), tmp_path / "password"
+    file.write_text(ROOT)
+    file.chmod(0o600)
+    try:
+        cluster.ready()
+        cluster.require_users(root=ROOT)
+        access = Papers(user="root", password_file=str(file)).access({})
+        with closing(EtcdStore(cluster.endpoints, access=access)) as store:
+            lease = store.grant(30)
+            ask(cluster.endpoints[0], "Auth", "UserChangePassword", access, name="root", password="another")
+            with suppress(StoreUnavailable):  # which finds out
+                store.put("/job/a", b"1")
+            with pytest.raises(StoreUnavailable, match="correct control"):
+                store.put("/job/a", b"1")
+            file.write_text("another")
+            store.put("/job/a", b"1")
+            assert store.keepalive(lease) > 0
+    finally:
+        cluster.stop()
 
 
 def test_tokens_die_with_the_server_and_are_had_anew(authority: Authority, tmp_path: Path) -> None:
@@ -237,7 +259,11 @@ def test_the_password_comes_from_a_file_that_nobody_else_may_read_or_the_environ
     assert papers.access({}).password == SECRET
     assert SECRET not in repr(papers.access({}))
     assert Papers(user="mt").access({PASSWORD: SECRET}).password == SECRET
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        papers.access({})
     file.chmod(0o640)
+    file.write_text(SECRET)
     with pytest.raises(UsageError, match=r"may be read by others.*chmod 600"):
         papers.access({})
 

@@ -107,7 +107,9 @@ def test_nodes_that_were_told_different_things_do_not_begin_together(store: Stor
 
 def test_what_was_given_up_before_it_began_is_described_anew(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 2, now=100.0, precision="true")
+    store.put(KEYS.place(1), b"somewhere")
     assert starts(store, tmp_path, 3, now=100.0 + 2 * BEGIN_S)[0].sizes == (3,)
+    assert store.get(KEYS.place(1)) is None
 
 
 def test_an_address_that_leads_each_machine_to_itself_is_refused() -> None:

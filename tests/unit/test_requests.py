@@ -15,7 +15,7 @@ from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy, plan
 from mt_resilient.resilience.reports import AckKind, Spec
 from mt_resilient.resilience.requests import leaving, rule
-from mt_resilient.resilience.terms import Generation, OrderedBy, Step
+from mt_resilient.resilience.terms import Generation, NodeId, OrderedBy, Step
 from mt_resilient.resilience.verdict import Verdict
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wishes import Answer, Request, Wish
@@ -265,6 +265,15 @@ def test_a_job_that_ends_refuses_what_it_cannot_do_any_more(phase: Phase) -> Non
 
 
 # -- of several nodes --------------------------------------------------------------------------------------------------------
+
+
+def test_who_only_stands_by_or_has_left_need_not_hold_what_the_ranks_go_back_to() -> None:
+    spare, gone_ = status(memory_steps=(3,), durable_steps=(2,)), status(durable_steps=(440,))
+    judged = there(asked(), spec=Spec(command=("torchrun",), sizes=(1,), spares=1))
+    told = {**judged.status, B: spare, NodeId("c"): gone_}
+    assert decided(replace(judged, status=told)).incidents
+    refused = decided(replace(there(asked(step=Step(440))), status=told)).answers["1"]
+    assert "the nearest is 10" in refused.sentence
 
 
 def test_who_was_shut_out_until_now_can_take_the_place_of_one_that_is_drained() -> None:
