@@ -58,6 +58,11 @@ class Company:
         """Readable when something has happened."""
         return self._neighbour.fds()
 
+    @property
+    def proof(self) -> bool:
+        """Whether ranks that finish steps prove that nobody has begun without them."""
+        return assignment.proves(self._spec.sizes, self._spec.spares, self._members)
+
     def look(self, now_s: float) -> bool:
         """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""
         self._fence(now_s)
@@ -134,7 +139,7 @@ class Company:
         standing = Standing(
             lease_until_s=self._heartbeat.until_s,
             ttl_s=self._heartbeat.ttl_s,
-            proof=assignment.proves(self._spec.sizes, self._spec.spares, self._members),
+            proof=self.proof,
             still_s=self._pulse.still_s,
             stride_s=self._pulse.stride_s,
             over=all(page.phase == RankPhase.FINISHED for page in self._node.board.pages),

@@ -36,11 +36,17 @@ class Outage:
         self._emptied_s = 0.0
         """Since when etcd knows nothing of the job any more; 0: it does."""
 
-    def lasts(self, error: ResilientError, leaving: bool, now_s: float) -> bool:
-        """Whether somebody who wants to leave has waited for etcd for long enough."""
+    def lasts(self, error: ResilientError, leaving: bool, now_s: float, *, fenced_soon: bool = False) -> bool:
+        """Whether somebody who wants to leave has waited for etcd for long enough. fenced_soon: the ranks are not to outlive the lease."""
         if not self._down_s:
             self._down_s = now_s
-            self._telling.say(f"{error}; training goes on, no recovery is possible until it is back", "bad")
+            until = "training goes on, no recovery is possible until it is back"
+            if fenced_soon:
+                until = (
+                    "training goes on for the rest of this agent's lease; then its ranks are ended, for those that stand by are enough "
+                    "to begin without them"
+                )
+            self._telling.say(f"{error}; {until}", "bad")
         if self._mend:
             self._mend()
         self._waits_s = self._waits_s or (now_s if leaving else 0.0)

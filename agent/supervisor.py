@@ -246,7 +246,8 @@ class Supervisor:
                 warm.learn()
 
     def _store_is_down(self, error: ResilientError) -> None:
-        if self._outage.lasts(error, self._leaving.wanted, monotonic_s()):
+        fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof
+        if self._outage.lasts(error, self._leaving.wanted, monotonic_s(), fenced_soon=fenced_soon):
             self.telling.say("etcd is away: ending at once, without a last snapshot", "warn")
             self.node.stop_gang()
             self.record = GenerationRecord(

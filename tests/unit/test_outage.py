@@ -89,3 +89,9 @@ def test_it_is_told_once_and_mended_each_time_and_who_leaves_waits_a_little() ->
     assert not seen.outage.lasts(away, True, 102.0 + STORE_GRACE_S)
     assert seen.outage.lasts(away, True, 103.0 + 2 * STORE_GRACE_S)
     assert seen.mended == 5
+
+
+def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
+    seen = Seen()
+    assert not seen.outage.lasts(StoreUnavailable("etcd did not answer"), False, 1.0, fenced_soon=True)
+    assert "then its ranks are ended" in seen.said[0]
