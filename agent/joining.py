@@ -111,7 +111,7 @@ def join(
     if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
         met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
-    me = replace(me, since_s=wall_s(), fit=preflight.unfit(node_id, reasons))  # the checks have taken their time
+    me = replace(me, fit=preflight.unfit(node_id, reasons))
     if me.fit:
         telling.say(me.fit, "bad")
     return replace(joined, me=me)

@@ -90,7 +90,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
         return None
     size = _fitting(world.spec.sizes, len(here))
     complete = len(world.nodes) >= max(world.spec.sizes) + world.spec.spares  # who is not to train has come, too
-    quiet_s = now - max(world.nodes[node].since_s for node in here)
+    quiet_s = now - max(world.since_s.get(node, 0.0) for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None
     return Seats(members={node: here[node].instance for node in sorted(here, key=natural)[:size]})
@@ -135,7 +135,7 @@ def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     # Who has trained already goes before who would have to fetch the state.
     staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
-    settled = [node for node in spares if settled_s is not None and now - here[node].since_s >= settled_s]
+    settled = [node for node in spares if settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
     if known.isdisjoint((*members, *joined)) and known and proves(world.spec.sizes, world.spec.spares, len(known)):
         waiting = {node: here[node].instance if node in here else i for node, i in before.items()}

@@ -22,9 +22,10 @@ from .orders import Decision, GenerationRecord
 from .policy import Policy
 from .scale import campaign_after_s
 from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
+from .terms import NodeId
 from .values import Values
 from .wire import dumps
-from .world import world_of
+from .world import World, world_of
 
 RETURN_S = 3.0
 """When this agent has lost its lease, others have too: etcd was away, or everybody slept. So long they may take to be back in it: they try
@@ -52,6 +53,8 @@ class Controller:
         self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
         """Where this agent leads a job that has not begun: for which nodes it waits, a sentence."""
+        self._met: dict[NodeId, tuple[str, float]] = {}
+        """Agents, and when this one has first seen them."""
         self._vacant_s: float | None = None
         """Wall-clock time since when nobody has led, as far as this agent has heard."""
 
@@ -86,7 +89,7 @@ class Controller:
         entries = self._whole.entries()
         seen = self._whole.revision
         self._values.update(self._whole.changed())
-        world = world_of(self._keys, self._values)
+        world = self._with_times(world_of(self._keys, self._values), now)
         if len(world.members) > 1 and 0 <= now - self._anew_s < RETURN_S:
             return False
         decision = _a_part(decide(world, now, self._policy))
@@ -121,6 +124,17 @@ class Controller:
         known = {key.removeprefix(acks).partition("/")[0] for key in entries if key.startswith(acks)}
         for number in known - {str(record.number)}:
             self._store.delete_prefix(f"{acks}{number}/")
+
+    def _with_times(self, world: World, now: float) -> World:
+        """With when those were first seen that may become members."""
+        begun = world.record and world.spec and world.record.number >= world.spec.first_generation
+        apart = world.nodes.keys() - world.record.members.keys() if begun and world.record else world.nodes.keys()
+        here = {node: world.nodes[node].instance for node in apart}
+        met = self._met
+        self._met = {
+            n: met[n] if n in met and met[n][0] == instance else (instance, now) for n, instance in here.items()
+        }
+        return replace(world, since_s={node: since_s for node, (_, since_s) in self._met.items()}) if here else world
 
     def _leads(self, lease: int, now: float) -> bool:
         entry = self._helm.entries().get(self._keys.leader)

@@ -123,8 +123,6 @@ class NodeRecord:
     """Where copies of snapshots are taken and given (`agent/buddy.py`); 0: nowhere."""
     home: str = ""
     """What tells the holder of this name from another who claims it: the host's boot, and the run directory."""
-    since_s: float = 0.0
-    """Wall-clock time at which it joined."""
     fit: str = ""
     """Why it is not to be used, a sentence: a check before it joined has failed; empty: none has."""
     labels: dict[str, str] = field(default_factory=dict)

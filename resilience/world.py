@@ -34,6 +34,8 @@ class World:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """By request."""
     quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
+    since_s: Mapping[NodeId, float] = field(default_factory=dict)
+    """Wall-clock time at which who leads has first seen a node that may become a member: other nodes' clocks are not asked."""
     dead: Mapping[str, Death] = field(default_factory=dict)
     """By instance."""
 

@@ -69,7 +69,9 @@ class Cluster:
         self.spec = Spec(command=("simulated",), sizes=sizes, spares=spares, ranks=per_node)
         self.record: GenerationRecord | None = None
         self.nodes: dict[NodeId, NodeRecord] = {}
-        """Agents that are alive."""
+        """Agents that are alive,"""
+        self.since_s: dict[NodeId, float] = {}
+        """and since when."""
         self.acks: dict[NodeId, Ack] = {}
         self.incidents: dict[str, Incident] = {}
         self.quarantine: dict[NodeId, Quarantine] = {}
@@ -87,9 +89,8 @@ class Cluster:
     def register(self, name: NodeId, now_s: float) -> None:
         """An agent starts there."""
         self._instances += 1
-        self.nodes[name] = NodeRecord(
-            instance=f"agent-{self._instances}", host=name, pid=1, ranks=self.per_node, since_s=now_s
-        )
+        self.nodes[name] = NodeRecord(instance=f"agent-{self._instances}", host=name, pid=1, ranks=self.per_node)
+        self.since_s[name] = now_s
 
     def leave(self, name: NodeId) -> None:
         """Its lease is gone, and so is what its memory held."""
@@ -147,6 +148,7 @@ class Cluster:
             spec=self.spec,
             record=self.record,
             nodes=self.nodes,
+            since_s=self.since_s,
             status=self._statuses(now_s),
             acks=self.acks,
             incidents=tuple(self.incidents.values()),

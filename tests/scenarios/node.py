@@ -115,7 +115,6 @@ class Node:
             ranks=job.ranks_each,
             address=name,
             home=name,
-            since_s=job.wall_s,
             copies_port=4,
         )
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))

@@ -106,8 +106,7 @@ def test_who_was_started_anew_keeps_its_place() -> None:
 
 def test_the_job_grows_by_those_that_have_been_there_for_a_while() -> None:
     fresh = cluster("ac", "abcd", (2, 3, 4))
-    nodes = {**fresh.nodes, NodeId("d"): replace(fresh.nodes[NodeId("d")], since_s=NOW - 5)}
-    fresh = replace(fresh, nodes=nodes)
+    fresh = replace(fresh, since_s={NodeId("d"): NOW - 5})
     assert seated(assignment.again(fresh, NOW, settled_s=60)) == "a c b"
     assert seated(assignment.again(fresh, NOW, settled_s=0)) == "a c b d"
 
@@ -167,8 +166,8 @@ FIRST = {
 def test_the_first_members(case: tuple[str, tuple[int, ...], int, int], members: str) -> None:
     there, sizes, spares, quiet_s = case
     empty = cluster("", there, sizes, spares)
-    nodes = {name: replace(each, since_s=NOW - quiet_s) for name, each in empty.nodes.items()}
-    found = assignment.first(replace(empty, record=None, nodes=nodes), NOW, NodesPolicy(join_s=60))
+    since_s = dict.fromkeys(empty.nodes, NOW - quiet_s)
+    found = assignment.first(replace(empty, record=None, since_s=since_s), NOW, NodesPolicy(join_s=60))
     assert (seated(found) if found else "") == members
 
 
