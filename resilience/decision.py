@@ -17,7 +17,7 @@ from .machine import TABLE, Event, Move, Phase
 from .orders import Decision, GenerationRecord
 from .policy import Policy
 from .recovery import REWIND_IN_PLACE, Plan, seated
-from .requests import leaving, rule
+from .requests import cut_short, leaving, rule
 from .rewinds import in_vain, rewinds_told
 from .turnover import missed, missed_told
 from .verdict import Verdict
@@ -77,7 +77,9 @@ def _answer(
         return generations.reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
     if event is None or move is Move.IGNORE:
-        ruling = rule(world, now, kept.step_reached(world))
+        ruling = cut_short(world, now)
+        if ruling == Decision():
+            ruling = rule(world, now, kept.step_reached(world))
         if ruling == Decision():
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)

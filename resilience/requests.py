@@ -20,11 +20,14 @@ from .errors import MachineError, UsageError
 from .going_back import given_up, ordered
 from .machine import Phase
 from .orders import Decision, GenerationRecord, answered
+from .reports import AckKind
 from .terms import NodeId, Step
 from .wishes import Answer, Request, Wish
 from .world import World
 
 LEAVING = (Wish.STOP, Wish.DRAIN)
+HURRY_S = 5.0
+"""How long the others may then take to write what is their own."""
 
 
 def waiting(world: World) -> list[Request]:
@@ -45,6 +48,21 @@ def leaving(world: World, now: float) -> Request | None:
         if not _dispensable(drained, world, now):
             return request
     return None
+
+
+def cut_short(world: World, now: float) -> Decision:
+    """Where the job ends as somebody has asked, and an agent has gone in the middle of it: its part of a last snapshot does not come, and
+    the others do not wait for it. now: wall-clock seconds."""
+    record = world.record
+    if record is None or record.phase is not Phase.ENDING or not record.exit_code:
+        return Decision()
+    here = {node.instance for node in world.nodes.values()}
+    done = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
+    gone = [node for node, instance in record.members.items() if instance not in here and node not in done]
+    if not gone or 0 < record.leave_by_s <= now + HURRY_S:
+        return Decision()
+    reason = f"{phrases.listed(gone)} {'has' if len(gone) == 1 else 'have'} gone before the end: nobody waits for a last snapshot any more"
+    return Decision(record=replace(record, leave_by_s=now + HURRY_S), reason=reason)
 
 
 def _dispensable(nodes: Sequence[NodeId], world: World, now: float) -> bool:

@@ -14,7 +14,7 @@ from mt_resilient.resilience.orders import Decision, Quarantine, RewindOrder
 from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy, plan
 from mt_resilient.resilience.reports import AckKind, Spec
-from mt_resilient.resilience.requests import leaving, rule
+from mt_resilient.resilience.requests import HURRY_S, cut_short, leaving, rule
 from mt_resilient.resilience.terms import Generation, NodeId, OrderedBy, Step
 from mt_resilient.resilience.verdict import Verdict
 from mt_resilient.resilience.windows import Window
@@ -262,6 +262,28 @@ def test_a_job_that_ends_refuses_what_it_cannot_do_any_more(phase: Phase) -> Non
     answers = decided(judged).answers
     assert answers["1"].exit_code == MachineError.exit_code
     assert ("2" in answers) is (phase is Phase.ENDED)
+
+
+@pytest.mark.parametrize(
+    ("ended", "here", "leave_by_s", "hurries"),
+    [
+        ((), "ab", 0.0, False),  # all are at it
+        ((), "a", 0.0, True),
+        ((), "a", NOW + 60, True),
+        ((), "a", NOW + 1, False),
+        (("b",), "a", 0.0, False),  # it was done before it left
+    ],
+)
+def test_who_is_asked_to_end_does_not_wait_for_one_that_has_gone(
+    ended: tuple[str, ...], here: str, leave_by_s: float, hurries: bool
+) -> None:
+    ends = record(Phase.ENDING, members=("a", "b"), exit_code=130, last_snapshot=True, leave_by_s=leave_by_s)
+    nodes = {NodeId(name): node(name) for name in here}
+    acks = {NodeId(name): ack(AckKind.ENDED if name in ended else AckKind.RUNNING, name=name) for name in "ab"}
+    judged = world(record=ends, nodes=nodes, acks=acks)
+    for each in (judged, replace(judged, record=replace(ends, exit_code=0))):
+        found = cut_short(each, NOW).record
+        assert (found.leave_by_s if found else 0.0) == (NOW + HURRY_S if hurries and each is judged else 0.0)
 
 
 # -- of several nodes --------------------------------------------------------------------------------------------------------
