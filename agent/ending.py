@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..resilience import phrases
 from ..resilience.board import Page
 from ..resilience.orders import GenerationRecord
 from ..resilience.terms import RankPhase
@@ -33,12 +34,23 @@ def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, as
 
 
 def say_the_end(
-    code: int, record: GenerationRecord | None, lost: str, newest: int | None, run: RunDirectory, telling: Telling
+    code: int,
+    record: GenerationRecord | None,
+    lost: str,
+    newest: int | None,
+    run: RunDirectory,
+    telling: Telling,
+    drained: bool,
 ) -> None:
-    """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is."""
+    """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is; drained: the job goes on
+    without this node."""
     again = "begins anew" if newest is None else f"goes on from step {newest}"
-    if lost and code > 128:
-        telling.say(f"ended as asked, but without the last snapshot ({lost}); the same command {again}", "bad")
+    ended = f"ended, {record.reason}" if record and record.over else "ended as asked"
+    if drained and record:
+        on = phrases.listed([*record.members])
+        telling.say(f"this node is drained; the job goes on on {on}, and the same command here joins it again", "good")
+    elif lost and code > 128:
+        telling.say(f"{ended}, but without the last snapshot ({lost}); the same command {again}", "bad")
     elif lost and newest is None and record and record.complete:
         run.finished.touch()  # whoever gives the command again does not mean to train all of it again
         telling.say(
@@ -57,8 +69,7 @@ def say_the_end(
     elif code == 0 and record:
         telling.say(f"{record.reason}; the same command {again}", "good")
     elif code > 128:
-        from_there = f"goes on from the newest snapshot in {run.root}" if newest is not None else again
-        telling.say(f"ended as asked; the same command {from_there}", "warn")
+        telling.say(f"{ended}; the same command {again}", "warn")
     else:
         why = record.reason if record else "unknown"
         telling.say(f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", "bad")

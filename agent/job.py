@@ -201,13 +201,14 @@ def run_job(
         record = supervisor.record
         asked = record is not None and record.last_snapshot
         lost = ""
-        if (code == 0 and not agent.observe) or asked:
+        drained = record is not None and not record.over and supervisor.heartbeat.instance in record.dismissed
+        if ((code == 0 and not agent.observe) or asked) and not drained:
             node.held.shelf.fresh(AT_THE_END_S)
             lost = unwritten(node.board.pages, node.held.durable_steps(), node.drain.lost, asked)
         if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.held.durable_steps(), default=None)
-        say_the_end(code, record, lost, newest, run, supervisor.telling)
+        say_the_end(code, record, lost, newest, run, supervisor.telling, drained)
         journal.write("end", wall_s(), code=code)
         return code
 

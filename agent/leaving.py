@@ -75,6 +75,7 @@ class Leaving:
         if not self.to_ask or (self._several and (record is None or self._id not in record.members)):
             return False  # a node that stands by, or waits for the others, ends without a word
         name = signal.Signals(self._signals[0]).name
+        where = f" on {self._id}" if self._several else ""
         preempted = self._signals[0] in self._preemption.numbers
         drains = preempted and self._several
         request = Request(
@@ -85,7 +86,7 @@ class Leaving:
             budget_s=self._preemption.budget_s if preempted else 0.0,
             exit_code=self.code,
             at_s=wall_s(),
-            by=name,
+            by=f"{name}{where}",
         )
         self._store.put(self._keys.request(f"stop-{self._id}"), dumps(request))
         self._request = request

@@ -21,7 +21,6 @@ from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
-from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import NodeRecord
 from ..resilience.requests import LEAVING
@@ -89,7 +88,7 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
 def _over(store: Store, keys: Keys) -> bool:
     """Whether the job has ended: then the agent is about to leave."""
     entry = store.get(keys.generation)
-    return entry is None or loads(GenerationRecord, entry.value).phase in (Phase.ENDING, Phase.ENDED)
+    return entry is None or loads(GenerationRecord, entry.value).over
 
 
 def _without_agent(directory: RunDirectory, asked: Request) -> Answer:

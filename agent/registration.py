@@ -231,4 +231,4 @@ def _done(store: Store, keys: Keys, known: Spec, kept: int) -> bool:
 def _over(store: Store, keys: Keys) -> Generation:
     """The number of the generation that the job has ended with; 0: it is not over."""
     last = _last(store, keys)
-    return last.number if last and last.phase in (Phase.ENDING, Phase.ENDED) else Generation(0)
+    return last.number if last and last.over else Generation(0)

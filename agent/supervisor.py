@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
+from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
 from ..resilience.errors import ResilientError, StoreUnavailable
@@ -70,6 +71,7 @@ class Supervisor:
         self._rest_until_s = 0.0
         """What others write wakes the loop no earlier."""
         self._last_stumble = ""
+        self._stands_by = False
         self._awaits, self._awaited = ("", 0.0), ""
         """For which nodes the job waits, since when, and what was told of it."""
 
@@ -182,6 +184,7 @@ class Supervisor:
         self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
         self._outage.over(monotonic_s())
         self._tell_whom_it_awaits()
+        self._tell_that_it_stands_by()
         self._warm_up()
         self.telling.count(self.node.board.pages, self._publisher.told)
         strides, pages = self.node.vitals.strides, self.node.board.pages
@@ -196,6 +199,13 @@ class Supervisor:
         elif awaits and awaits != self._awaited and monotonic_s() - self._awaits[1] > AWAITS_S:
             self._awaited = awaits
             self.telling.say(awaits)
+
+    def _tell_that_it_stands_by(self) -> None:
+        record = self.record
+        stands_by = record is not None and not record.over and self.id not in record.members
+        if stands_by and record and not self._stands_by:
+            self.telling.say(f"{self.id} stands by; the job is on {phrases.listed([*record.members])}")
+        self._stands_by = stands_by
 
     def _read_record(self) -> GenerationRecord | None:
         """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""

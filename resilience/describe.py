@@ -16,8 +16,8 @@ from .windows import Window
 from .world import World
 
 _AT_WORK = (
-    "no others begin while they may be at work, for those that are there were not expected (--nodes, --spares); where they are dead, stop "
-    "the job and give the same command again"
+    "no others begin while they may be at work, for of the nodes that were announced (--nodes, --spares) too few are left for that; start "
+    "their agents again or, where they are gone for good, stop the job and give the same command again"
 )
 
 
@@ -127,8 +127,8 @@ def gone_back(incident: Incident) -> str:
     return f"{done}; {phrases.batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
 
 
-def awaited(world: World) -> str:
-    """For which nodes a job waits that has not begun; empty: it has."""
+def awaited(world: World, join_s: float) -> str:
+    """For which nodes a job waits that has not begun; empty: it has. join_s: how long, where those that are there would do."""
     spec, record = world.spec, world.record
     if spec is None or (record and record.number >= spec.first_generation):
         return ""
@@ -140,7 +140,11 @@ def awaited(world: World) -> str:
     )
     spares = f" and {phrases.count(spec.spares, 'spare')}" if spec.spares else ""
     not_fit = f", of which {phrases.listed(unfit)} cannot be used" if unfit else ""
-    return f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(spec.sizes))}{spares}"
+    enough = len(world.nodes) - len(unfit) >= min(spec.sizes)
+    until = f"; it begins with them once nobody has come for {join_s:.0f} s" if enough else ""
+    return (
+        f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(spec.sizes))}{spares}{until}"
+    )
 
 
 def remedies(done: Sequence[Remedy]) -> str:

@@ -17,7 +17,7 @@ from .world import World
 
 def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
-    ending = world.record is not None and world.record.phase in (Phase.ENDING, Phase.ENDED)
+    ending = world.record is not None and world.record.over
     if leaving(world, now):
         return calm(world, now, policy) if ending else (Event.STOP, None, None)
     verdict = judge(suspect(world))

@@ -92,6 +92,11 @@ class GenerationRecord:
     """Agents that are to leave, as soon as the job goes on without them."""
 
     @property
+    def over(self) -> bool:
+        """Or about to be."""
+        return self.phase in (Phase.ENDING, Phase.ENDED)
+
+    @property
     def waits(self) -> bool:
         """Whether the ranks are to wait at their next boundary."""
         return self.paused or bool(self.moving)

@@ -84,7 +84,7 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     record = world.record
     assert record
     asked = waiting(world)
-    if record.phase in (Phase.ENDING, Phase.ENDED):
+    if record.over:
         return Decision(answers={r.id: a for r in asked if (a := _at_the_end(r, world, record, reached))})
     misled = {r.id: Answer(sentence=why, exit_code=UsageError.exit_code) for r in asked if (why := _misled(r, world))}
     if misled:
@@ -114,9 +114,9 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
     if request.kind in LEAVING:
         if record.phase is Phase.ENDING:
             return None
-        return Answer(
-            sentence=f"the job has ended after step {reached}" if reached >= 0 else "the job has ended", step=reached
-        )
+        kept = max((said.durable_steps[-1] for said in world.status.values() if said.durable_steps), default=-1)
+        there = f"; the newest snapshot on disk is of step {kept}" if kept >= 0 else ""
+        return Answer(sentence=f"the job has ended{there}", step=reached)
     return Answer(
         sentence=f"the job is ending ({record.reason}); nothing was done",
         exit_code=MachineError.exit_code,

@@ -75,8 +75,8 @@ def test_a_job_that_is_stopped_before_it_has_begun_is_over() -> None:
 def test_for_whom_a_job_waits_is_said_until_it_has_begun() -> None:
     spec = Spec(command=("torchrun",), sizes=(2, 3), spares=1)
     waits = world(record=None, spec=spec, status={}, acks={})
-    assert describe.awaited(waits) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
-    assert describe.awaited(world(spec=spec)) == ""
+    assert describe.awaited(waits, 60) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
+    assert describe.awaited(world(spec=spec), 60) == ""
 
 
 # -- what the World amounts to ---------------------------------------------------------------------------------------------

@@ -65,11 +65,10 @@ def missing(a: Any, heard_s: float = 9.0, **changes: Any) -> World:
         (missing(said(exits=(gone(),))), False),
         (missing(said(finished=True)), False),
         (missing(said(stopped=True)), False),
-        # no step was finished in this generation, or nobody is left to say so
+        # no step was finished in this generation
         (missing(said(pulse_s=0.0)), False),
         (missing(said(generation=0)), False),
         (missing(said(), status={}), False),
-        (missing(said(), nodes={NodeId("c"): node("c")}), False),
         # its host says that it is dead; it was started anew
         (missing(said(), dead={"agent-b": Death(at_s=NOW)}), False),
         (missing(said(), nodes={A: node("a"), B: node("b", "anew")}), False),
@@ -83,6 +82,24 @@ def missing(a: Any, heard_s: float = 9.0, **changes: Any) -> World:
 )
 def test_a_node_without_a_lease_trains_if_steps_show_it(there: World, trains: bool) -> None:
     assert cut_off(there, NOW, LEASE_S) == ((B,) if trains else ())
+
+
+@pytest.mark.parametrize(
+    ("spares", "changes", "wait"),
+    [
+        (1, {}, True),
+        (2, {}, False),  # they may begin, and the members know it
+        (1, {"dead": {"agent-a": Death(at_s=NOW)}}, False),
+        (1, {"nodes": {A: node("a", "anew"), NodeId("c"): node("c")}}, False),
+    ],
+)
+def test_where_nobody_is_left_to_say_so_those_count_without_whom_nobody_begins(
+    spares: int, changes: dict[str, Any], wait: bool
+) -> None:
+    alone = missing(said(), nodes={NodeId("c"): node("c")}, spec=Spec(command=("torchrun",), sizes=(2,), spares=spares))
+    found = decide(replace(alone, **changes), NOW, POLICY)
+    assert (found.record is None) == wait
+    assert [each.nodes for each in found.incidents if each.cause == "cut_off"] == ([("a",), ("b",)] if wait else [])
 
 
 def test_nobody_is_missing() -> None:
