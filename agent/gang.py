@@ -35,6 +35,8 @@ class Watched:
     code: int | None = None
     out_of_memory: bool = False
     """The kernel has killed it for want of memory."""
+    fenced: bool = False
+    """It was ended because its agent had no lease any more."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Gang:
         self.kill(spare)
         self.fenced = True
         for process in living:
-            process.ended_s, process.code = wall_s(), -signal.SIGKILL
+            process.ended_s, process.code, process.fenced = wall_s(), -signal.SIGKILL, True
 
     def kill(self, spare: Collection[int]) -> None:
         """SIGKILL every process of this gang and every stray child of the agent but those in `spare`; returns when all are gone and

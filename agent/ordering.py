@@ -10,12 +10,13 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
+import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 
 from ..checkpoint import catalog
 from ..checkpoint.layout import Attempt
-from ..resilience.clock import sleep, wall_s
+from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
@@ -31,6 +32,8 @@ from ..resilience.wishes import Answer, Request, Wish
 from .run_directory import RunDirectory
 
 _LOOK_S = 0.1
+LONG_S = 3.0
+"""After so long it is told that an order is waited for."""
 
 
 def order(directory: RunDirectory, request: Request) -> int:
@@ -73,7 +76,11 @@ def _instance(store: Store, keys: Keys, node: NodeId) -> str:
 
 
 def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:
+    since_s, told = monotonic_s(), False
     while True:
+        if not told and monotonic_s() - since_s > LONG_S:
+            told = True
+            print("given, and not done yet; Ctrl-C ends the waiting, not the order", file=sys.stderr)
         present = directory.agent()
         if present is None or (asked.kind in LEAVING and present["pid"] != pid):
             return _without_agent(directory, asked)

@@ -35,7 +35,7 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     gone = {n: (pages[n], process) for n, process in gang.ranks.items() if process.ended_s}
     failed = [n for n, (p, end) in gone.items() if ended_well(p.phase, end.code, launcher.code, bool(p.left)) is False]
     early = [n for n, (p, end) in gone.items() if end.code == 0 and RankPhase.RESTORING <= p.phase < RankPhase.FINISHED]
-    found = [_rank_exit(*gone[n], gang.fenced) for n in gone if failed and n in (*failed, *early)]
+    found = [_rank_exit(*gone[n]) for n in gone if failed and n in (*failed, *early)]
     if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
         started = any(page.step >= 0 for page in pages)
         found.append(
@@ -56,7 +56,7 @@ def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
     return len(well) == len(pages) and all(well) and any((process.code or 0) < 0 for process in gang.ranks.values())
 
 
-def _rank_exit(page: Page, process: Watched, fenced: bool) -> RankExit:
+def _rank_exit(page: Page, process: Watched) -> RankExit:
     words = page.farewell()
     code = process.code
     if code is None and words:
@@ -69,7 +69,7 @@ def _rank_exit(page: Page, process: Watched, fenced: bool) -> RankExit:
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0,
-        kind="fenced" if fenced else str(words.get("kind", "exit")),
+        kind="fenced" if process.fenced else str(words.get("kind", "exit")),
         step=Step(int(words.get("step", -1))),
     )
 

@@ -108,7 +108,9 @@ def counted(
 def named(address: str) -> str:
     """The address that somebody has given this node, if it leads somewhere. Raises MachineError."""
     try:
-        socket.getaddrinfo(address, None)
+        family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as here:  # the ranks of node 0 are to be met there, and copies
+            here.bind(place)
     except OSError as error:
         raise MachineError(
             f"--address {address}: {error.strerror or error}; nothing was started. Name this node as the others reach it"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from . import assignment, copies, describe, kept, observing
 from .assignment import NodesPolicy, Seats
+from .errors import UsageError
 from .going_back import carried, lost, pending
 from .incident import Incident
 from .machine import Event, Phase
@@ -13,7 +14,7 @@ from .orders import Decision, GenerationRecord
 from .requests import leaving, waiting
 from .terms import Generation, Step
 from .turnover import bereft, moved
-from .wishes import Wish
+from .wishes import Answer, Wish
 from .world import World
 
 
@@ -27,6 +28,10 @@ def first(world: World, now: float, policy: NodesPolicy) -> Decision:
         why = f"stopped by {stops[0].by} before it began"
         over = GenerationRecord(number=number, phase=Phase.ENDED, members={}, exit_code=stops[0].exit_code, reason=why)
         return Decision(record=over, reason=why)
+    drains = [request for request in waiting(world) if request.kind == Wish.DRAIN]
+    if drains:
+        why = "the job has not begun, and there is nothing to drain: end the agent of that node, with Ctrl-C or SIGTERM. Nothing was done"
+        return Decision(answers={r.id: Answer(sentence=why, exit_code=UsageError.exit_code) for r in drains})
     seats = assignment.first(world, now, policy)
     if seats is None:
         return Decision()

@@ -258,7 +258,7 @@ class Node:
             self.gang.fenced = True
             for process in (*self.gang.ranks.values(), self.gang.launcher):
                 if not process.ended_s:
-                    process.ended_s, process.code = now_s + self.job.skew_s, -9
+                    process.ended_s, process.code, process.fenced = now_s + self.job.skew_s, -9, True
             if self.ranks:
                 self.ranks.closed = True
 

@@ -6,7 +6,7 @@ import pytest
 
 from mt_resilient.resilience import describe
 from mt_resilient.resilience.decision import decide
-from mt_resilient.resilience.errors import BudgetSpent
+from mt_resilient.resilience.errors import BudgetSpent, UsageError
 from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.kept import step_reached
 from mt_resilient.resilience.machine import TABLE, Event, Move, Phase
@@ -14,7 +14,7 @@ from mt_resilient.resilience.orders import Decision, GenerationRecord
 from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.reports import AckKind, NodeStatus, Spec
 from mt_resilient.resilience.terms import Generation, NodeId, Step
-from mt_resilient.resilience.wishes import Request
+from mt_resilient.resilience.wishes import Request, Wish
 from mt_resilient.resilience.world import World
 
 from .worlds import NOW, A, B, ack, gone, incident, mismatch, node, record, status, world
@@ -70,6 +70,14 @@ def test_a_job_that_is_stopped_before_it_has_begun_is_over() -> None:
     waits = world(record=None, spec=Spec(command=("torchrun",), sizes=(2,)), status={}, acks={}, requests=(STOP,))
     over = written(waits)
     assert (over.phase, over.exit_code, over.members, over.complete) == (Phase.ENDED, STOP.exit_code, {}, False)
+
+
+def test_there_is_nothing_to_drain_before_a_job_has_begun() -> None:
+    asked = Request(id="1", kind=Wish.DRAIN, node="a", instance="agent-a")
+    waits = world(record=None, spec=Spec(command=("torchrun",)), status={}, acks={}, requests=(asked,))
+    refused = decided(waits)
+    assert refused.answers["1"].exit_code == UsageError.exit_code
+    assert written(replace(waits, answers=refused.answers)).members
 
 
 def test_for_whom_a_job_waits_is_said_until_it_has_begun() -> None:
