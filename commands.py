@@ -23,8 +23,8 @@ def order(options: argparse.Namespace) -> int:
     match Wish(options.command):
         case Wish.REWIND:
             request = Request(kind=Wish.REWIND, step=Step(options.to), skip=options.skip)
-        case Wish.DRAIN:
-            request = Request(kind=Wish.DRAIN, node=options.node)
+        case Wish.DRAIN | Wish.READMIT as wish:
+            request = Request(kind=wish, node=options.node)
         case Wish.STOP:
             request = Request(kind=Wish.STOP, snapshot=options.last_snapshot, exit_code=130)
         case wish:

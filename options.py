@@ -130,9 +130,11 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
     snapshot.add_argument("when", choices=["now"])
     drain = commands.add_parser("drain", help="take a snapshot, then leave a node, before its maintenance")
     drain.add_argument("node", metavar="NODE", help="as status names it")
+    readmit = commands.add_parser("readmit", help="let a node train again that its own faults have shut out")
+    readmit.add_argument("node", metavar="NODE", help="as status names it")
     stop = commands.add_parser("stop", help="end the job as Ctrl-C does; the same command goes on")
     stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot before")
-    return [rewind, pause, resume, snapshot, drain, stop]
+    return [rewind, pause, resume, snapshot, drain, readmit, stop]
 
 
 def _simulate_options(commands: Any) -> None:

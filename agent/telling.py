@@ -51,7 +51,8 @@ class Telling:
             self._incident(incident)
         for node, entry in decision.quarantine.items():
             self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
-            self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
+            if not entry.readmitted_s:  # which the answer tells
+                self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
 

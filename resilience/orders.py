@@ -118,6 +118,8 @@ class Quarantine:
     reason: str
     until_s: float
     """Wall-clock seconds."""
+    readmitted_s: float = 0.0
+    """Since when somebody has it back, in wall-clock time: what had struck it before counts no more. 0: nobody has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class Decision:
     said: str = ""
     """For people: what of a request has been passed on to the ranks, or what a generation goes back to."""
     quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
-    """Nodes that are shut out from now on."""
+    """Nodes that are shut out from now on, or no more."""
 
 
 def answered(request: Request, sentence: str, step: int = -1, exit_code: int = 0) -> Decision:

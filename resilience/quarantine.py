@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from . import assignment
+from . import assignment, phrases
 from .detectors import Cause
 from .errors import UsageError
 from .incident import Incident
@@ -44,11 +44,18 @@ class QuarantinePolicy:
                 raise UsageError(f"quarantine.{name} is {getattr(self, name)}; it must be more than 0")
 
 
+def in_force(world: World, now: float) -> dict[NodeId, Quarantine]:
+    """By node, in the order of their names, whether the nodes are there or not. now: wall-clock seconds."""
+    nodes = sorted(world.quarantine, key=assignment.natural)
+    return {node: world.quarantine[node] for node in nodes if now < world.quarantine[node].until_s}
+
+
 def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quarantine]:
     """Those that are to be shut out now. now: wall-clock seconds."""
     recent = [i for i in world.incidents if i.would is None and i.at_s >= now - policy.within_h * 3600]
-    hardware = Counter(node for incident in recent if _hardware(incident) for node in incident.nodes)
-    struck = Counter(node for incident in recent if _counts(incident) for node in incident.nodes)
+    held = [(node, i) for i in recent for node in i.nodes if not _forgiven(world, node, i)]
+    hardware = Counter(node for node, incident in held if _hardware(incident))
+    struck = Counter(node for node, incident in held if _counts(incident))
     found: dict[NodeId, Quarantine] = {}
     blamed = (n for n in struck if n in world.nodes and not assignment.unusable(world, n, now))
     for node in sorted(blamed, key=assignment.natural):
@@ -57,9 +64,10 @@ def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quar
         if known and known.until_s - policy.lasts_h * 3600 >= last_s:
             continue  # it was shut out for these
         if hardware[node] >= policy.hardware_faults:
-            why = f"its hardware is blamed for {hardware[node]} faults within {policy.within_h:g} h"
+            why = f"its hardware is blamed for {phrases.count(hardware[node], 'fault')} within {policy.within_h:g} h"
         elif struck[node] >= policy.faults:
-            why = f"{struck[node]} faults have struck it within {policy.within_h:g} h"
+            have = "has" if struck[node] == 1 else "have"
+            why = f"{phrases.count(struck[node], 'fault')} {have} struck it within {policy.within_h:g} h"
         else:
             continue
         entry = Quarantine(reason=why, until_s=now + policy.lasts_h * 3600)
@@ -67,6 +75,10 @@ def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quar
             found[node] = entry
             world = replace(world, quarantine={**world.quarantine, node: entry})
     return found
+
+
+def _forgiven(world: World, node: NodeId, incident: Incident) -> bool:
+    return node in world.quarantine and incident.at_s <= world.quarantine[node].readmitted_s
 
 
 def _hardware(incident: Incident) -> bool:

@@ -5,9 +5,11 @@
     pause         `GenerationRecord.paused`; answered when all ranks wait
     resume        likewise
     snapshot      `GenerationRecord.snapshot`; answered when it is on disk
+    readmit       the node's `Quarantine`, written over; answered with it
 
-A request stands until it is answered. They are taken in turn, one at a time; only leaving, and going on after a pause, overtake. What has
-been done about a request is read off the record and the incidents, never remembered: whoever leads next goes on in the middle.
+A request stands until it is answered. They are taken in turn, one at a time; only leaving, readmission, and going on after a pause
+overtake. What has been done about a request is read off the record and the incidents, never remembered: whoever leads next goes on in
+the middle.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from . import assignment, phrases
+from . import assignment, phrases, quarantine
 from .errors import MachineError, UsageError
 from .going_back import given_up, ordered
 from .machine import Phase
-from .orders import Decision, GenerationRecord, answered
+from .orders import Decision, GenerationRecord, Quarantine, answered
 from .reports import AckKind
 from .terms import NodeId, Step
 from .wishes import Answer, Request, Wish
@@ -89,6 +91,9 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     misled = {r.id: Answer(sentence=why, exit_code=UsageError.exit_code) for r in asked if (why := _misled(r, world))}
     if misled:
         return Decision(answers=misled)
+    for request in asked:
+        if request.kind == Wish.READMIT:
+            return _readmit(request, world, now)
     if any(r.kind == Wish.RESUME for r in asked):
         overtaken = [r.id for r in asked if r.kind == Wish.PAUSE]
         if overtaken and record.paused:
@@ -180,6 +185,18 @@ def _snapshot(request: Request, world: World, now: float, reached: Step) -> Deci
     if not since:
         return Decision()
     return answered(request, f"step {min(since)} is on disk", min(since))
+
+
+def _readmit(request: Request, world: World, now: float) -> Decision:
+    node, shut_out = NodeId(request.node), quarantine.in_force(world, now)
+    if node not in shut_out:
+        others = f"{phrases.listed([*shut_out])} {'is' if len(shut_out) == 1 else 'are'}" if shut_out else "no node is"
+        return answered(
+            request, f"node {node} is not shut out; {others}. Nothing was done", exit_code=UsageError.exit_code
+        )
+    entry = Quarantine(reason=f"readmitted by {request.by}", until_s=now, readmitted_s=now)
+    done = answered(request, f"node {node} may train again, and what has struck it so far counts no more")
+    return replace(done, quarantine={node: entry})
 
 
 _JUDGES = {

@@ -14,6 +14,8 @@ class Wish(StrEnum):
     STOP = "stop"
     DRAIN = "drain"
     """Take a snapshot, then leave the node."""
+    READMIT = "readmit"
+    """A node that is shut out may train again."""
     REWIND = "rewind"
     PAUSE = "pause"
     RESUME = "resume"
@@ -33,9 +35,9 @@ class Request:
     skip: int = 0
     """and how many batches after it are left out."""
     node: str = ""
-    """With DRAIN,"""
+    """With DRAIN and READMIT;"""
     instance: str = ""
-    """and the agent that is there when it is asked for; empty: none is."""
+    """with DRAIN, the agent that is there when it is asked for; empty: none is."""
     snapshot: bool = False
     """With STOP: whether to take a last snapshot first,"""
     budget_s: float = 0.0

@@ -89,6 +89,33 @@ def test_it_lasts_for_its_time_and_the_same_faults_count_once() -> None:
     assert B in quarantine.due(again, NOW + 2 * HOUR, brief)
 
 
+def test_what_had_struck_a_node_before_somebody_had_it_back_counts_no_more() -> None:
+    back = {B: Quarantine(reason="readmitted by alice", until_s=NOW, readmitted_s=NOW)}
+    before = (flip(1), flip(2), fault(3), fault(4))
+    since = (fault(5, ago_s=-1), fault(6, ago_s=-2), fault(7, ago_s=-3))
+    for more, shut in ((since[:2], False), (since, True)):
+        judged = replace(struck(*before, *more), quarantine=back)
+        assert (B in quarantine.due(judged, NOW + 4, POLICY)) is shut
+
+
+@pytest.mark.parametrize(
+    ("bound", "faults", "reason"),
+    [
+        ({"faults": 1}, (fault(1),), "1 fault has struck it within 24 h"),
+        ({"faults": 2}, (fault(1), fault(2)), "2 faults have struck it within 24 h"),
+        ({"hardware_faults": 1}, (flip(1),), "its hardware is blamed for 1 fault within 24 h"),
+    ],
+)
+def test_the_reason_in_the_singular_too(bound: dict[str, int], faults: tuple[Incident, ...], reason: str) -> None:
+    assert quarantine.due(struck(*faults), NOW, QuarantinePolicy(**bound))[B].reason == reason  # type: ignore[arg-type]
+
+
+def test_only_what_is_in_force_is_told() -> None:
+    over, still = Quarantine(reason="x", until_s=NOW), Quarantine(reason="x", until_s=NOW + 1)
+    entries = {NodeId("n10"): still, NodeId("n9"): still, A: over}
+    assert [*quarantine.in_force(world(quarantine=entries), NOW)] == ["n9", "n10"]
+
+
 def test_the_controller_writes_it_before_anything_else() -> None:
     decision = decide(struck(flip(1), flip(2)), NOW, Policy())
     assert list(decision.quarantine) == [B]

@@ -344,6 +344,45 @@ def test_data_is_left_out_where_all_nodes_can() -> None:
     assert rule(both(asked(skip=3), one={}, other={}), NOW, Step(10)).record
 
 
+# -- readmission -----------------------------------------------------------------------------------------------------------
+
+SHUT_OUT = {B: Quarantine(reason="3 faults have struck it", until_s=NOW + 60)}
+
+
+def test_a_node_that_is_shut_out_may_train_again() -> None:
+    judged = there(asked(Wish.READMIT, node="b"), quarantine=SHUT_OUT)
+    decision = decided(judged)
+    assert decision.record is None
+    assert decision.quarantine == {B: Quarantine(reason="readmitted by alice", until_s=NOW, readmitted_s=NOW)}
+    sentence = "node b may train again, and what has struck it so far counts no more"
+    assert decision.answers == {"1": Answer(sentence=sentence)}
+    done = replace(after(judged, decision), quarantine=decision.quarantine)
+    assert decided(done) == Decision()
+
+
+@pytest.mark.parametrize(
+    ("node_", "shut_out", "sentence"),
+    [
+        ("a", {}, "node a is not shut out; no node is. Nothing was done"),
+        ("a", SHUT_OUT, "node a is not shut out; b is. Nothing was done"),
+        ("z", {**SHUT_OUT, A: SHUT_OUT[B]}, "node z is not shut out; a and b are. Nothing was done"),
+        ("b", {B: replace(SHUT_OUT[B], until_s=NOW)}, "node b is not shut out; no node is. Nothing was done"),
+    ],
+)
+def test_who_is_not_shut_out_cannot_be_readmitted(
+    node_: str, shut_out: dict[NodeId, Quarantine], sentence: str
+) -> None:
+    refused = decided(there(asked(Wish.READMIT, node=node_), quarantine=shut_out))
+    assert refused == Decision(answers={"1": Answer(sentence=sentence, exit_code=UsageError.exit_code)})
+
+
+def test_a_readmission_waits_for_no_other_order() -> None:
+    judged = there(asked(), asked(Wish.RESUME, "2"), asked(Wish.READMIT, "3", node="b"), quarantine=SHUT_OUT)
+    assert set(decided(judged).answers) == {"3"}
+    ending = replace(judged, record=record(Phase.ENDING))
+    assert decided(ending).answers["3"].exit_code == MachineError.exit_code
+
+
 # -- what else an order may meet with ----------------------------------------------------------------------------------------
 
 

@@ -10,10 +10,10 @@ from mt_resilient.agent.telling import Telling
 from mt_resilient.agent.terminal import Terminal
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.metrics import Metrics
-from mt_resilient.resilience.orders import Decision
+from mt_resilient.resilience.orders import Decision, Quarantine
 from mt_resilient.resilience.wishes import Answer
 
-from .worlds import incident, world
+from .worlds import B, incident, world
 
 
 def test_one_answer_to_several_that_asked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +24,15 @@ def test_one_answer_to_several_that_asked_is_said_once(tmp_path: Path, capsys: p
     assert capsys.readouterr().err.count("the job has ended") == 1
     answered = [line["request"] for line in Journal(tmp_path / "journal.jsonl").read() if line["kind"] == "answer"]
     assert answered == ["stop-a", "stop-b"]
+
+
+def test_a_readmission_is_told_by_its_answer_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    back = Quarantine(reason="readmitted by alice", until_s=2.0, readmitted_s=2.0)
+    telling.decided(Decision(quarantine={B: back}, answers={"1": Answer(sentence="node b may train again")}))
+    assert capsys.readouterr().err.count("\n") == 1
+    telling.decided(Decision(quarantine={B: Quarantine(reason="3 faults have struck it", until_s=9.0)}))
+    assert "b is to train no more for now: 3 faults have struck it" in capsys.readouterr().err
 
 
 def test_a_node_that_has_not_led_knows_of_incidents_by_etcd(tmp_path: Path) -> None:
