@@ -34,8 +34,9 @@ def order(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from .agent import inspect
+    from .agent.status import status
 
-    return inspect.status(inspect.find_directory(options.run_dir), options.json)
+    return status(inspect.find_directory(options.run_dir), options.json)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Look at a job from outside: `status`, `explain`, `snapshots`. Reads the store while an agent runs, the run directory always."""
+"""Look at a job from outside: `explain`, `snapshots`, and for `status`. Reads the store while an agent runs, the run directory always."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -21,16 +20,13 @@ from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
 from ..resilience import phrases, story
 from ..resilience.boundary import COURSE
-from ..resilience.clock import wall_s
 from ..resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
 from ..resilience.incident import Incident
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
-from ..resilience.recovery import OBSERVE
-from ..resilience.requests import waiting
-from ..resilience.wire import dumps, loads
+from ..resilience.wire import loads
 from ..resilience.world import World, read_world
 from .run_directory import RunDirectory
 
@@ -75,81 +71,8 @@ def look(directory: RunDirectory) -> World | None:
         return None
 
 
-def _time(at_s: float) -> str:
+def time_of(at_s: float) -> str:
     return datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def status(directory: RunDirectory, as_json: bool) -> int:
-    """Print what the job is doing; 0 while an agent runs and when the job is finished, 1 when it is neither."""
-    world = look(directory)
-    agent = directory.agent() is not None
-    if world and not world.nodes and not agent:  # its store has outlived it
-        world = None
-    if as_json:
-        print(json.dumps(_status_object(world, directory.finished.exists(), agent)))
-        return 0 if agent or world or directory.finished.exists() else 1
-    console = Console(highlight=False, soft_wrap=True)
-    if world is None or world.record is None:
-        last = [line for line in Journal(directory.journal).read() if line["kind"] == "said"][-1:]
-        words = f" The last it said, {_time(last[0]['at_s'])}: {last[0]['sentence']}" if last else ""
-        more = "" if world else ", but its etcd does not answer: more is not known, and training goes on meanwhile"
-        console.print(f"{'An' if agent else 'No'} agent is running in {directory.root}{more if agent else ''}.{words}")
-        return 0 if agent or directory.finished.exists() else 1
-    record = world.record
-    if not agent:
-        console.print(
-            f"no agent is running in {directory.root}; the job goes on on {phrases.listed(sorted(world.nodes))}"
-        )
-    console.print(f"generation {record.number}, {record.phase}: {record.reason}")
-    if record.paused:
-        all_wait = world.statuses() and all(said.paused for said in world.statuses())
-        console.print(
-            "paused: all ranks wait, until: mt-resilient resume"
-            if all_wait
-            else "a pause is ordered; not all ranks wait yet"
-        )
-    for request in waiting(world):
-        console.print(f"ordered by {request.by}, and not done yet: {request.kind}")
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("node", "ranks alive", "step", "in memory", "on disk", "started", "said"):
-        table.add_column(heading)
-    for node, said in world.status.items():
-        steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
-        kept = [", ".join(map(str, kept)) or "–" for kept in (said.memory_steps, said.durable_steps[-3:])]
-        table.add_row(
-            node,
-            str(said.alive),
-            steps if said.max_step >= 0 else "–",
-            *kept,
-            story.launched(said.launch),
-            f"{wall_s() - said.at_s:.1f} s ago",
-        )
-    console.print(table)
-    for here in world.nodes.values():
-        if here.fit:
-            console.print(here.fit)
-    if certified := [said.certified_steps[-1] for said in world.status.values() if said.certified_steps]:
-        console.print(f"newest certified snapshot: step {min(certified)}")
-    if any(said.observes for said in world.status.values()):
-        console.print("observing: nothing is done about faults")
-    for incident in world.incidents[-5:]:
-        if incident.rung == OBSERVE:
-            now = f"still so; {incident.plan}" if incident.open else incident.plan
-        else:
-            now = story.recovered(incident) if not incident.open else "under way"
-        console.print(f"incident: {incident.summary}; {now}")
-    return 0
-
-
-def _status_object(world: World | None, finished: bool, agent: bool) -> dict[str, Any]:
-    if world is None:
-        return {"running": agent, "finished": finished}
-    return {
-        "running": True,
-        "generation": json.loads(dumps(world.record)) if world.record else None,
-        "nodes": {node: json.loads(dumps(said)) for node, said in world.status.items()},
-        "incidents": [json.loads(dumps(i)) for i in world.incidents],
-    }
 
 
 def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
@@ -187,7 +110,7 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             )
         return 0
     for number, incident in told.items():
-        print("\n".join(story.lines(incident, _time(incident.at_s), number)), end="\n\n")
+        print("\n".join(story.lines(incident, time_of(incident.at_s), number)), end="\n\n")
     lost = sum(i.lost_steps for i in told.values())
     took = sum(sum(i.phases_s.values()) for i in told.values())
     print(
@@ -252,7 +175,7 @@ def _list(snapshots: list[Place]) -> int:
             told = "–", "–", "–", "–"
             others.append(str(error))
         else:
-            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", _time(found.figures.written_s), certified
+            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", time_of(found.figures.written_s), certified
         table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
     Console(highlight=False, width=200).print(table)
     for sentence in others:

@@ -67,6 +67,11 @@ class Publisher:
         self._publish(record, Put(self._keys.ack(record.number, self._id), dumps(ack)))
         self.acked = (record.number, kind)
 
+    def farewell(self, record: GenerationRecord) -> None:
+        """This agent leaves, and the job goes on without it."""
+        status = replace(self._status(record), drained=True)
+        self._store.put(self._keys.status(self._id), dumps(status))
+
     def _publish(self, record: GenerationRecord | None, *further: Put) -> None:
         self._reject_unusable()
         status = self._status(record)

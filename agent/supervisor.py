@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
@@ -149,7 +150,11 @@ class Supervisor:
             return None
         if self.record and self.record.phase is Phase.ENDED:
             return self.record.exit_code
-        return self._leaving.dismissed(self.record, self.heartbeat.instance)
+        code = self._leaving.dismissed(self.record, self.heartbeat.instance)
+        if code is not None and self.record and self.heartbeat.instance in self.record.dismissed:
+            with suppress(StoreUnavailable):
+                self._publisher.farewell(self.record)
+        return code
 
     def _stumbled(self, error: OSError) -> None:
         if str(error) != self._last_stumble:

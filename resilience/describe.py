@@ -13,6 +13,7 @@ from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import Rank
 from .windows import Window
+from .wishes import Request, Wish
 from .world import World
 
 _AT_WORK = (
@@ -127,8 +128,19 @@ def gone_back(incident: Incident) -> str:
     return f"{done}; {phrases.batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
 
 
-def awaited(world: World, join_s: float) -> str:
-    """For which nodes a job waits that has not begun; empty: it has. join_s: how long, where those that are there would do."""
+def wish(request: Request) -> str:
+    """What is asked for."""
+    match request.kind:
+        case Wish.REWIND:
+            return f"rewind to step {request.step}" + (f", skip {request.skip}" if request.skip else "")
+        case Wish.DRAIN | Wish.READMIT:
+            return f"{request.kind} {request.node}"
+    return request.kind
+
+
+def awaited(world: World, join_s: float | None = None) -> str:
+    """For which nodes a job waits that has not begun; empty: it has. join_s: how long, where those that are there would do; None: who looks
+    does not know."""
     spec, record = world.spec, world.record
     if spec is None or (record and record.number >= spec.first_generation):
         return ""
@@ -141,7 +153,8 @@ def awaited(world: World, join_s: float) -> str:
     spares = f" and {phrases.count(spec.spares, 'spare')}" if spec.spares else ""
     not_fit = f", of which {phrases.listed(unfit)} cannot be used" if unfit else ""
     enough = len(world.nodes) - len(unfit) >= min(spec.sizes)
-    until = f"; it begins with them once nobody has come for {join_s:.0f} s" if enough else ""
+    how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
+    until = f"; it begins with them once nobody has come for {how_long}" if enough else ""
     return (
         f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(spec.sizes))}{spares}{until}"
     )

@@ -101,6 +101,8 @@ class NodeStatus:
     """the longest time between two such moments, of late,"""
     often_s: float = 0.0
     """and so often, at the least, the node says how it is."""
+    drained: bool = False
+    """Its agent has left, and the job goes on without it: its last word."""
     seat: tuple[int, ...] = ()
     """Node rank, and number of nodes, of the ranks whose state memory holds; empty: there were none yet."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from . import phrases
+from .detectors import Cause
 from .incident import PHASES, Because, Incident, Weighed
 from .ladder import AGAIN, Origin
+from .recovery import OBSERVE, RESTARTS, STOP
 from .terms import OrderedBy
 
 _RUNGS = {
@@ -32,6 +34,23 @@ def recovered(incident: Incident) -> str:
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {concluded(incident)}" if incident.origin else ""
     return f"recovered ({rung(incident.rung)}{start}): {phrases.steps(incident.lost_steps)} computed again; {phases(incident)}{why}"
+
+
+_LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
+"""Of what is told only: what is over once it is seen no more."""
+
+
+def outcome(incident: Incident) -> str:
+    """What has become of it, as `status` tells it."""
+    if incident.rung == OBSERVE and incident.open:
+        return f"still so; {incident.plan}"
+    if incident.rung in (OBSERVE, STOP):
+        return "it is over" if incident.cause in _LASTING and incident.rung == OBSERVE else incident.plan
+    if incident.open:
+        return "under way"
+    if incident.rung in RESTARTS and "step" not in incident.phases_s and not incident.remedy:
+        return "over before its first step: another fault came, or the end of the job"
+    return recovered(incident)
 
 
 def struck(incident: Incident) -> str:
@@ -79,6 +98,8 @@ def lines(incident: Incident, when: str, number: str) -> list[str]:
     lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, {answered}")
     lines += [f"  and not    {weighed(each)}" for each in incident.weighed]
     lines.append(f"  done       {incident.plan}")
+    if incident.rung == OBSERVE and incident.cause in _LASTING:
+        lines.append(f"  now        {'it is still so' if incident.open else 'it is over'}")
     if incident.origin:
         lines.append(f"  learned    {concluded(incident)}")
     if 1 <= incident.rung <= 4:

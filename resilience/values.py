@@ -69,6 +69,10 @@ class Values:
             self._groups[cls] = group
         return group.copy()
 
+    def text(self, key: str) -> str:
+        """What is at `key`, and no record; empty: nothing is."""
+        return self._values.get(key, b"").decode()
+
     def one(self, key: str, cls: type[T]) -> T | None:
         """The record at `key`. Raises InternalError."""
         return self.under(key, cls).get("")

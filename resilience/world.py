@@ -38,6 +38,8 @@ class World:
     """Wall-clock time at which who leads has first seen a node that may become a member: other nodes' clocks are not asked."""
     dead: Mapping[str, Death] = field(default_factory=dict)
     """By instance."""
+    leader: str = ""
+    """The agent that leads, by instance; empty: none does."""
 
     _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `once` has found out."""
@@ -102,6 +104,7 @@ def world_of(keys: Keys, values: Values) -> World:
         requests=tuple(replace(found, id=name) for name, found in values.under(keys.requests, Request).items()),
         answers=values.under(keys.answers, Answer),
         quarantine=_by_node(values.under(keys.quarantines, Quarantine)),
+        leader=values.text(keys.leader),
     )
 
 

@@ -271,6 +271,7 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     assert "the agent on a has left, with code 0" in said
     assert "etcd was dead and has been started again" in said
     assert set(status["nodes"]) == {"a", "b"}
+    assert (status["roles"], status["leader"] in ("a", "b")) == ({"a": "trains", "b": "trains"}, True)
     again = Real(tmp_path, sshd, 200)
     assert again.process.wait(60) == 2
     assert "is finished; name another directory with --run-dir" in again.errors.read_text()

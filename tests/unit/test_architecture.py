@@ -68,6 +68,8 @@ PURE = {
     "resilience/turnover.py",
     "resilience/decision.py",
     "resilience/describe.py",
+    "resilience/glance.py",
+    "resilience/roles.py",
     "resilience/phrases.py",
     "resilience/story.py",
     "resilience/hang.py",

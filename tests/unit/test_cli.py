@@ -162,5 +162,28 @@ def test_the_status_of_a_job_whose_etcd_does_not_answer(
     said = capsys.readouterr().out
     assert said.startswith(sentence)
     assert ("its etcd does not answer" in said) is (not code)
+    assert "training goes on" not in said
     assert main(["status", "--json", "--run-dir", str(place)]) == code
     assert json.loads(capsys.readouterr().out)["running"] is (not code)
+
+
+def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capsys: Capture) -> None:
+    """Of one that was started on several hosts from here, what its agents have said."""
+    own, far = Journal(place / "journal.jsonl"), Journal(place / "nodes" / "n2" / "journal.jsonl")
+    own.write("start", 1.0)
+    assert main(["status", "--run-dir", str(place)]) == 1
+    assert capsys.readouterr().out == f"No agent is running in {place.absolute()}.\n"
+    own.write("said", 2.0, sentence="the training begins", mood="info")
+    own.write("end", 3.0, code=130)
+    assert main(["status", "--run-dir", str(place)]) == 1
+    ended = capsys.readouterr().out
+    assert f"No agent is running in {place.absolute()}. It ended with code 130. The last it said, " in ended
+    assert ended.endswith(": the training begins\n")
+    far.path.parent.mkdir(parents=True)
+    far.write("said", 4.0, sentence="ended as asked; the same command goes on", mood="warn")
+    own.write("start", 5.0)
+    assert main(["status", "--run-dir", str(place)]) == 1
+    again = capsys.readouterr().out
+    assert "It ended" not in again
+    assert "The last it said on n2, " in again
+    assert again.endswith(": ended as asked; the same command goes on\n")

@@ -86,6 +86,35 @@ def test_where_the_job_went_on(told: Incident, line: str) -> None:
     assert line in story.lines(told, "at noon", "1")
 
 
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (incident(rung=0, cause="cut_off", plan="look after it"), "still so; look after it"),
+        (incident(rung=0, cause="cut_off", plan="look after it", open=False), "it is over"),
+        (incident(rung=0, cause="straggler", open=False), "it is over"),
+        (incident(rung=0, cause="device_sick", plan="look after it", open=False), "look after it"),
+        (
+            incident(rung=0, cause="non_finite", plan="nothing is done while observing"),
+            "still so; nothing is done while observing",
+        ),
+        (incident(rung=6, cause="rank_hung", plan="end the job", open=False), "end the job"),
+        (incident(), "under way"),
+        (incident(open=False), "over before its first step: another fault came, or the end of the job"),
+        (
+            incident(open=False, phases_s={"step": 0.1}, resume_step=Step(9)),
+            "recovered (rung 2, restart of the gang): 1 step computed again; step 100 ms",
+        ),
+    ],
+)
+def test_what_has_become_of_it(told: Incident, text: str) -> None:
+    assert story.outcome(told) == text
+
+
+@pytest.mark.parametrize(("open_", "line"), [(True, "  now        it is still so"), (False, "  now        it is over")])
+def test_what_was_told_only_says_whether_it_is_over(open_: bool, line: str) -> None:
+    assert line in story.lines(incident(rung=0, cause="cut_off", open=open_), "at noon", "1")
+
+
 @pytest.mark.parametrize(("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before the first step")])
 def test_when_it_struck(at: int, text: str) -> None:
     assert f"(the fault struck {text})" in story.lines(incident(at=at), "at noon", "1")[-1]

@@ -1,0 +1,89 @@
+"""What `status` shows of a job: World → sentences, and a row for each node. Pure; nobody parses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import describe, quarantine, story, turnover
+from .assignment import Seats
+from .machine import Phase
+from .reports import NodeStatus
+from .requests import waiting
+from .roles import away, begun, leader, roles
+from .world import World
+
+COLUMNS = ("node", "role", "ranks alive", "step", "in memory", "on disk", "started", "said")
+_DOING = {Phase.GATHER: "gathering", Phase.LAUNCH: "starting", Phase.RUN: "training"}
+_LONG_S = 120.0
+"""So long ago, the time of day says more."""
+
+
+def headline(world: World) -> str:
+    """What the job is doing, and since what; empty: nothing is known of it."""
+    record = world.record
+    if record is None or not begun(world):
+        return describe.awaited(world)
+    if record.phase not in _DOING:
+        return f"generation {record.number}, {record.phase}: {record.reason}"
+    now = f"generation {record.number}, {_DOING[record.phase]}"
+    first = world.spec is not None and record.number == world.spec.first_generation
+    return now if first else f"{now}; it began after: {record.reason}"
+
+
+def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
+    """What is to be known before the table. now: wall-clock seconds; when: makes a time of such seconds."""
+    said, record = [headline(world)], world.record
+    if len(world.nodes) > 1:
+        said.append(f"{leader(world) or 'nobody'} leads")
+    if missed := turnover.missed(world, now):
+        said.append(describe.seats(Seats(members={}, missed=missed)))
+    if record and record.paused:
+        told = world.statuses()
+        all_wait = told and all(status.paused for status in told)
+        said.append(
+            "paused: all ranks wait, until: mt-resilient resume"
+            if all_wait
+            else "a pause is ordered; not all ranks wait yet"
+        )
+    if record and record.moving:
+        said.append(f"the ranks wait until their state is on disk, to go on on other nodes: {record.moving}")
+    for request in waiting(world):
+        said.append(f"ordered by {request.by}, {when(request.at_s)}, and not done yet: {describe.wish(request)}")
+    for node, entry in quarantine.in_force(world, now).items():
+        said.append(
+            f"{node} is shut out until {when(entry.until_s)}: {entry.reason}; to have it back before: mt-resilient readmit {node}"
+        )
+    said += [here.fit for here in world.nodes.values() if here.fit]
+    members = [world.status[node] for node in world.members if node in world.status]
+    if certified := [status.certified_steps[-1] for status in members if status.certified_steps]:
+        said.append(f"newest certified snapshot: step {min(certified)}")
+    if any(status.observes for status in members):
+        said.append("observing: nothing is done about faults")
+    return [line for line in said if line]
+
+
+def rows(world: World, now: float, when: Callable[[float], str]) -> list[tuple[str, ...]]:
+    """The cells of `COLUMNS`. What has gone with its agent is not shown as if it were there."""
+    found = []
+    for node, role in roles(world, now).items():
+        said = world.status.get(node)
+        there = ("–",) * 6 if said is None else _told(said, away(world, node, role), now, when)
+        found.append((node, str(role), *there))
+    return found
+
+
+def _told(said: NodeStatus, gone: bool, now: float, when: Callable[[float], str]) -> tuple[str, ...]:
+    steps = f"{said.min_step}" if said.min_step == said.max_step else f"{said.min_step}–{said.max_step}"
+    ago_s = now - said.at_s
+    return (
+        "–" if gone else str(said.alive),
+        steps if said.max_step >= 0 else "–",
+        "–" if gone else _steps(said.memory_steps),
+        _steps(said.durable_steps[-3:]),
+        "–" if gone else story.launched(said.launch),
+        f"{ago_s:.1f} s ago" if ago_s < _LONG_S else when(said.at_s),
+    )
+
+
+def _steps(kept: tuple[int, ...]) -> str:
+    return ", ".join(map(str, kept)) or "–"
