@@ -172,7 +172,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     job.agent.send_signal(signal.SIGTERM)
     assert job.finish() == 143, job.said()
     last = job.said().splitlines()[-1]
-    assert "ended as asked, but without the last snapshot (step " in last
+    assert "ended, asked by SIGTERM, but without the last snapshot (step " in last
     assert "'layer/x' is not dense (torch.sparse_coo); it can't be saved" in last
     assert re.search("; the same command goes on from step [67]$", last), "what memory still held is on disk"
     assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
