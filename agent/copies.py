@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from ..checkpoint import arena, tiers
 from ..checkpoint.arena import Slot
+from ..checkpoint.cadence import CopiesPolicy
 from ..checkpoint.header import Header, Stamp, State
-from ..resilience.errors import UsageError
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import Copy, NodeRecord
@@ -29,23 +28,6 @@ from .ports import free_port
 
 GUESTS = 2
 """Slots for each rank of the node whose copies are held: one stays whole while the next one arrives."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopiesPolicy:
-    every_s: float = 30.0
-    """Where several nodes train: from one snapshot that all of them copy into another node's memory to the next, or twice what a copy
-    takes, if that is longer: what losing a node can cost. It takes memory for four more snapshots of each rank. 0: none is copied."""
-    stall_s: float = 10.0
-    """When nothing moves for so long, the other node counts as lost, as far as copies go."""
-    hold_s: float = 60.0
-    """What a copy may take at most: its slots are held meanwhile, so that a rank may have to leave snapshots out."""
-
-    def __post_init__(self) -> None:
-        if self.every_s < 0 or min(self.stall_s, self.hold_s) <= 0:
-            raise UsageError(
-                "copies.every_s cannot be negative, and copies.stall_s and copies.hold_s have to be positive"
-            )
 
 
 def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) -> str:
@@ -115,7 +97,7 @@ class Copies:
         """Whether it is time to have a snapshot copied; if so, the next time is set. now_s: monotonic."""
         if not self.policy.every_s or now_s < self._next_s:
             return False
-        self._next_s = now_s + max(self.policy.every_s, 2 * self._took_s)
+        self._next_s = now_s + self.policy.interval_s(self._took_s)
         return True
 
     def heard(self, event: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +41,13 @@ def gone(started: bool, code: int) -> Phase:
     if not started:
         return Phase.UNUSABLE
     return Phase.LOST if code in (SSH_FAILED, _KILLED) or code < 0 else Phase.ENDED
+
+
+def how_lost(code: int) -> str:
+    """code: ssh's."""
+    if code < 0:
+        return f"the connection is cut, for its ssh was ended by {signal.Signals(-code).name}"
+    return "the connection broke" if code == SSH_FAILED else "its agent was killed"
 
 
 def hopeless(members: Sequence[Member], least: int) -> str:

@@ -33,7 +33,7 @@ from .hosts import Host, alike, parse
 from .launch import Launch, sizes
 from .run_directory import RunDirectory
 from .ssh_launch import SshLaunch
-from .terminal import Terminal
+from .terminal import Recorded, Terminal
 
 EXPORTED = (
     "PATH",
@@ -91,9 +91,11 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
         stack.callback(run.release)
         if run.finished.exists():
             raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+        journal = Journal(run.journal)
+        terminal = Recorded(terminal, journal)
+        _slots_told(hosts, launch.ranks, terminal)
         endpoints, watch = _etcd(wanted, hosts, run, terminal, stack)
         job = wanted.job or f"{run.root.name}-{_identity(run)}"
-        journal = Journal(run.journal)
         journal.write(
             "start", wall_s(), command=list(command), snapshots=wanted.snapshots or str(run.root), pid=os.getpid()
         )
@@ -128,8 +130,11 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
 
         least = min(sizes(nodes))
         code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch).run()
-        if _finished(endpoints.split(","), wanted.papers, job):
+        complete = _finished(endpoints.split(","), wanted.papers, job)
+        if complete:
             run.finished.touch()
+        how = "is complete" if complete else "has not reached its end"
+        terminal.say(f"the launch has ended with code {code}: the training {how}", wall_s())
         journal.write("end", wall_s(), code=code)
         return code
 
@@ -162,11 +167,25 @@ def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
     if not wanted.nodes:
         return scheduler.reconciled(launch.nodes, wanted.spares, hosts, "the hostfile has"), wanted.spares
     numbers = sizes(wanted.nodes)
-    if min(numbers) > hosts:
+    if min(numbers) + wanted.spares > hosts:
+        spares = f" and --spares {wanted.spares}" if wanted.spares else ""
         raise UsageError(
-            f"--nodes {wanted.nodes}: the hostfile has {phrases.count(hosts, 'host')}; nothing was started. Name more hosts in it"
+            f"--nodes {wanted.nodes}{spares}: the hostfile has {phrases.count(hosts, 'host')}; nothing was started. Name more hosts in it"
+            f"{', or ask for fewer spares' if spares else ''}"
         )
     return wanted.nodes, wanted.spares or max(0, hosts - max(numbers))
+
+
+def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
+    """ranks: of a node, by the command, as this machine reads it."""
+    slots = max(host.slots for host in hosts)
+    if slots and slots != ranks:
+        terminal.say(
+            f"the hostfile gives slots={slots}, and by the command a node has {phrases.count(ranks, 'rank')}: slots starts none, "
+            "--nproc-per-node does",
+            wall_s(),
+            "warn",
+        )
 
 
 def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -198,6 +217,11 @@ def _address_towards(host: Host, options: Sequence[str]) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((name, 9))
             return str(probe.getsockname()[0])
+    except subprocess.CalledProcessError as error:
+        words = ssh_launch.last_words(error.stderr.splitlines()) or f"it ended with code {error.returncode}"
+        raise UsageError(
+            f"ssh does not take what it is told about {host.node} ({words}); nothing was started. Mend --ssh-option, or ssh's configuration"
+        ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(
             f"the way to {host.node} is not known here ({error}), and so where an etcd of our own could be reached; nothing was started. "

@@ -40,7 +40,7 @@ class Reached:
     """One host: the ssh to it, and what it has said."""
 
     def __init__(self, host: Host, options: Sequence[str], order: Mapping[str, object]) -> None:
-        self.member = Member(node=host.node)
+        self.host, self.member = host, Member(node=host.node)
         self._hello = str(order["hello"]).encode()
         self._said: list[str] = []
         self._rest = {1: b"", 2: b""}
@@ -93,7 +93,12 @@ class Reached:
     @property
     def words(self) -> str:
         """What was said before there was an agent, by ssh or the host."""
-        return " | ".join([line for line in self._said if line][-_WORDS:]) or f"ssh ended with code {self.member.code}"
+        return last_words(self._said) or f"ssh ended with code {self.member.code}"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Of ssh, on one line."""
+    return " | ".join([line for line in lines if line][-_WORDS:])
 
 
 def command(host: Host, options: Sequence[str]) -> list[str]:
@@ -198,8 +203,10 @@ class SshLaunch:
                 without = "" if reason else "; the job goes without it"
                 self._say(f"{member.node} cannot be used ({reached.words}){without}", "bad")
             case Phase.LOST:
-                how = "the connection broke" if member.code == fleet.SSH_FAILED else "its agent was killed"
-                self._say(f"{member.node} is lost: {how}; the others go on as they can", "bad")
+                self._say(f"{member.node} is lost: {fleet.how_lost(member.code)}; the others go on as they can", "bad")
+                if not self._signals and any(other.phase is Phase.UP for other in self.members):
+                    back = f"cd {shlex.quote(os.getcwd())} && {shlex.join(self._agent(reached.host))}"
+                    self._say(f"once {member.node} is well again, this brings it back, given there: {back}")
             case _:
                 self._say(f"the agent on {member.node} has left, with code {member.code}")
         if reason and not self._gave_up:

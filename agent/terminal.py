@@ -8,6 +8,8 @@ from datetime import datetime
 from rich.console import Console
 from rich.text import Text
 
+from ..resilience.journal import Journal
+
 _STYLES = {"info": "cyan", "good": "green", "warn": "yellow", "bad": "bold red"}
 
 
@@ -26,3 +28,15 @@ class Terminal:
             OSError, SystemExit
         ):  # nobody listens (rich leaves when its pipe is closed), or a log's disk is full
             self.console.print(line)
+
+
+class Recorded(Terminal):
+    """What is said stands in the journal too, for the commands that ask later."""
+
+    def __init__(self, terminal: Terminal, journal: Journal) -> None:
+        super().__init__(terminal.quiet)
+        self._journal = journal
+
+    def say(self, sentence: str, at_s: float, mood: str = "info") -> None:
+        super().say(sentence, at_s, mood)
+        self._journal.write("said", at_s, sentence=sentence, mood=mood)

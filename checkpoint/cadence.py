@@ -76,3 +76,25 @@ class SnapshotPolicy(RetentionPolicy):
             raise UsageError(f"snapshots.max_write_mb_per_s is {self.max_write_mb_per_s}; it is 0 (no limit) or more")
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
             raise UsageError(f"snapshots.endpoint is {self.endpoint}; it starts with http:// or https://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesPolicy:
+    every_s: float = 30.0
+    """Where several nodes train: from one snapshot that all of them copy into another node's memory to the next, or twice what a copy
+    takes, if that is longer: what losing a node can cost. It takes memory for four more snapshots of each rank. 0: none is copied."""
+    stall_s: float = 10.0
+    """When nothing moves for so long, the other node counts as lost, as far as copies go."""
+    hold_s: float = 60.0
+    """What a copy may take at most: its slots are held meanwhile, so that a rank may have to leave snapshots out."""
+
+    def __post_init__(self) -> None:
+        if self.every_s < 0 or min(self.stall_s, self.hold_s) <= 0:
+            raise UsageError(
+                "copies.every_s cannot be negative, and copies.stall_s and copies.hold_s have to be positive"
+            )
+
+    def interval_s(self, took_s: float) -> float:
+        """From one snapshot that is asked for another node's memory to the next, if the last copy took so long; 0: none is. A copy holds
+        slots, which ranks may lack for their next snapshots, and the network, which is the ranks' own: half of the time both are free."""
+        return max(self.every_s, 2 * took_s) if self.every_s else 0.0

@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..checkpoint.cadence import CopiesPolicy
+from ..resilience import phrases
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.policy import Policy
 from . import models, plots, report, sensitivity
@@ -33,7 +35,9 @@ def setting(
 ) -> Setting:
     """What the options amount to. gpus: in all, spares left out; least: nodes with which the job goes on at the least, 0: only with all;
     policies: sections of the configuration. Raises UsageError."""
-    if per_node < 1 or gpus < per_node or gpus % per_node:
+    if min(gpus, per_node) < 1:
+        raise UsageError(f"--gpus {gpus} in nodes of {per_node}: there is nothing to simulate. Give 1 or more of each")
+    if gpus % per_node:
         raise UsageError(
             f"--gpus {gpus} cannot be had with nodes of {per_node}; nothing was simulated. Give a multiple of --per-node"
         )
@@ -54,9 +58,9 @@ def setting(
         days=days,
         rate=rate,
         seed=seed,
-        buddies=buddies,
         costs=policies["costs"],
         snapshots=policies["snapshots"],
+        copies=policies["copies"] if buddies else CopiesPolicy(every_s=0.0),
         policy=decides,
         hang=policies["hang"],
         spikes=policies["spikes"],
@@ -68,6 +72,8 @@ def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None
     model = models.named(faults)
     if plots_in:
         _writable(plots_in)
+    nodes = f"{phrases.count(what.nodes, 'node')} and {phrases.count(what.spares, 'spare')}"
+    print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:
         outcome = played(what, model, told)
     cells: list[sensitivity.Cell] = []

@@ -185,4 +185,5 @@ class Play:
         uptime_s = self.since_s
         found = rhythm(setting.costs, setting.ranks, failures, uptime_s, every, durable_every)
         fewer = setting.nodes / max(1, len(self.cluster.place))
-        return replace(found, slow=slow, fewer=fewer, buddies=setting.buddies)
+        copies_s = setting.copies.interval_s(setting.costs.copy_s)
+        return replace(found, slow=slow, fewer=fewer, copies_s=copies_s)

@@ -52,8 +52,8 @@ class Rhythm:
     """So many times as long does a step take, since some node is slow,"""
     fewer: float = 1.0
     """and since fewer nodes than all share the same batch."""
-    buddies: bool = True
-    """Each node's snapshots are copied into another one's memory."""
+    copies_s: float = 0.0
+    """From one snapshot that is asked for another node's memory to the next; 0: none is."""
 
     @property
     def added_s(self) -> float:
@@ -68,22 +68,22 @@ class Rhythm:
     def period_s(self) -> float:
         return self.costs.step_s * self.slow * self.fewer + self.added_s
 
-    @property
-    def copied_steps(self) -> int:
-        """Every so many steps one reaches the buddy: no copy begins before the last one is over."""
-        return self.every_steps * max(1, math.ceil(self.costs.copy_s / (self.every_steps * self.period_s)))
-
     def sealed(self, track: Track, now_s: float) -> int:
         """Newest step that memory can give back; where it is no newer than the track's beginning, it is none."""
         newest = track.finished(now_s) - self.costs.seal_steps
         return newest - newest % self.every_steps
 
     def copied(self, track: Track, now_s: float) -> int:
-        """Newest step whose copy the buddies have; likewise."""
-        if not self.buddies:
+        """Newest step of this track whose copy the buddies have; -1: none. One is asked for as the track begins, and then each `copies_s`;
+        the next boundary says so to all ranks, and the first snapshot after that one is it."""
+        if not self.copies_s:
             return -1
-        newest = track.finished(now_s - self.costs.copy_s) - self.costs.seal_steps
-        return newest - newest % self.copied_steps
+        newest = self.sealed(track, now_s - self.costs.copy_s)
+        asked = math.ceil((track.when(newest - 1) - track.at_s) / self.copies_s - _A_HAIR) - 1
+        if asked < 0:
+            return -1
+        first = track.finished(track.at_s + asked * self.copies_s) + 2
+        return -(-first // self.every_steps) * self.every_steps
 
 
 def rhythm(costs: Costs, devices: int, failures: int, uptime_s: float, every: int, durable_every: int) -> Rhythm:

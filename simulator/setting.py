@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checkpoint.cadence import SnapshotPolicy
+from ..checkpoint.cadence import CopiesPolicy, SnapshotPolicy
 from ..resilience.errors import UsageError
 from ..resilience.hang import HangPolicy
 from ..resilience.policy import Policy
@@ -28,10 +28,9 @@ class Setting:
     rate: float = 1.0
     """So many times as many faults as the model says."""
     seed: int = 0
-    buddies: bool = True
-    """Each node's snapshots are copied into another one's memory."""
     costs: Costs = Costs()
     snapshots: SnapshotPolicy = SnapshotPolicy()
+    copies: CopiesPolicy = CopiesPolicy()
     policy: Policy = Policy()
     hang: HangPolicy = HangPolicy()
     spikes: SpikePolicy = SpikePolicy()

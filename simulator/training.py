@@ -75,6 +75,7 @@ class Training:
         self._rhythm = replace(self._rhythm, slow=slow)
         if self.track:
             self.account(now_s)
+            self._copied = self.copied(now_s)
             self.track = self.track.paced(now_s, self._rhythm.period_s)
 
     def halt(self, now_s: float) -> float:
@@ -126,7 +127,7 @@ class Training:
 
     def all_copied(self, now_s: float) -> bool:
         """Whether the buddies hold a state of this very life."""
-        return self.track is not None and self._rhythm.copied(self.track, now_s) > self.track.begun
+        return self.track is not None and self.copied(now_s) > self.track.begun
 
     def held(self, now_s: float) -> Sequence[int]:
         """All that ranks may go back to in place, ascending."""

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -89,6 +90,15 @@ def gone(pid: int, within_s: float = 20) -> None:
     while psutil.pid_exists(pid):
         assert time.monotonic() < ends, psutil.Process(pid).cmdline()
         time.sleep(0.05)
+
+
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            if each.is_running() and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def ssh_to(launch: Launch, host: str) -> psutil.Process:
@@ -211,8 +221,10 @@ def test_one_broken_connection_is_told_and_the_others_go_on(tmp_path: Path, sshd
     launch.process.send_signal(signal.SIGINT)
     code, _, errors = launch.end()
     assert code == 130
-    assert "two is lost: " in errors
-    assert "the others go on as they can" in errors
+    assert (
+        "two is lost: the connection is cut, for its ssh was ended by SIGKILL; the others go on as they can" in errors
+    )
+    assert f"brings it back, given there: cd {tmp_path} && {sys.executable} {STAND_IN} two wait" in errors
 
 
 def test_an_agent_that_is_killed_is_told(tmp_path: Path, sshd: Sshd) -> None:
@@ -237,12 +249,15 @@ class Real:
             command = [str(BIN / "mt-resilient"), "run", *fixed, "--", *script]
             self.process = subprocess.Popen(command, cwd=place, env=environment(), stdout=output, stderr=errors)
 
-    def until_step(self, step: int) -> None:
+    def until(self, is_so: Callable[[], bool]) -> None:
         ends = time.monotonic() + 120
-        while f": step {step} " not in self.output.read_text():
+        while not is_so():
             assert time.monotonic() < ends, self.errors.read_text()
             assert self.process.poll() is None, self.errors.read_text()
             time.sleep(0.05)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: f": step {step} " in self.output.read_text())
 
     def steps(self) -> list[int]:
         return [int(step) for step in re.findall(r": step (\d+) ", self.output.read_text())]
@@ -285,6 +300,35 @@ def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
     said = job.errors.read_text()
     assert said.count("has left, with code 130") == 2, said
     assert said.count("the job has ended after step") <= 1, said
+    last = cli("status", "--run-dir", str(tmp_path / "run")).stdout
+    assert "the launch has ended with code 130: the training has not reached its end" in last, last
+
+
+def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
+    """And its etcd: the agents leave without a last snapshot, having trained on unseen for some time. What the next launch finds on disk
+    is whole."""
+    job = Real(tmp_path, sshd, 100000, "--durable-every", "10")
+    job.until_step(40)
+    job.until(lambda: " is on disk (" in job.errors.read_text())
+    tree = [psutil.Process(job.process.pid), *job.agents("a"), *job.agents("b")]
+    tree += [child for each in tree for child in each.children(recursive=True)]
+    job.process.kill()
+    job.process.wait()
+    ends = time.monotonic() + 180
+    while left := living(tree):
+        assert time.monotonic() < ends, left
+        time.sleep(0.1)
+    kept = cli("snapshots", "--run-dir", str(tmp_path / "run"), "verify")
+    assert kept.returncode == 0, kept.stdout + kept.stderr
+
+
+def test_what_ssh_does_not_take_is_told_in_its_own_words(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 1, "--ssh-option", "Nonsense=1")
+    assert job.process.wait(60) == 2
+    said = job.errors.read_text()
+    assert re.search(
+        r"does not take what it is told about a \(.*Bad configuration option: nonsense\); nothing was", said
+    ), said
 
 
 def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> None:

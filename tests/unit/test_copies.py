@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.agent.copies import Copies, CopiesPolicy
+from mt_resilient.agent.copies import Copies
 from mt_resilient.checkpoint.arena import Slot, State
+from mt_resilient.checkpoint.cadence import CopiesPolicy
 from mt_resilient.checkpoint.header import Header, overwrite_order
 from mt_resilient.resilience import copies
 from mt_resilient.resilience.decision import decide

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mt_resilient.agent.fleet import Member, Phase, exit_code, gone, hopeless
+from mt_resilient.agent.fleet import Member, Phase, exit_code, gone, hopeless, how_lost
 
 
 def members(*phases: Phase) -> tuple[Member, ...]:
@@ -25,6 +25,18 @@ def members(*phases: Phase) -> tuple[Member, ...]:
 )
 def test_how_ssh_ended_says_what_became_of_the_agent(started: bool, code: int, phase: Phase) -> None:
     assert gone(started, code) is phase
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (255, "the connection broke"),
+        (137, "its agent was killed"),
+        (-9, "the connection is cut, for its ssh was ended by SIGKILL"),
+    ],
+)
+def test_what_is_known_of_a_lost_one(code: int, said: str) -> None:
+    assert how_lost(code) == said
 
 
 UP, LOST, NO, YET, ENDED = Phase.UP, Phase.LOST, Phase.UNUSABLE, Phase.CONNECTING, Phase.ENDED

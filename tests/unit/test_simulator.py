@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mt_resilient.checkpoint.cadence import SnapshotPolicy
+from mt_resilient.checkpoint.cadence import CopiesPolicy, SnapshotPolicy
 from mt_resilient.cli import main
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.simulator import formula, models, sensitivity
@@ -134,10 +134,21 @@ def test_a_broken_node_is_replaced_from_its_buddys_memory() -> None:
 
 
 def test_without_buddies_it_goes_on_from_disk() -> None:
-    what = setting(spares=1, buddies=False, snapshots=SnapshotPolicy(durable_every_steps=100))
+    what = setting(spares=1, copies=CopiesPolicy(every_s=0), snapshots=SnapshotPolicy(durable_every_steps=100))
     outcome = after(one(Shows.LOST), what)
     assert 100 * PLAIN.step_s + PLAIN.write_s >= max(outcome.lost_steps) * PLAIN.step_s > PLAIN.step_s
     assert outcome.spent_s["restore"] == pytest.approx(PLAIN.read_s)
+
+
+def test_what_a_lost_node_costs_hangs_on_how_often_copies_are_made() -> None:
+    """Half an interval in the mean, and what it takes until a copy is there; the step that was cut off is not counted."""
+    nodes = Model(name="nodes", sources=(Source(name="node", shows=Shows.LOST, per_1000_node_days=100.0),))
+    late_s = PLAIN.copy_s + (PLAIN.seal_steps - 0.5) * PLAIN.step_s
+    for every_s, interval_s in ((10.0, 2 * PLAIN.copy_s), (60.0, 60.0), (300.0, 300.0)):
+        outcome = played(setting(spares=24, days=200.0, copies=CopiesPolicy(every_s=every_s)), nodes)
+        lost_s = sum(outcome.lost_steps) / len(outcome.lost_steps) * PLAIN.step_s
+        assert len(outcome.lost_steps) > 100
+        assert lost_s == pytest.approx(late_s + interval_s / 2, rel=0.1), every_s
 
 
 def test_without_a_spare_the_job_waits_for_the_repair() -> None:
@@ -171,7 +182,7 @@ def test_a_wrong_replica_is_gone_back_from_in_place() -> None:
 
 def test_a_wrong_replica_that_is_told_of_too_late_takes_a_restart() -> None:
     """Memory keeps the last two snapshots: by the time at which all ranks have the order, they have made two more."""
-    outcome = after(one(Shows.CORRUPTS), setting(costs=replace(PLAIN, news_s=5.0)))
+    outcome = after(one(Shows.CORRUPTS), setting(costs=replace(PLAIN, news_s=3.0)))
     assert caused(outcome) == {("fingerprint_mismatch", 2): 1}
     assert outcome.generations == 2
 
@@ -311,6 +322,7 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, before: str, after: str
         (("--faults", "lama3"), "did you mean llama3?"),
         (("--faults", "llama3,stepfun"), "would be there twice"),
         (("--gpus", "10"), "Give a multiple of --per-node"),
+        (("--gpus", "0"), "--gpus 0 in nodes of 8: there is nothing to simulate. Give 1 or more of each"),
         (("--gpus", "16", "--least", "3"), "is more than the 2 nodes"),
         (("--days", "0"), "more than 0"),
         (("--rate", "-1"), "0 \\(no faults\\)"),
@@ -323,6 +335,15 @@ def test_what_cannot_be_simulated_is_refused(
 ) -> None:
     assert main(["simulate", *words]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_no_copies_are_no_buddies(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for more in (("--set", "copies.every_s=0"), ("--no-buddies",), ()):
+        assert main(["simulate", "--gpus", "64", "--days", "20", "--rate", "50", "--spares", "8", "--json", *more]) == 0
+        told.append(capsys.readouterr())
+    assert told[0].out == told[1].out != told[2].out
+    assert "playing 20 days of 8 nodes and 8 spares" in told[0].err
 
 
 def test_a_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
