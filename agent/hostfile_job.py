@@ -31,6 +31,7 @@ from .embedded_etcd import EmbeddedEtcd
 from .etcd_binary import find_server
 from .hosts import Host, alike, parse
 from .launch import Launch, sizes
+from .registration import forget_leaving
 from .run_directory import RunDirectory
 from .ssh_launch import SshLaunch
 from .terminal import Recorded, Terminal
@@ -96,6 +97,11 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
         _slots_told(hosts, launch.ranks, terminal)
         endpoints, watch = _etcd(wanted, hosts, run, terminal, stack)
         job = wanted.job or f"{run.root.name}-{_identity(run)}"
+        if not wanted.endpoints:
+            with suppress(ResilientError), closing(EtcdStore([endpoints])) as store:
+                forget_leaving(
+                    store, Keys(job)
+                )  # of a launch whose terminal was killed, which told its agents to leave
         journal.write(
             "start", wall_s(), command=list(command), snapshots=wanted.snapshots or str(run.root), pid=os.getpid()
         )

@@ -105,9 +105,7 @@ def register(
     reached(me, others)
     if others:  # the job is under way: this node joins it
         return known, Generation(0)
-    for key, asked in store.range(keys.requests).items():
-        if loads(Request, asked.value).kind in LEAVING:  # nobody who asks an agent to stop means its successor
-            store.delete(key)
+    forget_leaving(store, keys)
     if last:
         # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
@@ -123,6 +121,13 @@ def register(
     entry = store.get(keys.spec)
     store.transact([ModifiedAt(keys.spec, entry.mod_revision if entry else 0)], [Put(keys.spec, dumps(known))])
     return known, last
+
+
+def forget_leaving(store: Store, keys: Keys) -> None:
+    """Nobody who has asked an agent to stop means its successor."""
+    for key, asked in store.range(keys.requests).items():
+        if loads(Request, asked.value).kind in LEAVING:
+            store.delete(key)
 
 
 def remind(store: Store, keys: Keys, spec: Spec, token: str, record: GenerationRecord) -> bool:

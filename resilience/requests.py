@@ -42,7 +42,7 @@ def leaving(world: World, now: float) -> Request | None:
     seconds."""
     drained: list[NodeId] = []
     for request in waiting(world):
-        if request.kind not in LEAVING or _misled(request, world):
+        if request.kind not in LEAVING or _misled(request, world) or _has_left(request, world):
             continue
         if request.kind == Wish.STOP:
             return request
@@ -115,6 +115,12 @@ def _misled(request: Request, world: World) -> str:
     return ""
 
 
+def _has_left(request: Request, world: World) -> bool:
+    """Whether the agent that is to be drained has been followed by another one of its name, which nobody means."""
+    here = world.nodes.get(NodeId(request.node)) if request.kind == Wish.DRAIN and request.instance else None
+    return here is not None and here.instance != request.instance
+
+
 def _at_the_end(request: Request, world: World, record: GenerationRecord, reached: Step) -> Answer | None:
     if request.kind in LEAVING:
         if record.phase is Phase.ENDING:
@@ -137,14 +143,15 @@ def _leave(request: Request, world: World, now: float, reached: Step) -> Decisio
     assert record
     if request.kind == Wish.STOP or leaving(world, now):
         return Decision()  # an event of the machine's
-    asked = [NodeId(r.node) for r in waiting(world) if r.kind == Wish.DRAIN and r.node in world.nodes]
+    drained = [r for r in waiting(world) if r.kind == Wish.DRAIN and r.node in world.nodes and not _has_left(r, world)]
+    asked = [NodeId(r.node) for r in drained]
     nodes = [node for node in dict.fromkeys(asked) if world.nodes[node].instance not in record.dismissed]
     if nodes:  # together: one change of nodes, not one for each
         are = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {phrases.listed(nodes)} are"
         instances = (world.nodes[node].instance for node in nodes)
         reason = f"{are} drained by {request.by}"
         return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
-    if request.node in record.members or record.phase is not Phase.RUN:
+    if not _has_left(request, world) and (request.node in record.members or record.phase is not Phase.RUN):
         return Decision()
     sentence = f"node {request.node} is drained; the job goes on on {phrases.listed([*record.members])}"
     return answered(request, sentence, record.resume_step)

@@ -305,8 +305,8 @@ def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
 
 
 def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
-    """And its etcd: the agents leave without a last snapshot, having trained on unseen for some time. What the next launch finds on disk
-    is whole."""
+    """And its etcd: the agents leave without a last snapshot, having trained on unseen for some time. What is on disk is whole, and the next
+    launch goes on from there: what the agents were asked before is not meant for it."""
     job = Real(tmp_path, sshd, 100000, "--durable-every", "10")
     job.until_step(40)
     job.until(lambda: " is on disk (" in job.errors.read_text())
@@ -320,6 +320,11 @@ def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Pat
         time.sleep(0.1)
     kept = cli("snapshots", "--run-dir", str(tmp_path / "run"), "verify")
     assert kept.returncode == 0, kept.stdout + kept.stderr
+    again = Real(tmp_path, sshd, 100000, "--durable-every", "10")
+    again.until_step(max(job.steps()) + 20)
+    assert min(again.steps()) > 10
+    again.process.send_signal(signal.SIGINT)
+    assert again.process.wait(90) == 130, again.errors.read_text()
 
 
 def test_what_ssh_does_not_take_is_told_in_its_own_words(tmp_path: Path, sshd: Sshd) -> None:

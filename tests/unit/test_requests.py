@@ -289,6 +289,15 @@ def test_who_is_asked_to_end_does_not_wait_for_one_that_has_gone(
 # -- of several nodes --------------------------------------------------------------------------------------------------------
 
 
+def test_a_drain_means_the_agent_that_was_there_and_not_the_next_one() -> None:
+    """SIGTERM reached it, and all was killed before anybody answered; the same command has started another."""
+    late = asked(Wish.DRAIN, node="a", instance="one-before")
+    for judged in (there(late), there(late, spec=Spec(command=("torchrun",), sizes=(1,), spares=1))):
+        assert leaving(judged, NOW) is None
+        assert decided(judged).record is None
+        assert decided(judged).answers["1"].exit_code == 0
+
+
 def test_who_only_stands_by_or_has_left_need_not_hold_what_the_ranks_go_back_to() -> None:
     spare, gone_ = status(memory_steps=(3,), durable_steps=(2,)), status(durable_steps=(440,))
     judged = there(asked(), spec=Spec(command=("torchrun",), sizes=(1,), spares=1))
