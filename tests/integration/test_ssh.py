@@ -305,8 +305,8 @@ def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
 
 
 def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
-    """And its etcd: the agents leave without a last snapshot, having trained on unseen for some time. What is on disk is whole, and the next
-    launch goes on from there: what the agents were asked before is not meant for it."""
+    """And its etcd: the agents leave without a last snapshot, having trained on unseen for some time. What is on disk is whole, and the
+    next launch goes on from there: what the agents were asked before is not meant for it."""
     job = Real(tmp_path, sshd, 100000, "--durable-every", "10")
     job.until_step(40)
     job.until(lambda: " is on disk (" in job.errors.read_text())
