@@ -79,7 +79,7 @@ class Cluster:
         self.place: dict[NodeId, int] = {}
         """Node rank of each member."""
         self.newcomers: dict[NodeId, tuple[int, ...]] = {}
-        """Members that were none when the ranks last trained, and what each can have from its buddy."""
+        """Members whose memory holds nothing yet, and what each can have from its buddy."""
         self.bad_from = -1
         """First step whose state is known to be wrong."""
         self._instances = 0

@@ -187,7 +187,7 @@ def back_at(play: Play, number: Generation, step: int) -> None:
     if track.finished(play.now_s) < step:  # it has become slower, or has gone back
         play.later(max(0.0, track.when(step) - play.now_s) + 1e-3, back_at, play, number, step)
         return
-    if play.training.all_copied(play.now_s):
+    if play.training.all_sealed(play.now_s):
         play.cluster.newcomers = {}
     play.outcome.wave(play.setting.nodes)
     play.tick()

@@ -162,7 +162,7 @@ class Play:
         if gang is None or gang.broken_s <= self.now_s:
             return
         if self.training.track:
-            if self.training.all_copied(self.now_s):
+            if self.training.all_sealed(self.now_s):
                 self.cluster.newcomers = {}
             gang.reached = self.training.halt(self.now_s)
         gang.broken_s = self.now_s

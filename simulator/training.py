@@ -125,9 +125,9 @@ class Training:
         every = self._rhythm.every_steps
         return -(-step // every) * every + self._rhythm.costs.seal_steps
 
-    def all_copied(self, now_s: float) -> bool:
-        """Whether the buddies hold a state of this very life."""
-        return self.track is not None and self.copied(now_s) > self.track.begun
+    def all_sealed(self, now_s: float) -> bool:
+        """Whether the memory of all nodes, of those that are new too, holds a state of this very life."""
+        return self.track is not None and max(self.memory(now_s), default=-1) > self.track.begun
 
     def held(self, now_s: float) -> Sequence[int]:
         """All that ranks may go back to in place, ascending."""
