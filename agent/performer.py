@@ -132,9 +132,8 @@ class Performer:
         how = f", {self._node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
         ranks = phrases.count(self._node.launch.ranks, "rank")
         beginning = str(self._node.origin or "the script's own start")
-        why = (
-            f" ({record.reason})" if len(record.members) > 1 and record.number > 1 else ""
-        )  # who does not lead has not told it
+        # Who does not lead has not told it.
+        why = f" ({record.reason})" if len(record.members) > 1 and record.number > 1 else ""
         self._telling.say(
             f"generation {record.number}: {ranks} start {story.resumed(record.resume_step, beginning)}{how}{why}"
         )

@@ -111,11 +111,14 @@ def register(
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
             store.delete_prefix(prefix)
         known = replace(spec, run=known.run, first_generation=Generation(last + 1))
-    elif record := _last(store, keys):
+    elif (record := _last(store, keys)) or (known.sizes, known.spares, known.alike) != (
+        spec.sizes,
+        spec.spares,
+        spec.alike,
+    ):
         # All have died, as whoever starts it again says, and it goes on with as many as are left.
-        known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=record.number)
-    elif (known.sizes, known.spares, known.alike) != (spec.sizes, spec.spares, spec.alike):
-        known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike)
+        given_up = record.number if record else known.given_up
+        known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
     else:
         return known, last
     entry = store.get(keys.spec)

@@ -93,9 +93,8 @@ class Supervisor:
                     return code
         finally:
             signal.set_wakeup_fd(previous_wakeup)
-            for (
-                number
-            ) in self._leaving.signals:  # what is left is short, and others wait for it: that this agent has left
+            # What is left is short, and others wait for it: that this agent has left.
+            for number in self._leaving.signals:
                 signal.signal(number, signal.SIG_IGN)
             os.close(wake)
             os.close(woken)

@@ -16,12 +16,12 @@ from ..resilience.metrics import Metrics
 from ..resilience.orders import Decision
 from ..resilience.recovery import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
 from ..resilience.reports import NodeStatus
-from .terminal import Terminal
+from .terminal import Recorded, Terminal
 
 
 class Telling:
     def __init__(self, terminal: Terminal, journal: Journal, metrics: Metrics) -> None:
-        self._terminal, self._journal, self._metrics = terminal, journal, metrics
+        self._terminal, self._journal, self._metrics = Recorded(terminal, journal), journal, metrics
         self._started_s = wall_s()
         self._lost_s = 0.0
         self._starved = False
@@ -36,7 +36,6 @@ class Telling:
     def say(self, sentence: str, mood: str = "info") -> None:
         """One line, on the terminal and in the journal; mood: info, good, warn or bad."""
         self._terminal.say(sentence, wall_s(), mood)
-        self._journal.write("said", wall_s(), sentence=sentence, mood=mood)
 
     def decided(self, decision: Decision) -> None:
         """The controller's word, accepted by the store."""

@@ -114,6 +114,12 @@ def elders(world: World) -> set[NodeId]:
     return {*record.members}.difference(record.new).union(record.left) if gathers else {*record.members}
 
 
+def needed(world: World) -> set[NodeId]:
+    """The elders, where no generation may begin without any of them; empty: others may."""
+    known = elders(world)
+    return known if known and world.spec and proves(world.spec.sizes, world.spec.spares, len(known)) else set()
+
+
 def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it;
     None: it does not grow, for what memory holds is of so many nodes, and of no use to another number."""
@@ -137,7 +143,7 @@ def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
-    if known.isdisjoint((*members, *joined)) and known and proves(world.spec.sizes, world.spec.spares, len(known)):
+    if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
         waiting = {node: here[node].instance if node in here else i for node, i in before.items()}
         return Seats(members=waiting, missed=tuple(gone), at_work=True)
     return Seats(

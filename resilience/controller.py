@@ -127,8 +127,7 @@ class Controller:
 
     def _with_times(self, world: World, now: float) -> World:
         """With when those were first seen that may become members."""
-        begun = world.record and world.spec and world.record.number >= world.spec.first_generation
-        apart = world.nodes.keys() - world.record.members.keys() if begun and world.record else world.nodes.keys()
+        apart = world.nodes.keys() - world.record.members.keys() if world.begun and world.record else world.nodes.keys()
         here = {node: world.nodes[node].instance for node in apart}
         met = self._met
         self._met = {

@@ -141,8 +141,8 @@ def wish(request: Request) -> str:
 def awaited(world: World, join_s: float | None = None) -> str:
     """For which nodes a job waits that has not begun; empty: it has. join_s: how long, where those that are there would do; None: who looks
     does not know."""
-    spec, record = world.spec, world.record
-    if spec is None or (record and record.number >= spec.first_generation):
+    spec = world.spec
+    if spec is None or world.begun:
         return ""
     unfit = [node for node, here in world.nodes.items() if here.fit]
     there = (

@@ -9,7 +9,7 @@ from .assignment import Seats
 from .machine import Phase
 from .reports import NodeStatus
 from .requests import waiting
-from .roles import away, begun, leader, roles
+from .roles import away, leader, roles
 from .world import World
 
 COLUMNS = ("node", "role", "ranks alive", "step", "in memory", "on disk", "started", "said")
@@ -21,7 +21,7 @@ _LONG_S = 120.0
 def headline(world: World) -> str:
     """What the job is doing, and since what; empty: nothing is known of it."""
     record = world.record
-    if record is None or not begun(world):
+    if record is None or not world.begun:
         return describe.awaited(world)
     if record.phase not in _DOING:
         return f"generation {record.number}, {record.phase}: {record.reason}"

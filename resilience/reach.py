@@ -8,7 +8,7 @@ end all ranks for nothing: it counts as present while steps are made:
       and  the newest step is younger than half a lease           who is dead has been for longer: leases are renewed at a third
       or   it was finished long after the node's own last word    who is dead was heard to the last
 
-Of members that are all gone nobody says whether they make steps. Where nobody who is there may begin without them (`assignment.proves`),
+Of members that are all gone nobody says whether they make steps. Where nobody who is there may begin without them (`assignment.needed`),
 they count as present: they go on where they are once they are back.
 
 So the death of a node is seen as early as without this. That nobody hears orders on a node that is cut off shows where one is not obeyed
@@ -17,7 +17,7 @@ So the death of a node is seen as early as without this. That nobody hears order
 
 from __future__ import annotations
 
-from .assignment import proves
+from .assignment import needed
 from .machine import Phase
 from .reports import NodeRecord, NodeStatus
 from .terms import NodeId
@@ -52,11 +52,11 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
 
 def unseen(world: World) -> bool:
     """Whether all members are gone, and nobody who is there may begin without them."""
-    record, spec = world.record, world.spec
-    if record is None or spec is None or record.number <= spec.given_up:
+    record = world.record
+    if record is None or world.spec is None:
         return False
     gone = all(n not in world.nodes and i not in world.dead for n, i in record.members.items())
-    return gone and proves(spec.sizes, spec.spares, len(record.members))
+    return gone and bool(needed(world))
 
 
 def standing_in(world: World, away: tuple[NodeId, ...]) -> dict[NodeId, NodeRecord]:

@@ -24,19 +24,14 @@ class Role(StrEnum):
 
 def roles(world: World, now: float) -> dict[NodeId, Role]:
     """Members in the order of their node ranks, then all others that are there, or were, by name. now: wall-clock seconds."""
-    members = world.members if begun(world) else ()
+    members = world.members if world.begun else ()
     others = sorted({*world.nodes, *world.status} - {*members}, key=assignment.natural)
     return {node: _role(world, node, node in members, now) for node in (*members, *others)}
 
 
-def begun(world: World) -> bool:
-    """Whether the record is of the job's present life."""
-    return world.record is not None and (world.spec is None or world.record.number >= world.spec.first_generation)
-
-
 def away(world: World, node: NodeId, role: Role) -> bool:
     """Whether nothing of what it said last is to be had any more, but what is on disk."""
-    if not begun(world):  # agents before those that are here have said it
+    if not world.begun:  # agents before those that are here have said it
         return True
     return role is Role.GONE or (role is Role.DRAINED and node not in world.nodes)
 

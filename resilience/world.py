@@ -48,6 +48,11 @@ class World:
     def members(self) -> tuple[NodeId, ...]:
         return tuple(self.record.members) if self.record else ()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the record is of the job's present life."""
+        return self.record is not None and (self.spec is None or self.record.number >= self.spec.first_generation)
+
     def all_acked(self, *kinds: AckKind) -> bool:
         return len(self.acks) == len(self.members) > 0 and all(ack.kind in kinds for ack in self.acks.values())
 

@@ -163,6 +163,14 @@ def test_all_that_train_lose_etcd_and_more_stand_by_than_were_announced(golden: 
     golden(job.transcript())
 
 
+def others_begin(job: Job) -> None:
+    """The command is given on two nodes that have not trained, and they go on to the end of it."""
+    for name in "cd":
+        job.start_agent(name)
+    job.to_the_end()
+    assert (job.exit_code, members(job), job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
+
+
 def test_all_that_train_die_and_more_stand_by_than_were_announced(golden: Golden) -> None:
     """That is not to be told from a lost way to etcd: somebody has to say it."""
     job = Job(nodes="2", more=2, total=16)
@@ -174,10 +182,7 @@ def test_all_that_train_die_and_more_stand_by_than_were_announced(golden: Golden
     assert (job.watch.record and job.watch.record.number) == 1
     job.order(Wish.STOP)
     job.until(lambda job: job.exit_code is not None)
-    for name in "cd":
-        job.start_agent(name)
-    job.to_the_end()
-    assert (job.exit_code, members(job), job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
+    others_begin(job)
     golden(job.transcript())
 
 
@@ -189,10 +194,7 @@ def test_all_that_trained_are_dead_and_the_command_is_given_on_other_nodes(golde
         job.kill_node(name)
     for _ in range(12):
         job.tick()
-    for name in "cd":
-        job.start_agent(name)
-    job.to_the_end()
-    assert (job.exit_code, members(job), job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
+    others_begin(job)
     golden(job.transcript())
 
 
