@@ -29,6 +29,11 @@ class Board:
         for page in self.pages:
             page.clear(generation)
 
+    def fetching(self, on_its_way: bool) -> None:
+        """All ranks shall wait for their part of the state before they restore it; or it has come, or never will."""
+        for page in self.pages:
+            page.fetching = int(on_its_way)
+
     def ask_durable(self) -> None:
         """One more snapshot on disk."""
         for page in self.pages:

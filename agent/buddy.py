@@ -23,6 +23,8 @@ from .sending import Sending
 
 TOKEN = "MT_RESILIENT_BUDDY_TOKEN"
 """Environment variable with the run's secret, at least 32 hexadecimal digits: arguments can be read by every user of a machine."""
+FETCH_TRIES = 3
+"""How often a connection may break over what is fetched. The copy is the holder's agent's, and outlives its drain process."""
 
 
 class Buddy:
@@ -51,22 +53,37 @@ class Buddy:
         threading.Thread(target=_told, args=(lambda: self._fetch(*arguments), self._tell), daemon=True).start()
 
     def _fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
-        started, moved = clock.monotonic_s(), 0
+        started, lost, parts = clock.monotonic_s(), 0, [*enumerate(self._arena, first_rank)]
         named: Event = {"step": stamp.step, "generation": stamp.generation, "from": address}
+        moved = 0
         try:
-            with self._reached(address) as connection:
-                for rank, row in enumerate(self._arena, first_rank):
-                    slots = [Slot(path, turn=self._arena[0][0]) for path in row]
-                    slot = slots[tiers.room([slot.header() for slot in slots])]
-                    fetch(connection, stamp, rank, slot)
-                    moved += slot.header().image.memory_bytes
-                    for each in slots:
-                        each.close()
+            while parts:
+                connection = self._reached(address)
+                try:
+                    with connection:
+                        while parts:
+                            moved += self._fetch_part(connection, stamp, *parts[0])
+                            del parts[0]
+                except Lost:
+                    lost += 1
+                    if lost == FETCH_TRIES:
+                        raise
         except ResilientError as error:
             self._tell({"event": "not fetched", **named, "reason": str(error)})
         else:
             took_s = round(clock.monotonic_s() - started, 3)
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
+
+    def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
+        """Of one rank; its bytes."""
+        slots = [Slot(path, turn=self._arena[0][0]) for path in row]
+        try:
+            slot = slots[tiers.room([slot.header() for slot in slots])]
+            fetch(connection, stamp, rank, slot)
+            return slot.header().image.memory_bytes
+        finally:
+            for each in slots:
+                each.close()
 
     def _reached(self, address: str) -> Connection:
         """A connection to whoever listens there, which may be about to. Raises Lost and Refused."""

@@ -99,7 +99,7 @@ class Draining:
     def begin_again(self) -> None:
         """The job goes on after `finish`: what it was at is left, for it may wait for a dead node's part; the next one starts."""
         self.stop()
-        self._asked, self.finished, self.lost, self._rest = False, False, "", b""
+        self._asked, self.finished, self.lost = False, False, ""
 
     def protect(self, names: Sequence[str]) -> None:
         """From now on these snapshots are not to be retired, and no others are spared; also when it is started again."""
@@ -130,4 +130,4 @@ class Draining:
             for pipe in (self._process.stdin, self._process.stdout):
                 with suppress(OSError):  # a word that it has not read any more
                     pipe.close()  # type: ignore[union-attr]
-            self._process = None
+            self._process, self._rest = None, b""

@@ -108,6 +108,7 @@ class Node:
         self.board.clear(record.number)
         self.told, self.snapshot_asked = (), ""
         self.board.pause(record.waits)  # before any of them looks
+        self.board.fetching(self.fetching)
         self.lookout.begin(tells=record.resume_step >= 0)
         self.vitals.strides.begin()
         handoff = Handoff(
@@ -157,7 +158,8 @@ class Node:
             raise
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
-        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`."""
+        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`; its ranks may
+        start and build meanwhile."""
         assert self.copies
         self.held.settle(record, node_rank)
         self.drain.keep_running(monotonic_s())
@@ -180,11 +182,14 @@ class Node:
             self.gang.fence(self._helpers())
 
     def stop_gang(self) -> None:
-        """End every process of the gang, to the last."""
+        """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice."""
         self._adopt()
         if self.gang is not None:
             self.gang.kill(self._helpers())
             self.gang = None
+        if self.copies and self.fetching:
+            self.drain.stop()
+            self.copies.fetching = None
 
     def clear(self, generation: int, since: int = 0) -> None:
         """`stop_gang`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
@@ -240,6 +245,7 @@ class Node:
         for event in self.drain.events(monotonic_s()):
             if self.copies:
                 self.copies.heard(event)
+                self.board.fetching(self.fetching)
             if event["event"] == "durable":
                 self._save_s = event["seconds"]
                 if self.pacing:

@@ -61,6 +61,7 @@ class Performer:
                 self._node.clear(record.number, record.joined.get(self._id, 0))
                 self._publisher.acknowledge(record, AckKind.READY, free_port())
             case Action.LAUNCH:
+                self._begin_to_fetch(record)
                 if self._node.warm.importing:
                     if self._waited[0] != record.number:
                         self._waited = (record.number, monotonic_s())
@@ -69,8 +70,6 @@ class Performer:
                     self._node.warm.give_up(
                         f"the warm process was still importing after {self._policy.warm_wait_s:.0f} s"
                     )
-                if self._fetching(record):
-                    return False
                 self._launch(record)
             case Action.SAY_RUNNING:
                 self._publisher.acknowledge(record, AckKind.RUNNING)
@@ -111,20 +110,18 @@ class Performer:
             grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,
         )
 
-    def _fetching(self, record: GenerationRecord) -> bool:
-        """Whether this node's part of the state is on its way from another's memory. Where it does not come, the ranks find out: they take
-        it from the disk, if it is there too."""
+    def _begin_to_fetch(self, record: GenerationRecord) -> None:
+        """This node's part of the state, from another's memory, where it lacks it; once. Where it does not come, the ranks find out: they
+        take it from the disk, if it is there too."""
         source, copies = record.sources.get(self._id), self._node.copies
-        if source is None or copies is None:
-            return False
-        if self._fetched != record.number:
-            self._fetched = record.number
-            where = address(self._store, self._keys, record, source.holder)
-            if not where:
-                copies.unfetched.append(record.resume_step)
-                return False
+        if source is None or copies is None or self._fetched == record.number:
+            return
+        where = address(self._store, self._keys, record, source.holder)
+        self._fetched = record.number
+        if where:
             self._node.fetch(record, record.node_rank(self._id), source, where)
-        return self._node.fetching
+        else:
+            copies.unfetched.append(record.resume_step)
 
     def _launch(self, record: GenerationRecord) -> None:
         self._node.start_gang(record, record.node_rank(self._id))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
-from ..resilience.errors import ResilientError, StoreUnavailable
+from ..resilience.errors import InternalError, ResilientError, SiteError, StoreUnavailable
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
@@ -24,6 +24,7 @@ from ..resilience.terms import NodeId
 from . import attention
 from .company import Company
 from .heartbeat import Heartbeat
+from .lapse import Lapse
 from .leaving import Leaving
 from .node import Node
 from .outage import Outage
@@ -68,6 +69,7 @@ class Supervisor:
         self._leaving, self._outage = leaving, outage
         self.record: GenerationRecord | None = None
         self._over, self._company, self._publisher = over, company, publisher
+        self._lapse = Lapse(node, telling)
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write wakes the loop no earlier."""
@@ -124,6 +126,9 @@ class Supervisor:
             return self.controller.hear()
         except StoreUnavailable:
             return True
+        except InternalError:
+            self.controller.forget()
+            return True
 
     def round(self) -> int | None:
         """One round; the exit code when the job is over."""
@@ -177,9 +182,8 @@ class Supervisor:
             if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
                 self._publisher.round(self.record, self._busy())
             began_s = monotonic_s()
-            wrote = self.controller.tick(self.heartbeat.lease, wall_s())
+            wrote = self._decide()
             looked_s += monotonic_s() - began_s
-            self.record = self._read_record()
             if self.record and self.heartbeat.instance not in self.record.members.values():
                 self.heartbeat.confirm()
             more = self.record is not None and self.performer.obey(self.record)
@@ -194,6 +198,23 @@ class Supervisor:
         strides, pages = self.node.vitals.strides, self.node.board.pages
         own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
         self.telling.strides(len(strides.stragglers), own_s)
+
+    def _decide(self) -> bool:
+        """Let the controller look, and read what is to be obeyed; whether it has written. Raises StoreUnavailable, and MachineError where
+        etcd has lost what it knew of the job and nobody can tell it."""
+        if self._lapse.rests(monotonic_s()):
+            return False
+        try:
+            wrote = self.controller.tick(self.heartbeat.lease, wall_s())
+            self.record = self._read_record()
+        except (OSError, SiteError):
+            raise
+        except Exception as error:
+            self.controller.forget()
+            self._lapse.met(error, self.record, monotonic_s())
+            return False
+        self._lapse.over()
+        return wrote
 
     def _tell_whom_it_awaits(self) -> None:
         """Once it has lasted, and again when it is for others."""
@@ -212,7 +233,6 @@ class Supervisor:
         self._stands_by = stands_by
 
     def _read_record(self) -> GenerationRecord | None:
-        """Raises StoreUnavailable, and MachineError where etcd has lost what it knew of the job and nobody can tell it."""
         record = self._outage.looked(self.controller.record(), self.record, monotonic_s())
         return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 

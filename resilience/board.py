@@ -14,7 +14,7 @@ from typing import Any, overload
 from .boundary import ROW
 from .noted import PAGE_BYTES, REWINDS, REWINDS_AT, SIGHTINGS, Rewound, Sighted
 
-_UNSAVED_AT = 264
+_UNSAVED_AT = 272
 _ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
@@ -92,6 +92,8 @@ class Page:
     """and why: the place in `OrderedBy`."""
     declined = _Int(31)
     """Number of the last of them that could not be done, since not all ranks have the state."""
+    fetching = _Int(33)
+    """1 while this rank's part of the state that it starts from is on its way from another node; the agent writes it."""
 
     doing = _Int(24)
     """Doing: what the rank does between two boundaries."""

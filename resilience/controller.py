@@ -47,9 +47,7 @@ class Controller:
         self._election = election
         self._policy = policy
         self._told = told
-        self._helm = Mirror(store, keys.helm)
-        self._whole = Mirror(store, keys.root)
-        self._heard, self._values = Values(), Values()
+        self._read_anew()
         self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
         """Where this agent leads a job that has not begun: for which nodes it waits, a sentence."""
@@ -113,6 +111,16 @@ class Controller:
             self._helm.doubt()
             self._whole.doubt()
         return accepted
+
+    def forget(self) -> None:
+        """All that was heard: it is read anew. After an error, nobody knows what of it was taken in."""
+        self.close()
+        self._read_anew()
+
+    def _read_anew(self) -> None:
+        self._helm = Mirror(self._store, self._keys.helm)
+        self._whole = Mirror(self._store, self._keys.root)
+        self._heard, self._values = Values(), Values()
 
     def close(self) -> None:
         self._helm.close()

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from .errors import InternalError
 from .wire import loads
 
 T = TypeVar("T")
@@ -33,7 +34,10 @@ class _Group:
                 found.pop(name, None)
             else:
                 self._sorted = self._sorted and name in found
-                found[name] = loads(self.cls, value)
+                try:
+                    found[name] = loads(self.cls, value)
+                except InternalError as error:
+                    raise InternalError(f"{key}: {error}") from error
 
     def copy(self) -> dict[str, Any]:
         if not self._sorted:

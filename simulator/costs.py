@@ -34,7 +34,7 @@ class Costs:
     """From a sealed snapshot to its whole copy in the buddy's memory: 64.5 GB of a node at 5 GB/s (assumption; measured: 0.94 to 0.99 of a
     link of 4 Gbit/s)."""
     fetch_s: float = 13.0
-    """And back, into a node that takes another one's place (assumption, as above)."""
+    """And back, into a node that takes another one's place, while its ranks start and build (assumption, as above)."""
     write_s: float = 30.0
     """Until a snapshot is on disk (assumption: shared storage for the whole job; 3.7 s for 7690 MiB on one disk, H200)."""
     news_s: float = 0.1

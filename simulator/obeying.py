@@ -71,12 +71,9 @@ def _answered(play: Play, names: int) -> None:
 
 
 def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
-    """Agents end what is left of their ranks; one that is new has none, and fetches what it is to go on from."""
+    """Agents end what is left of their ranks; one that is new has none."""
     gang, takes_s = play.cluster.gang, 0.0
-    newcomer = names[0] in play.cluster.newcomers
-    if newcomer and any(play.cluster.newcomers[name] for name in names):
-        takes_s = play.costs.fetch_s
-    if gang and not newcomer:
+    if gang and names[0] not in play.cluster.newcomers:
         if play.training.track:
             play.broken()
             play.books.enter(play.now_s, "stop")
@@ -108,15 +105,19 @@ def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
 
 
 def _launch(play: Play, record: GenerationRecord) -> None:
-    """The ranks start; the slowest node of each phase is waited for."""
-    costs, resume = play.costs, int(record.resume_step)
+    """The ranks start; the slowest node of each phase is waited for. What a node fetches from its buddy comes while its ranks build."""
+    costs, resume, nodes = play.costs, int(record.resume_step), play.setting.nodes
     from_memory = resume in play.training.memory(play.now_s)
-    newcomers = [kept for kept in play.cluster.newcomers.values() if resume not in kept]
-    restore_s = costs.restore_s if from_memory and not newcomers else costs.read_s if resume >= 0 else 0.0
+    newcomers = play.cluster.newcomers.values()
+    fetched = from_memory and all(resume in kept for kept in newcomers)
+    fetch_s = costs.slowest_s(costs.fetch_s, len(newcomers), play.chance) if fetched and newcomers else 0.0
+    restore_s = costs.restore_s if fetched else costs.read_s if resume >= 0 else 0.0
     marks, at_s = [], play.now_s
-    for takes_s in (costs.start_s, costs.build_all_s(play.setting.per_node * len(record.members)), restore_s):
-        at_s += costs.slowest_s(takes_s, play.setting.nodes, play.chance)
+    for takes_s in (costs.start_s, costs.build_all_s(play.setting.per_node * len(record.members))):
+        at_s += costs.slowest_s(takes_s, nodes, play.chance)
         marks.append(at_s)
+    at_s = max(at_s, play.now_s + fetch_s) + costs.slowest_s(restore_s, nodes, play.chance)
+    marks.append(at_s)
     play.cluster.gang = Gang(
         generation=record.number,
         resume=resume,

@@ -133,7 +133,8 @@ class Play:
         elif record.phase is Phase.LAUNCH:
             self.books.enter(self.now_s, "start")
         if record.phase is Phase.ENDING:
-            self._gave_up(record)
+            if before is None or before.phase is not Phase.ENDING:  # another node may be lost while nobody trains
+                self._gave_up(record)
             return
         heard_s = self.costs.news_s + self.costs.told_s(self.setting.nodes)
         self.later(heard_s, self._heard, self, record.number)
@@ -145,15 +146,19 @@ class Play:
         if self.cluster.gang:
             self.broken()
         self.books.enter(self.now_s, "operator")
-        self.later(self.costs.operator_s, self._again, record)
+        self.later(self.costs.operator_s, self._again)
 
-    def _again(self, last: GenerationRecord) -> None:
+    def _again(self) -> None:
         """The same command, on all nodes."""
         cluster = self.cluster
+        last = cluster.record
+        assert last
+        assert last.phase is Phase.ENDING
         self.training.forget()
         cluster.gang, cluster.incidents, cluster.bad_from, cluster.newcomers = None, {}, -1, {}
         cluster.record = replace(last, phase=Phase.ENDED)
         cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
+        self.books.enter(self.now_s, "nodes")  # there may be too few
         self.tick()
 
     def broken(self) -> None:

@@ -36,7 +36,9 @@ from .state import Modules, source_of
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
 _LOOK_S = 0.05
-"""Between two looks of ranks that are paused."""
+"""Between two looks of ranks that are paused,"""
+_FETCHING_S = 0.005
+"""and that are built before their part of the state has come from another node."""
 
 
 class Boundaries:
@@ -87,6 +89,8 @@ class Boundaries:
         else:
             step = self._handoff.resume_step
             started = monotonic_ns()
+            while self._page.fetching:
+                sleep(_FETCHING_S)
             self._tape.go_back(step)
             if self._handoff.rewind is not None:
                 self._tape.rewinds += 1

@@ -29,6 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument(
+        "--ballast", type=int, default=0, metavar="MIB", help="so much more state, counted up by each step"
+    )
     args = parser.parse_args()
 
     distributed.init_process_group("gloo")
@@ -36,6 +39,8 @@ def main() -> None:
     torch.manual_seed(1234)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ballast = torch.arange(args.ballast << 18, dtype=torch.int32)
+    model.register_buffer("ballast", ballast)
     generation = json.loads(os.environ.get("MT_RESILIENT_HANDOFF", '{"generation": 0}'))["generation"]
     place = f"{os.environ['TRAIL']}/{generation}-{rank}-{os.getpid()}" if "TRAIL" in os.environ else os.devnull
     trail = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -61,6 +66,7 @@ def main() -> None:
             each.grad = mean[at : at + each.numel()].view_as(each).float()
             at += each.numel()
         optimizer.step()
+        ballast += 1
         os.write(trail, f"done {step} {time.monotonic()}\n".encode())
         session.report(loss=mean[0].item())
         if rank == 0:
@@ -68,6 +74,7 @@ def main() -> None:
 
     if rank == 0 and step == args.steps - 1:  # it may have been told to leave before
         moments = [value for entry in optimizer.state.values() for value in entry.values()]
+        assert torch.equal(ballast, torch.arange(len(ballast), dtype=torch.int32) + args.steps)
         content = b"".join(tensor.detach().numpy().tobytes() for tensor in (*model.parameters(), *moments))
         print("final state sha256", hashlib.sha256(content).hexdigest(), flush=True)
     distributed.barrier()

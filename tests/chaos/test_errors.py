@@ -7,16 +7,22 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.lapse import PATIENCE_S
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.errors import BudgetSpent
+from mt_resilient.resilience.errors import BudgetSpent, InternalError
+from mt_resilient.resilience.etcd import EtcdStore
+from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.noted import PAGE_BYTES
 
-from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, undisturbed
+from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, step_lines, undisturbed
 
 TRAIN = ("--", "torchrun", "--nproc-per-node", "2", str(MINIMAL), "--steps", "5")
 
@@ -82,6 +88,50 @@ def test_a_run_directory_and_snapshots_of_another_job(tmp_path: Path) -> None:
     refused(2, "belongs to another command", "run", "--quiet", "--run-dir", str(job.directory), *TRAIN)
     other = ("--run-dir", str(tmp_path / "other"), "--snapshots", str(job.directory))
     refused(2, "are another job's", "run", *other, *TRAIN)
+
+
+@contextmanager
+def store_of(job: Job) -> Iterator[tuple[EtcdStore, Keys]]:
+    told = RunDirectory(job.directory).agent()
+    assert told
+    with closing(EtcdStore(told["endpoints"], deadline_s=2.0)) as store:
+        yield store, Keys(told["job"])
+
+
+def test_what_nobody_can_read_in_the_store_ends_no_training(tmp_path: Path) -> None:
+    train = (MINIMAL, "--steps", "410", "--step-delay", "0.03")
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), *map(str, train)], GATE_AFTER="400")
+    job.until_step(2)
+    with store_of(job) as (store, keys):
+        for key in (keys.requests + "1", keys.generation):
+            kept, times = store.get(key), job.said().count("can be judged again")
+            store.put(key, b"garbage")
+            job.until_said(
+                f"no fault can be judged at present, it is tried again each second: InternalError: {key}: cannot read"
+            )
+            done = len(step_lines(job.printed()))
+            time.sleep(1.5)
+            assert len(step_lines(job.printed())) > done, job.said()
+            store.put(key, kept.value) if kept else store.delete(key)
+            job.until_said("faults can be judged again", times=times + 1)
+        job.kill_rank(1)
+        job.until(lambda now: now.generation == 2)
+        assert job.finish() == 0
+    assert digest_of(job.printed()) == undisturbed(*train)[0]
+    assert [incident.rung for incident in job.incidents()] == [2]
+
+
+def test_ranks_do_not_wait_for_ever_for_a_judgement_that_fails(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40", "--step-delay", "0.02"])
+    pid = job.until_step(2).pids[1]
+    with store_of(job) as (store, keys):
+        store.put(keys.requests + "1", b"garbage")
+        job.until_said("no fault can be judged")
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert job.agent.wait(60) == InternalError.exit_code
+        assert time.monotonic() - killed_s > PATIENCE_S
+    assert "report it" in job.said()
 
 
 def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> None:

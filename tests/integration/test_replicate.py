@@ -576,6 +576,33 @@ def test_a_fetch_that_breaks_leaves_a_torn_slot_and_can_be_repeated(node, buddy,
     fresh.close()
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, buddy, guests, port, tmp_path, back):
+    node.nbytes = 40 << 20
+    there, here = keeping(buddy, guests, port), sending(node, port)
+    node.snapshot(1, durable=False)
+    guests.wait_for(1)
+    here.kill()
+    fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
+    new = fresh.drain(buddy={"poll_s": 0.005, "stall_s": 10.0 if back else 1.0})
+    STARTED.append(new)
+    new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
+    while fresh.arenas[0].slots[0].header().state is not State.STAGING:
+        pass
+    there.kill()
+    assert fresh.arenas[0].slots[0].header().state is State.STAGING
+    if back:
+        there = keeping(buddy, guests, port)
+        assert new.events("fetched")[-1]["bytes"] > 2 * node.nbytes
+        for slots in fresh.arenas:
+            with slots.holding(1).reading() as view:
+                assert_exact(view)
+        there.kill()
+    else:
+        assert "refused" in new.events("not fetched")[-1]["reason"]
+    fresh.close()
+
+
 # Two hosts, as far as the kernel's network goes
 
 NEAR, FAR = "10.213.7.1", "10.213.7.2"

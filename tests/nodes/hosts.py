@@ -32,6 +32,7 @@ from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wire import loads
 from mt_resilient.resilience.world import World, read_world
@@ -276,10 +277,15 @@ class Cluster:
         assert world.record
         return world.record.resume_step
 
-    def kill_rank(self, name: str, local: int = 0) -> None:
+    def status(self, name: str) -> NodeStatus | None:
+        """What its agent has said last."""
         world = self.world()
-        assert world
-        os.kill(next(s for n, s in world.status.items() if n == name).pids[local], signal.SIGKILL)
+        return world.status.get(NodeId(name)) if world else None
+
+    def kill_rank(self, name: str, local: int = 0) -> None:
+        said = self.status(name)
+        assert said
+        os.kill(said.pids[local], signal.SIGKILL)
 
     def tell_all(self, number: signal.Signals) -> None:
         """All agents, at once."""
@@ -405,5 +411,5 @@ class Clocks:
             file.write(struct.pack("d", ahead_s))
 
 
-def train(steps: int, delay_s: float) -> list[str]:
-    return [str(PLAIN), "--steps", str(steps), "--step-delay", str(delay_s)]
+def train(steps: int, delay_s: float, ballast_mib: int = 0) -> list[str]:
+    return [str(PLAIN), "--steps", str(steps), "--step-delay", str(delay_s), "--ballast", str(ballast_mib)]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EVERY = 3
 """Steps from one that is marked to the next."""
 COPY_S = 2
+FETCH_S = 3
+"""Ticks until a part that is asked for has come: ranks start and build in two, and wait."""
 GUESTS = 2
 
 
@@ -35,6 +37,8 @@ class Lending:
         self._to = ""
         """The agent that has it."""
         self._due: tuple[Stamp, float] = (self._sent, 0.0)
+        self._coming: tuple[GenerationRecord, float] | None = None
+        """What is being fetched, and when it will be here."""
 
     def _other(self, name: Any, record: GenerationRecord) -> Node | None:
         """That member, if a connection to it would stand."""
@@ -68,13 +72,25 @@ class Lending:
             del self.guests[stamp]
         return True
 
-    def fetch(self, record: GenerationRecord) -> bool:
-        """Whether the ranks have to wait, since this node's part of the state is on its way."""
-        name, source = self._node.name, record.sources.get(self._node.name)
-        if source is None or self._asked == record.number:
-            return False
-        self._asked = record.number
-        holder = self._other(source.holder, record)
+    def ask(self, record: GenerationRecord, now_s: float) -> None:
+        """Begin to fetch this node's part of the state, if it lacks it."""
+        if record.sources.get(self._node.name) is not None and self._asked != record.number:
+            self._asked, self._coming = record.number, (record, now_s + FETCH_S)
+
+    @property
+    def fetching(self) -> bool:
+        return self._coming is not None
+
+    def abandon(self) -> None:
+        self._coming = None
+
+    def fetch(self, now_s: float) -> None:
+        """What was asked for comes, or never will."""
+        if self._coming is None or now_s < self._coming[1]:
+            return
+        record, self._coming = self._coming[0], None
+        name, source = self._node.name, record.sources[self._node.name]
+        holder = None if self._node.faults.drain_dead else self._other(source.holder, record)
         stamp = Stamp(source.generation, source.rewinds, record.resume_step)
         kept = holder.lending.guests.get(stamp) if holder else None
         if kept:
@@ -83,7 +99,6 @@ class Lending:
         else:
             self.unfetched.append(record.resume_step)
             self._node.say(f"{name} does not get its part of step {record.resume_step} from {source.holder}")
-        return True
 
     def forget(self, wrong: Callable[[Stamp], bool]) -> None:
         for stamp in [stamp for stamp in self.guests if wrong(stamp)]:

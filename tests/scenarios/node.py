@@ -200,6 +200,7 @@ class Node:
             return 0
         self.drain(now_s)
         self.lending.send(now_s)
+        self.lending.fetch(now_s)
         if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
         self._fence(now_s)
@@ -354,8 +355,7 @@ class Node:
                     for step, (_, stamp) in self.job.stamps.items()
                     if 0 <= record.onset <= step and stamp.generation < record.number
                 )
-                if self.lending.fetch(record):
-                    return None
+                self.lending.ask(record, now_s)
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
                     self.ranks.leave(self)
@@ -421,6 +421,7 @@ class Node:
         if self.ranks:
             self.ranks.leave(self)
         self.ranks = self.gang = None
+        self.lending.abandon()
 
     def _ack(self, kind: AckKind, now_s: float) -> None:
         assert self.record

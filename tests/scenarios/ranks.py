@@ -123,6 +123,8 @@ class Ranks(Processes):
 
     def _restore(self, now_s: float) -> None:
         step = self.record.resume_step
+        if any(node.lending.fetching for node in self.nodes.values()):
+            return
         if step >= 0:
             if not self._load(step, now_s, in_place=False):
                 return

@@ -128,9 +128,17 @@ def test_a_dead_rank_is_a_restart_from_memory() -> None:
 def test_a_broken_node_is_replaced_from_its_buddys_memory() -> None:
     outcome = after(one(Shows.DIES, lasting=1.0), setting(spares=1))
     assert sum(n for (_, rung), n in outcome.recoveries.items() if rung == 3) == 1
-    assert outcome.spent_s["nodes"] >= PLAIN.check_s + PLAIN.fetch_s
+    assert outcome.spent_s["nodes"] >= PLAIN.check_s
     assert max(outcome.lost_steps) * PLAIN.step_s <= PLAIN.copy_s + 5 * PLAIN.step_s
     assert outcome.away_most == 1
+
+
+@pytest.mark.parametrize("build_s", [0.0, 5.0, 60.0])
+def test_what_is_fetched_comes_while_the_ranks_start_and_build(build_s: float) -> None:
+    costs = replace(PLAIN, build_s=build_s, build_per_rank_s=0.0)
+    outcome = after(one(Shows.LOST), setting(spares=1, costs=costs))
+    waits_s = max(0.0, costs.fetch_s - costs.start_s - build_s)
+    assert outcome.spent_s["restore"] == pytest.approx(waits_s + costs.restore_s)
 
 
 def test_without_buddies_it_goes_on_from_disk() -> None:
@@ -204,6 +212,14 @@ def test_a_job_that_gives_up_is_started_again_by_somebody() -> None:
     breaks = Model(name="m", sources=(Source(name="x", shows=Shows.CORRUPTS, per_1000_node_days=8000.0),))
     outcome = played(setting(days=2.0), breaks)
     assert {ending.code for ending in outcome.endings} == {7}
+    assert outcome.spent_s["operator"] == pytest.approx(PLAIN.operator_s * len(outcome.endings), abs=PLAIN.operator_s)
+
+
+def test_what_is_lost_while_a_job_waits_for_somebody_does_not_end_it_twice() -> None:
+    corrupts = Source(name="x", shows=Shows.CORRUPTS, per_1000_node_days=8000.0)
+    lost = Source(name="y", shows=Shows.LOST, per_1000_node_days=4000.0)
+    outcome = played(setting(days=2.0, spares=40), Model(name="m", sources=(corrupts, lost)))
+    assert len(outcome.endings) > 3
     assert outcome.spent_s["operator"] == pytest.approx(PLAIN.operator_s * len(outcome.endings), abs=PLAIN.operator_s)
 
 
