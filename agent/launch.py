@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from ..resilience.errors import MachineError, UsageError
@@ -53,6 +54,16 @@ class Launch:
         """The folder that Python puts first on the ranks' sys.path."""
         file = Path(self.script[0])
         return str(file.resolve().parent if file.is_file() else Path.cwd())
+
+    @property
+    def torn_groups(self) -> int:
+        """Size of the tensor-parallel groups that the script's arguments ask for (Megatron's), where some lie on two nodes; 0: none do.
+        Ranks are numbered node by node, and such groups are of consecutive ranks (Megatron's order, tp first)."""
+        option = "--tensor-model-parallel-size"
+        given = [value for name, value in pairwise([*self.script, ""]) if name == option]
+        given += [word.partition("=")[2] for word in self.script if word.startswith(f"{option}=")]
+        size = int(given[-1]) if given and given[-1].isdecimal() else 1
+        return size if size and self.ranks % size else 0
 
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
         """torchrun's arguments for one generation on one node."""

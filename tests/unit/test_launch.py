@@ -102,6 +102,23 @@ def test_arguments_of_a_generation() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "torn"),
+    [
+        ((), 0),
+        (("--tensor-model-parallel-size", "4"), 0),
+        (("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size", "8"), 0),
+        (("--tensor-model-parallel-size", "8"), 8),
+        (("--tensor-model-parallel-size=3",), 3),
+        (("--tensor-model-parallel-size", "8", "--tensor-model-parallel-size", "2"), 0),
+        (("--tensor-model-parallel-size",), 0),
+        (("--tensor-model-parallel-size", "0"), 0),
+    ],
+)
+def test_tensor_parallel_groups_that_lie_on_two_nodes(words: tuple[str, ...], torn: int) -> None:
+    assert torchrun("--nproc-per-node", "4", "train.py", *words).torn_groups == torn
+
+
 def test_what_goes_in_comes_out_the_same_when_understood_again() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
     again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1))
