@@ -7,6 +7,7 @@ import re
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 
 from ..resilience import phrases
 from ..resilience.assignment import NodesPolicy
@@ -106,7 +107,8 @@ def counted(
 
 
 def named(address: str) -> str:
-    """The address that somebody has given this node, if it leads somewhere. Raises MachineError."""
+    """The address that somebody has given this node, if it leads here; a name as what it stands for, so that nobody has to look it up while
+    ranks train, but for one that stands for this machine only to itself (Debian's 127.0.1.1). Raises MachineError."""
     try:
         family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as here:  # the ranks of node 0 are to be met there, and copies
@@ -115,7 +117,8 @@ def named(address: str) -> str:
         raise MachineError(
             f"--address {address}: {error.strerror or error}; nothing was started. Name this node as the others reach it"
         ) from error
-    return address
+    found = str(place[0])
+    return address if ip_address(found).is_loopback or "%" in found else found
 
 
 def address(endpoint: str) -> str:

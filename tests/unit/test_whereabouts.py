@@ -1,0 +1,28 @@
+"""How a node is called by the others."""
+
+import socket
+
+import pytest
+
+from mt_resilient.agent import whereabouts
+from mt_resilient.resilience.errors import MachineError
+
+
+def own() -> str:
+    """An address of this machine that others may know."""
+    return whereabouts.address("192.0.2.1:2379")
+
+
+def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", (own(), 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [there])
+    assert whereabouts.named("gpu-07.cluster") == own()
+
+
+def test_one_that_leads_to_this_machine_only_here_stays_a_name() -> None:
+    assert whereabouts.named("localhost") == "localhost"
+
+
+def test_one_that_leads_elsewhere_is_refused() -> None:
+    with pytest.raises(MachineError, match=r"--address 192\.0\.2\.1"):
+        whereabouts.named("192.0.2.1")
