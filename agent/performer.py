@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..resilience import phrases, story
+from ..resilience import story
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
@@ -127,12 +127,12 @@ class Performer:
         self._node.start_gang(record, record.node_rank(self._id))
         assert self._node.gang
         how = f", {self._node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
-        ranks = phrases.count(self._node.launch.ranks, "rank")
+        ranks = "1 rank starts" if self._node.launch.ranks == 1 else f"{self._node.launch.ranks} ranks start"
         beginning = str(self._node.origin or "the script's own start")
         # Who does not lead has not told it.
         why = f" ({record.reason})" if len(record.members) > 1 and record.number > 1 else ""
         self._telling.say(
-            f"generation {record.number}: {ranks} start {story.resumed(record.resume_step, beginning)}{how}{why}"
+            f"generation {record.number}: {ranks} {story.resumed(record.resume_step, beginning)}{how}{why}"
         )
 
     def _end(self, record: GenerationRecord) -> bool:
