@@ -9,7 +9,7 @@ import zlib
 from dataclasses import replace
 
 from ..resilience import assignment, copies
-from ..resilience.clock import wall_s
+from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
@@ -23,6 +23,9 @@ from .heartbeat import Heartbeat
 from .neighbour import Neighbour
 from .node import Node
 from .telling import Telling
+
+ROOM_S = 10.0
+"""Between looks at how much memory a snapshot takes: optimizers have their moments after their first step."""
 
 
 class Company:
@@ -53,6 +56,10 @@ class Company:
         """Generation in which it was chosen who holds our copies."""
         self._shared = False
         """What the ranks import is known to those that stand by."""
+        self._room = 0
+        """What was told of, or taken, of the memory for a snapshot of one rank, in bytes;"""
+        self._room_look_s = 0.0
+        """the next look at it, on the monotonic clock."""
 
     def fds(self) -> list[int]:
         """Readable when something has happened."""
@@ -84,6 +91,7 @@ class Company:
                 self._telling.say(sentence, "warn")
             self._dead = None
         self._share(record)
+        self._make_room(record)
         self._copy(record)
         members = list(record.members)
         self._members = len(members)
@@ -123,6 +131,25 @@ class Company:
             if entry:
                 modules.write_bytes(zlib.decompress(entry.value))
                 self._shared = True
+
+    def _make_room(self, record: GenerationRecord) -> None:
+        """As much memory as the first node's ranks take for a snapshot, those that stand by take ahead of need: then a lost node's part
+        comes as quickly as the network lets it."""
+        if self._node.copies is None or monotonic_s() < self._room_look_s or not record.members:
+            return
+        self._room_look_s = monotonic_s() + ROOM_S
+        if next(iter(record.members)) == self._me:
+            found = self._node.held.room()
+            if found > self._room:
+                self._store.put(self._keys.room, str(found).encode())
+        elif self._me not in record.members:
+            entry = self._store.get(self._keys.room)
+            found = int(entry.value) if entry else 0
+            if found > self._room:
+                self._node.drain.reserve(found)
+        else:
+            return
+        self._room = max(self._room, found)
 
     def _record(self, node: NodeId) -> NodeRecord | None:
         entry = self._store.get(self._keys.node(node))

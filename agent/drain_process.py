@@ -4,7 +4,7 @@
 `DrainConfig`. Neither its load nor its death touches the ranks. A line "protect NAME …" on its stdin says which snapshots
 the job needs now, whatever their age. It goes on until a line "finish" or the end of its stdin; then it drains what is
 pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about that tier meanwhile, as lines
-"copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" say.
+"copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" say; "reserve BYTES" takes memory for what will be fetched.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class DrainConfig(RetentionPolicy):
     """Eight hexadecimal digits that all nodes of this run share, and no other run has."""
     local_ranks: int
     """How many of the arena's ranks take part."""
+    reserve_bytes: int = 0
+    """Memory that is taken at once in the first slot of each rank, for what will be fetched."""
     protected: Sequence[str] = ()
     """Names of snapshots that are not retired, until another line says which ones are not."""
     max_write_mb_per_s: float = 0.0
@@ -82,8 +84,9 @@ class DrainConfig(RetentionPolicy):
 class Orders:
     """What the agent says, line by line."""
 
-    def __init__(self, fd: int, protected: Sequence[str]) -> None:
+    def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int) -> None:
         self._fd, self._rest = fd, b""
+        self.reserve_bytes = reserve_bytes
         self.finish = False
         self.further: list[list[str]] = []
         """Lines about copies."""
@@ -99,6 +102,8 @@ class Orders:
                 self.finish = self.finish or word == "finish"
                 if word == "protect":
                     self.protected = _attempts(names)
+                elif word == "reserve":
+                    self.reserve_bytes = int(names[0])
                 elif word in ("copy", "fetch"):
                     self.further.append([word, *names])
             patience_s = 0.0
@@ -120,6 +125,7 @@ class Drain:
         self._known: dict[Attempt, Stored] = {}
         self._failures = 0
         self._not_before_s = 0.0
+        self._reserved_bytes = 0
         self._newest: Stamp | None = None
         """Of those that this process has committed."""
 
@@ -180,6 +186,19 @@ class Drain:
         waiting = {header.stamp for header in headers if header.whole and header.durable and not header.drained}
         return frozenset(Attempt(run=self._config.run, stamp=stamp) for stamp in waiting)
 
+    def reserve(self, nbytes: int) -> Iterator[Event]:
+        """Take memory ahead of need, where not as much was taken before."""
+        if nbytes <= self._reserved_bytes:
+            return
+        self._reserved_bytes = nbytes
+        try:
+            for slots in self._slots:
+                slots[0].take(nbytes)
+        except MachineError as error:
+            yield {"event": "not reserved", "reason": str(error)}
+        else:
+            yield {"event": "reserved", "bytes": nbytes * len(self._slots)}
+
     def hurry(self) -> None:
         """Forget what failed before: the last tries begin."""
         self._failures, self._not_before_s = 0, 0.0
@@ -200,12 +219,13 @@ class Drain:
 
 def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
     """Events until "finish" or the end of `stdin_fd`, and what was pending then."""
-    orders = Orders(stdin_fd, config.protected)
+    orders = Orders(stdin_fd, config.protected, config.reserve_bytes)
     state = Drain(config, orders)
     told: SimpleQueue[Event] = SimpleQueue()
     buddy = Buddy(config.buddy, config.arena[: config.local_ranks], told.put) if config.buddy else None
     while not orders.finish:
         yield from state.tick()
+        yield from state.reserve(orders.reserve_bytes)
         while not told.empty():
             yield told.get()
         orders.listen(config.poll_s)

@@ -111,6 +111,11 @@ class Draining:
         self._config = {**self._config, "buddy": {**self._config["buddy"], "send_to": address}}
         self._tell("copy", address)
 
+    def reserve(self, nbytes: int) -> None:
+        """Take so much memory for each rank now, for what is fetched later; also when it is started again."""
+        self._config = {**self._config, "reserve_bytes": nbytes}
+        self._tell("reserve", str(nbytes))
+
     def fetch(self, address: str, *numbers: int) -> None:
         """Get a snapshot back: generation, rewinds, step, the first of our ranks. An event tells how it has ended, or its death."""
         self._tell("fetch", address, *map(str, numbers))

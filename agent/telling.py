@@ -91,6 +91,11 @@ class Telling:
                 self.say(sentence, "bad")
             case "replicated":
                 self._metrics.copied()
+            case "reserved":
+                size = phrases.size(int(event["bytes"]))
+                self.say(f"{size} of memory are taken: this node can take another one's place at once")
+            case "not reserved":
+                self.say(f"this node cannot take another one's place at once: {event['reason']}", "warn")
             case "fetched":
                 took = phrases.seconds(float(event["seconds"]))
                 amount = phrases.size(int(event["bytes"]))

@@ -106,6 +106,10 @@ class Slot:
         assert self._map is not None
         return self._offset, memoryview(self._map)[self._offset : end]
 
+    def take(self, nbytes: int) -> None:
+        """Take memory for so much, header and table included. Raises MachineError as `begin` does."""
+        self._grow(nbytes, populate=False)
+
     def staged(self) -> None:
         """The view that `begin` gave is filled: readers may have it."""
         self._store(STATE_OFFSET, State.STAGED)

@@ -102,6 +102,11 @@ class Keys:
         return self.root + "modules"
 
     @property
+    def room(self) -> str:
+        """Bytes of memory that a snapshot of one rank takes: those that stand by take as much ahead of need."""
+        return self.root + "room"
+
+    @property
     def token(self) -> str:
         """What the nodes show each other before they take or give copies of snapshots."""
         return self.root + "token"

@@ -576,6 +576,33 @@ def test_a_fetch_that_breaks_leaves_a_torn_slot_and_can_be_repeated(node, buddy,
     fresh.close()
 
 
+def test_memory_is_taken_ahead_of_what_is_fetched(node, buddy, guests, port, tmp_path):
+    keeping(buddy, guests, port)
+    here = sending(node, port)
+    node.snapshot(1, durable=False)
+    guests.wait_for(1)
+    here.kill()
+    headers = [slot.header() for row in node.arenas for slot in row.slots]
+    wanted = max(header.image_offset + header.image.memory_bytes for header in headers if header.whole)
+    fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
+    new = fresh.drain(buddy={"poll_s": 0.005})
+    STARTED.append(new)
+    new.say("reserve", wanted)
+    assert new.events("reserved")[-1]["bytes"] == 2 * wanted
+    taken = [os.fstat(fd).st_size for row in fresh.fds for fd in row]
+    assert [bool(size) for size in taken] == [True, *[False] * (len(fresh.fds[0]) - 1)] * 2
+    assert [row.slots[0].header().state for row in fresh.arenas] == [State.FREE] * 2
+    new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
+    new.events("fetched")
+    assert [os.fstat(fd).st_size for row in fresh.fds for fd in row] == taken
+    for slots in fresh.arenas:
+        with slots.holding(1).reading() as view:
+            assert_exact(view)
+    new.say("reserve", 1 << 50)
+    assert "no memory" in new.events("not reserved")[-1]["reason"]
+    fresh.close()
+
+
 @pytest.mark.parametrize("back", [True, False])
 def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, buddy, guests, port, tmp_path, back):
     node.nbytes = 40 << 20

@@ -194,6 +194,9 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(150, 0.05, ballast_mib=20))
     job.start()
     job.until_step(50)
+    job.until(
+        lambda: "of memory are taken: this node can take another one's place" in job.said("n3"), 30, "n3 makes room"
+    )
     job.net.shape("n3", "60mbit")
     job.net.kill("n2")
     job.until(
