@@ -61,6 +61,8 @@ class Copies:
         self.fetching: Step | None = None
         self._took_s = 0.0
         self._next_s = 0.0
+        self._given_up_s = 0.0
+        """When the copy that was asked for last, and has not come to its end, is waited for no longer."""
 
     def held(self) -> tuple[Copy, ...]:
         """The copies that are whole, of one node's ranks each."""
@@ -91,19 +93,21 @@ class Copies:
 
     def begin(self) -> None:
         """Other ranks have started: the next snapshot is copied at once."""
-        self._next_s = 0.0
+        self._next_s = self._given_up_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time to have a snapshot copied; if so, the next time is set. now_s: monotonic."""
-        if not self.policy.every_s or now_s < self._next_s:
+        """Whether it is time to have a snapshot copied; if so, the next time is set. Not while the last one is on its way: ranks keep two,
+        and meanwhile a lost node's part can come back of the one before. now_s: monotonic."""
+        if not self.policy.every_s or now_s < max(self._next_s, self._given_up_s):
             return False
         self._next_s = now_s + self.policy.interval_s(self._took_s)
+        self._given_up_s = now_s + 2 * self.policy.hold_s
         return True
 
     def heard(self, event: dict[str, Any]) -> None:
         """A word of the drain process."""
         if event["event"] == "replicated":
-            self._took_s = float(event["seconds"])
+            self._took_s, self._given_up_s = float(event["seconds"]), 0.0
         if self.fetching is None or event["event"] not in ("fetched", "not fetched", "died"):
             return
         if event["event"] != "fetched":

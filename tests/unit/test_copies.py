@@ -148,14 +148,32 @@ def test_what_is_held_is_whole_and_of_one_node() -> None:
     assert str(os.getpid()) in held.config["guests"][0][0]  # type: ignore[index]
 
 
+def asked(paced: Copies, start: int, stop: int, takes: int) -> list[int]:
+    """When a snapshot was asked for, second by second, if each copy takes so long."""
+    found: list[int] = []
+    for now in range(start, stop):
+        if found and now == found[-1] + takes:
+            paced.heard({"event": "replicated", "seconds": float(takes)})
+        if paced.due(now):
+            found.append(now)
+    return found
+
+
 def test_the_next_one_waits_for_twice_as_long_as_a_copy_takes() -> None:
     paced = Copies(1, "127.0.0.1", "5eed" * 16, CopiesPolicy(every_s=10))
-    assert [now for now in range(100, 131) if paced.due(now)] == [100, 110, 120, 130]
-    paced.heard({"event": "replicated", "seconds": 8.0})
+    assert asked(paced, 100, 131, takes=1) == [100, 110, 120, 130]
     paced.begin()
-    assert [now for now in range(131, 180) if paced.due(now)] == [131, 147, 163, 179]
+    assert asked(paced, 131, 180, takes=8) == [131, 141, 157, 173]
     never = Copies(1, "127.0.0.1", "5eed" * 16, CopiesPolicy(every_s=0))
     assert not never.due(1e9)
+
+
+def test_no_other_one_is_asked_for_while_a_copy_is_on_its_way() -> None:
+    """Ranks keep the two newest that are marked: of a third one the copy that is there would be of no use."""
+    paced = Copies(1, "127.0.0.1", "5eed" * 16, CopiesPolicy(every_s=2, hold_s=60))
+    assert asked(paced, 0, 100, takes=25) == [0, 25, 75]
+    paced.begin()
+    assert asked(paced, 200, 450, takes=1000) == [200, 320, 440], "it may never come"
 
 
 @pytest.mark.parametrize("word", ["not fetched", "died"])
