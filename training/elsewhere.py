@@ -12,7 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..checkpoint.contents import LAYOUT_KEYS, group_values, loose_groups
 from ..checkpoint.geometry import Part
@@ -156,12 +158,16 @@ def _shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> 
                 f"{saved.snapshot} cannot be taken to another parallel layout: the state of {name!r} {why}"
             )
         pieces = [piece for piece in saved.manifests[0].table.pieces if piece.name.startswith(f"{name}/")]
-        tensors = {
-            piece.name: torch.from_numpy(saved.content(0, piece)).view(getattr(torch, piece.dtype)).view(piece.shape)
-            for piece in pieces
-        }
+        tensors = {piece.name: _tensor(piece, saved.content(0, piece)) for piece in pieces}
         found[name] = unflatten(kept[0][0], tensors)
     return found
+
+
+def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
+    dtype = getattr(torch, piece.dtype)
+    if not content.size:  # torch lets nobody view that as another type
+        return torch.empty(piece.shape, dtype=dtype)
+    return torch.from_numpy(content).view(dtype).view(piece.shape)
 
 
 def _one(manifest: RankManifest, name: str) -> tuple[Any, list[str]] | None:
