@@ -15,7 +15,7 @@ from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import Death, NodeRecord, NodeStatus, Spec
 from ..resilience.store import Store
-from ..resilience.terms import NodeId, RankPhase
+from ..resilience.terms import Doing, NodeId, RankPhase
 from ..resilience.wire import dumps, loads
 from .copies import address
 from .fencing import Pulse, Standing, fenced
@@ -160,7 +160,10 @@ class Company:
         if gang is None or gang.fenced:
             return
         known_s = self._pulse.stepped_s
-        self._pulse.look(gang.generation, min(page.step for page in self._node.board.pages), now_s)
+        pages = self._node.board.pages
+        waits = all(page.doing == Doing.PAUSED for page in pages)
+        step = min(page.step for page in pages), min(page.beat_ns for page in pages) if waits else 0
+        self._pulse.look(gang.generation, step, now_s)
         if self._pulse.stepped_s != known_s:
             self._pulse_at_s = wall_s()
         standing = Standing(
@@ -169,7 +172,7 @@ class Company:
             proof=self.proof,
             still_s=self._pulse.still_s,
             stride_s=self._pulse.stride_s,
-            over=all(page.phase == RankPhase.FINISHED for page in self._node.board.pages),
+            over=all(page.phase == RankPhase.FINISHED for page in pages),
         )
         if fenced(now_s, standing):
             why = ", and the ranks finish no step" if standing.proof else ""  # else their steps prove nothing

@@ -17,6 +17,7 @@ from ..checkpoint import arena, tiers
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import CopiesPolicy
 from ..checkpoint.header import Header, Stamp, State
+from ..resilience.errors import InternalError
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import Copy, NodeRecord
@@ -34,7 +35,10 @@ def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) 
     """Where that member's copies are given and taken; empty where its agent is not the one of `record`, or takes no part. Raises
     StoreUnavailable."""
     entry = store.get(keys.node(member))
-    there = loads(NodeRecord, entry.value) if entry else None
+    try:
+        there = loads(NodeRecord, entry.value) if entry else None
+    except InternalError:  # told by whoever leads
+        return ""
     fits = there is not None and there.instance == record.members.get(member) and there.copies_port
     return f"{there.address}:{there.copies_port}" if there and fits else ""
 
@@ -108,7 +112,7 @@ class Copies:
         """A word of the drain process."""
         if event["event"] == "replicated":
             self._took_s, self._given_up_s = float(event["seconds"]), 0.0
-        if self.fetching is None or event["event"] not in ("fetched", "not fetched", "died"):
+        if self.fetching is None or event["event"] not in ("fetched", "not fetched"):
             return
         if event["event"] != "fetched":
             self.unfetched.append(self.fetching)

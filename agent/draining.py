@@ -14,7 +14,7 @@ from typing import Any
 from ..resilience import leash
 
 LAST_TRIES = 3
-"""How often it may die over its last work."""
+"""How often it may die over its last work, or over what it fetches."""
 STOP_S = 5.0
 """How long a killed one may take to end."""
 RESTART_S = (1.0, 60.0)
@@ -36,6 +36,10 @@ class Draining:
         """Why the newest snapshot that was wanted on disk is not there; empty while all is well."""
         self._newest = -1
         self._asked = False
+        self._fetches: tuple[str, ...] = ()
+        """What it is to fetch, and has not told the end of;"""
+        self._lost = 0
+        """so often it has died over it."""
 
     @property
     def pid(self) -> int | None:
@@ -48,7 +52,8 @@ class Draining:
 
     def keep_running(self, now_s: float) -> None:
         """Start it if it is not there, and its back-off is over. now_s: monotonic."""
-        if self._process is not None or self.finished or (now_s < self._not_before_s and not self._asked):
+        waited_for = self._asked or self._fetches
+        if self._process is not None or self.finished or (now_s < self._not_before_s and not waited_for):
             return
         self._not_before_s = now_s + RESTART_S[0]  # should it not start
         command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
@@ -56,6 +61,8 @@ class Draining:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
+        if self._fetches:
+            self._tell("fetch", *self._fetches)
         if self._asked:
             self.finish()
 
@@ -73,6 +80,8 @@ class Draining:
                     continue
                 self.finished = self.finished or event["event"] == "finished"
                 self._deaths = 0
+                if event["event"] in ("fetched", "not fetched"):
+                    self._fetches = ()
                 if event["event"] in ("durable", "written", "failed") and event["step"] >= self._newest:
                     self._newest = event["step"]
                     self.lost = f"step {event['step']}: {event['reason']}" if event["event"] == "failed" else ""
@@ -89,7 +98,11 @@ class Draining:
             if self._asked and self._deaths > LAST_TRIES:
                 self.finished, self.lost = True, "the drain process died over it again and again"
             self._not_before_s = now_s + wait
+            self._lost += 1
             yield {"event": "died", "reason": f"the drain process ended with code {code}", "retry_in_s": wait}
+            if self._fetches and self._lost == LAST_TRIES:
+                step, self._fetches = int(self._fetches[3]), ()
+                yield {"event": "not fetched", "step": step, "reason": "the drain process died over it again and again"}
 
     def finish(self) -> None:
         """Ask it to write what is pending and end; `finished` tells when it has. One that dies over it is started again."""
@@ -117,8 +130,9 @@ class Draining:
         self._tell("reserve", str(nbytes))
 
     def fetch(self, address: str, *numbers: int) -> None:
-        """Get a snapshot back: generation, rewinds, step, the first of our ranks. An event tells how it has ended, or its death."""
-        self._tell("fetch", address, *map(str, numbers))
+        """Get a snapshot back: generation, rewinds, step, the first of our ranks. An event tells how it has ended."""
+        self._fetches, self._lost = (address, *map(str, numbers)), 0
+        self._tell("fetch", *self._fetches)
 
     def _tell(self, *words: str) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -136,3 +150,4 @@ class Draining:
                 with suppress(OSError):  # a word that it has not read any more
                     pipe.close()  # type: ignore[union-attr]
             self._process, self._rest = None, b""
+        self._not_before_s, self._fetches = 0.0, ()

@@ -47,7 +47,8 @@ class Pulse:
     """For how long ranks have stood still, and how long they take for a step."""
 
     def __init__(self) -> None:
-        self._generation, self._step, self._looked_s = 0, -1, 0.0
+        self._generation, self._looked_s = 0, 0.0
+        self._step: int | tuple[int, int] = -1
         self.stepped_s = 0.0
         """When a step was seen to be finished last,"""
         self.still_s = 0.0
@@ -55,8 +56,9 @@ class Pulse:
         self.stride_s = 0.0
         """and the longest of such times, of late."""
 
-    def look(self, generation: int, step: int, now_s: float) -> None:
-        """step: that all local ranks have done. A start counts as a step: ranks that come up meet each other too."""
+    def look(self, generation: int, step: int | tuple[int, int], now_s: float) -> None:
+        """step: that all local ranks have done; of ranks that wait, with the beat by which all of them have said so, for they go on saying
+        their words. A start counts as a step: ranks that come up meet each other too."""
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
         if generation != self._generation:

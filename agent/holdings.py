@@ -43,6 +43,8 @@ class Holdings:
         """Of the newest record that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
         """Node rank, and number of nodes, of the ranks whose snapshots memory holds."""
+        self._fetched: set[Stamp] = set()
+        """What came from other nodes, who have had a part in the training while this one had none."""
         self._settled = 0
         self._left: list[tuple[int, tuple[int, int]]] = []
         """Steps that the training went back to, and the generation and rewind since which it takes another course."""
@@ -69,7 +71,8 @@ class Holdings:
         """A look at what the next ranks may go on from: nothing of generations before `since`, while this node had no part in the
         training. finished: step that all the ranks before them have done. No rank may be alive."""
         for slot in chain(*self.slots):
-            if slot.header().whole and slot.header().generation < since:
+            header = slot.header()
+            if header.whole and header.generation < since and header.stamp not in self._fetched:
                 slot.free()
         if self.copies:
             self.copies.forget(lambda stamp: stamp.generation < since)
@@ -101,6 +104,10 @@ class Holdings:
                 self.copies.forget(lambda stamp, to=rewind.to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
             self._set_aside(rewind.to, life)
             self.sound.went_back(rewind.to, *life)
+
+    def fetches(self, stamp: Stamp) -> None:
+        """This node's part of it comes from another one."""
+        self._fetched.add(stamp)
 
     def room(self) -> int:
         """Bytes of memory that a snapshot of one rank takes, at most."""

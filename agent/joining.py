@@ -111,6 +111,9 @@ def join(
     if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
         met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
+        # That took its time, and somebody may have described the job anew.
+        spec, over = register(store, keys, spec, run, node_id, me, kept=kept)
+        joined = replace(joined, spec=spec, over=over)
     me = replace(me, fit=preflight.unfit(node_id, reasons))
     if me.fit:
         telling.say(me.fit, "bad")

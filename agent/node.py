@@ -14,7 +14,7 @@ from typing import Any
 from ..checkpoint import arena
 from ..checkpoint.arena import Slot
 from ..checkpoint.cadence import AUTO, SnapshotPolicy
-from ..checkpoint.header import MARKS
+from ..checkpoint.header import MARKS, Stamp
 from ..checkpoint.retention import RetentionPolicy
 from ..checkpoint.stores import Place
 from ..resilience import leash
@@ -162,13 +162,10 @@ class Node:
         start and build meanwhile."""
         assert self.copies
         self.held.settle(record, node_rank)
-        self.drain.keep_running(monotonic_s())
-        if self.drain.pid is None:
-            self.copies.unfetched.append(record.resume_step)
-            return
+        stamp = Stamp(source.generation, source.rewinds, record.resume_step)
+        self.held.fetches(stamp)
         self.copies.fetching = record.resume_step
-        first_rank = node_rank * self.launch.ranks
-        self.drain.fetch(address, source.generation, source.rewinds, record.resume_step, first_rank)
+        self.drain.fetch(address, *stamp, node_rank * self.launch.ranks)
 
     @property
     def fetching(self) -> bool:

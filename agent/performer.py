@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from ..resilience import story
-from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.clock import monotonic_s
 from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import AckKind
@@ -41,6 +43,8 @@ class Performer:
         """The generation whose start waits for the warm process, and since when, on the monotonic clock: nodes' other clocks may differ."""
         self._leave_ordered_s = 0.0
         self._leave_until_s = 0.0
+        self._leave_in_s, self._leave_at_s = 0.0, math.inf
+        """What the record has said last of how long leaving may take, and when that is over."""
         self._drain_asked_s = 0.0
         self._waiting_told = False
         self._fetched = 0
@@ -58,6 +62,7 @@ class Performer:
                 if self._drain_asked_s:  # the job was ending, and goes on: a node has died over it
                     self._node.drain.begin_again()
                     self._drain_asked_s = 0.0
+                    self._leave_in_s, self._leave_at_s = 0.0, math.inf
                 self._node.clear(record.number, record.joined.get(self._id, 0))
                 self._publisher.acknowledge(record, AckKind.READY, free_port())
             case Action.LAUNCH:
@@ -84,8 +89,8 @@ class Performer:
                 self._node.board.order(Order.SNAPSHOT_AND_STOP)
                 self._leave_ordered_s = monotonic_s()
                 # Of a deadline for all of it, the half: what memory has can then still be written.
-                grace_s = (record.leave_by_s - wall_s()) / 2 if record.leave_by_s else self._policy.stop_grace_s
-                self._leave_until_s = monotonic_s() + max(0.0, grace_s)
+                left_s = self._leave_by_s(record) - monotonic_s()
+                self._leave_until_s = monotonic_s() + (left_s / 2 if record.leave_in_s else self._policy.stop_grace_s)
             case Action.END_GANG:
                 return self._end(record)
             case Action.STAND_DOWN:
@@ -135,6 +140,13 @@ class Performer:
             f"generation {record.number}: {ranks} {story.resumed(record.resume_step, beginning)}{how}{why}"
         )
 
+    def _leave_by_s(self, record: GenerationRecord) -> float:
+        """When all has to be over, on the monotonic clock; infinite where nobody says."""
+        if record.leave_in_s != self._leave_in_s:
+            self._leave_in_s = record.leave_in_s
+            self._leave_at_s = min(self._leave_at_s, monotonic_s() + record.leave_in_s)
+        return self._leave_at_s
+
     def _end(self, record: GenerationRecord) -> bool:
         """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""
         drain = self._node.drain
@@ -145,8 +157,8 @@ class Performer:
                 self._node.held.want_newest_on_disk()
             drain.finish()
         grace_s = self._policy.stop_grace_s
-        if record.leave_by_s:
-            grace_s = max(0.0, record.leave_by_s - wall_s() + monotonic_s() - self._drain_asked_s)
+        if record.leave_in_s:
+            grace_s = max(0.0, self._leave_by_s(record) - self._drain_asked_s)
         asked = self.hurry or record.exit_code != 0
         if asked and not drain.finished and monotonic_s() - self._drain_asked_s > grace_s:
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")

@@ -25,7 +25,7 @@ from .run_directory import RunDirectory
 
 LEAVE_S = 15.0
 """How long agents of a life of the job that is over may take to leave: longer than the lease of one that was killed."""
-BEGIN_S = 60.0
+BEGIN_S = 60
 """A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
 
 
@@ -71,7 +71,8 @@ def register(
     pause: waits so many seconds, while agents of the life that is over leave. kept: newest step on disk.
     """
     several = max(spec.sizes) + spec.spares > 1
-    store.transact([KeyAbsent(keys.spec)], [Put(keys.spec, dumps(spec))])
+    if store.get(keys.spec) is None:
+        _describe(store, keys, spec, KeyAbsent(keys.spec))
     if several:
         _begun_anew(store, keys, spec)
     known = _known(store, keys, spec, run, several)
@@ -158,10 +159,14 @@ def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
     entry = store.get(keys.spec)
     if entry is None or store.get(keys.generation) or store.range(keys.nodes):
         return
-    known = loads(Spec, entry.value)
-    if spec.created_s - known.created_s > BEGIN_S:
-        store.delete(keys.place(known.first_generation))  # nobody can have begun with it
-        store.transact([ModifiedAt(keys.spec, entry.mod_revision)], [Put(keys.spec, dumps(spec))])
+    if store.get(keys.described) is None:
+        store.delete(keys.place(loads(Spec, entry.value).first_generation))  # nobody can have begun with it
+        _describe(store, keys, spec, ModifiedAt(keys.spec, entry.mod_revision))
+
+
+def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedAt) -> None:
+    lease = store.grant(BEGIN_S)
+    store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 
 
 def _same(known: Spec, spec: Spec) -> None:

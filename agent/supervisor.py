@@ -20,7 +20,7 @@ from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.polling import readable
 from ..resilience.store import LeaseGone, Store
-from ..resilience.terms import NodeId
+from ..resilience.terms import Generation, NodeId
 from . import attention
 from .company import Company
 from .heartbeat import Heartbeat
@@ -126,7 +126,7 @@ class Supervisor:
             return self.controller.hear()
         except StoreUnavailable:
             return True
-        except InternalError:
+        except Exception:  # it will be told: the next look meets it again
             self.controller.forget()
             return True
 
@@ -175,7 +175,10 @@ class Supervisor:
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
         if self._company and self.record:
-            self._company.tell(self.record)
+            with suppress(
+                InternalError
+            ):  # somebody's record that cannot be read: whoever leads meets it too, and tells
+                self._company.tell(self.record)
         self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
         looked_s = 0.0
         for _ in range(20):
@@ -210,11 +213,19 @@ class Supervisor:
         except (OSError, SiteError):
             raise
         except Exception as error:
-            self.controller.forget()
-            self._lapse.met(error, self.record, monotonic_s())
+            self._failed(error)
             return False
         self._lapse.over()
         return wrote
+
+    def _failed(self, error: Exception) -> None:
+        """Deciding has. Raises `error` where ranks have waited for it for too long."""
+        self.controller.forget()
+        if self._lapse.met(error, self.record, self._leaving.wanted, monotonic_s()):
+            self._end_at_once("no fault can be judged")
+        elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
+            self.heartbeat.end()
+            self.heartbeat.lost()
 
     def _tell_whom_it_awaits(self) -> None:
         """Once it has lasted, and again when it is for others."""
@@ -282,11 +293,10 @@ class Supervisor:
     def _store_is_down(self, error: ResilientError) -> None:
         fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof
         if self._outage.lasts(error, self._leaving.wanted, monotonic_s(), fenced_soon=fenced_soon):
-            self.telling.say("etcd is away: ending at once, without a last snapshot", "warn")
-            self.node.stop_gang()
-            self.record = GenerationRecord(
-                number=self.record.number if self.record else 0,  # type: ignore[arg-type]
-                phase=Phase.ENDED,
-                members={},
-                exit_code=self._leaving.code,
-            )
+            self._end_at_once("etcd is away")
+
+    def _end_at_once(self, why: str) -> None:
+        self.telling.say(f"{why}: ending at once, without a last snapshot", "warn")
+        self.node.stop_gang()
+        number = self.record.number if self.record else Generation(0)
+        self.record = GenerationRecord(number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code)

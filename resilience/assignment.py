@@ -8,8 +8,8 @@ where nothing was wrong (`moving`): at a fault the ranks go on from memory, whic
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from .errors import UsageError
@@ -63,11 +63,12 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
-def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
-    """The nodes that may train. now: wall-clock seconds."""
+def usable(world: World, now: float, *, mercy: bool = False) -> dict[NodeId, NodeRecord]:
+    """The nodes that may train. now: wall-clock seconds; mercy: those that are shut out for their own faults may, too."""
     dismissed = {*world.record.dismissed} if world.record else {}
     doubtful = {n for n, node in world.nodes.items() if node.fit or node.instance in dismissed or n in world.quarantine}
-    left_out = {n for n in doubtful if unusable(world, n, now)}
+    merciful = replace(world, quarantine={}) if mercy else world
+    left_out = {n for n in doubtful if unusable(merciful, n, now)}
     return {n: node for n, node in world.nodes.items() if n not in left_out}
 
 
@@ -122,10 +123,24 @@ def needed(world: World) -> set[NodeId]:
 
 def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it;
-    None: it does not grow, for what memory holds is of so many nodes, and of no use to another number."""
+    None: it does not grow, for what memory holds is of so many nodes, and of no use to another number. Where there are too few, who is
+    shut out for faults of its own is not left out."""
+    found = without(world, now, settled_s)
+    if not found.missed or found.at_work or not world.quarantine:
+        return found
+    merciful = _again(world, usable(world, now, mercy=True), now, settled_s)
+    return found if merciful.missed else merciful
+
+
+def without(world: World, now: float, settled_s: float | None = None) -> Seats:
+    """The same without mercy."""
+    return _again(world, usable(world, now), now, settled_s)
+
+
+def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_s: float | None) -> Seats:
     assert world.spec
     assert world.record
-    here, before = usable(world, now), world.record.members
+    before = world.record.members
     known = elders(world)
     spares = sorted((node for node in here if node not in before), key=lambda node: (node not in known, natural(node)))
     gone = [node for node in before if node not in here]

@@ -77,7 +77,7 @@ def _answer(
         return generations.reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
     if event is None or move is Move.IGNORE:
-        ruling = cut_short(world, now)
+        ruling = cut_short(world)
         if ruling == Decision():
             ruling = rule(world, now, kept.step_reached(world))
         if ruling == Decision():

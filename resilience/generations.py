@@ -66,7 +66,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
             record,
             exit_code=asked.exit_code,
             last_snapshot=asked.snapshot or asked.kind == Wish.DRAIN,
-            leave_by_s=asked.at_s + asked.budget_s if asked.budget_s else 0.0,
+            leave_in_s=asked.budget_s,
             reason=f"{what} by {asked.by}",
         )
     if event is Event.FINISHED:

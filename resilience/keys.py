@@ -48,6 +48,11 @@ class Keys:
     def quarantines(self) -> str:
         return self.root + "quarantine/"
 
+    @property
+    def described(self) -> str:
+        """Somebody has described the job just now: on a lease, so that no two machines' clocks are compared."""
+        return self.root + "described"
+
     def place(self, life: int) -> str:
         """A mark that is to be seen among the snapshots, in a life of the job: from this generation on."""
         return f"{self.root}place/{life}"

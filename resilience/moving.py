@@ -12,12 +12,17 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
-from . import assignment, describe
+from . import assignment, describe, kept
 from .going_back import pending
 from .machine import Phase
 from .orders import Decision
 from .policy import Policy
 from .world import World
+
+SAVE_S = 600.0
+"""How long their state may take to the disk while the ranks wait: the next nodes have it from nowhere else, or older."""
+AGAIN_S = 3600.0
+"""After it has not come there, until the job tries to grow again."""
 
 
 class Move(Enum):
@@ -38,18 +43,27 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
     same = [*seats.members] == [*record.members] or bool(seats.missed)
     if not record.moving and same:
         return Move.NONE, ""
+    forced = any(instance in record.dismissed for instance in record.members.values())
     if not record.moving:
         told = world.statuses()
         at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)
-        forced = any(instance in record.dismissed for instance in record.members.values())
-        begins = pending(world) is None and (at_work or forced)
+        failed = record.moving_s > 0 and now - record.moving_s < AGAIN_S
+        begins = pending(world) is None and (forced or (at_work and not failed))
         return (Move.BEGIN, why) if begins else (Move.NONE, "")
     if same:
         return Move.DROP, why
-    told = world.statuses()
-    reached = max((record.resume_step, *(s.max_step for s in told)))
-    saved = len(told) == len(world.members) and all(s.paused and reached in s.durable_steps for s in told)
-    return (Move.GO if saved or now - record.moving_s > policy.recovery.in_place_s else Move.WAIT), why
+    there, waited_s = all(said.storage for said in world.statuses()), now - record.moving_s
+    if saved(world):
+        return Move.GO, why
+    if waited_s <= (SAVE_S if there else policy.recovery.in_place_s):
+        return Move.WAIT, why
+    return (Move.GO if forced else Move.DROP), why
+
+
+def saved(world: World) -> bool:
+    """Whether all ranks wait, and the disk has the state that they wait at."""
+    told, reached = world.statuses(), kept.step_reached(world)
+    return len(told) == len(world.members) and all(s.paused and reached in s.durable_steps for s in told)
 
 
 def begun(world: World, now: float, policy: Policy) -> Decision:
@@ -58,5 +72,8 @@ def begun(world: World, now: float, policy: Policy) -> Decision:
     if step is Move.BEGIN and world.record:
         return Decision(record=replace(world.record, moving=why, moving_s=now), reason=f"all ranks wait: {why}")
     if step is Move.DROP and world.record:
-        return Decision(record=replace(world.record, moving=""), reason="the ranks go on where they are")
+        late = now - world.record.moving_s > policy.recovery.in_place_s and not saved(world)
+        why = ": their state has not come to the disk" if late else ""
+        record = replace(world.record, moving="", moving_s=world.record.moving_s if late else 0.0)
+        return Decision(record=record, reason=f"the ranks go on where they are{why}")
     return Decision()

@@ -60,8 +60,8 @@ class GenerationRecord:
     """For ENDING and ENDED: the training has come to its end; nothing is left to be done."""
     last_snapshot: bool = False
     """For ENDING: whether the ranks take a snapshot before they leave,"""
-    leave_by_s: float = 0.0
-    """and when all has to be over, in wall-clock time; 0: the agent's configuration says how long it may take."""
+    leave_in_s: float = 0.0
+    """and how long that may take in all, from when an agent hears of it (clocks may differ); 0: as its configuration says."""
     paused: bool = False
     """The ranks wait at their next boundary."""
     rewind: RewindOrder | None = None

@@ -96,5 +96,5 @@ def _counts(incident: Incident) -> bool:
 def _dispensable(world: World, node: NodeId, entry: Quarantine, now: float) -> bool:
     if world.record is None or world.spec is None:
         return False
-    without = replace(world, quarantine={**world.quarantine, node: entry})
-    return not assignment.again(without, now).missed
+    judged = replace(world, quarantine={**world.quarantine, node: entry})
+    return not assignment.without(judged, now).missed

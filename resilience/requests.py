@@ -52,19 +52,19 @@ def leaving(world: World, now: float) -> Request | None:
     return None
 
 
-def cut_short(world: World, now: float) -> Decision:
+def cut_short(world: World) -> Decision:
     """Where the job ends as somebody has asked, and an agent has gone in the middle of it: its part of a last snapshot does not come, and
-    the others do not wait for it. now: wall-clock seconds."""
+    the others do not wait for it."""
     record = world.record
     if record is None or record.phase is not Phase.ENDING or not record.exit_code:
         return Decision()
     here = {node.instance for node in world.nodes.values()}
     done = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
     gone = [node for node, instance in record.members.items() if instance not in here and node not in done]
-    if not gone or 0 < record.leave_by_s <= now + HURRY_S:
+    if not gone or 0 < record.leave_in_s <= HURRY_S:
         return Decision()
     reason = f"{phrases.listed(gone)} {'has' if len(gone) == 1 else 'have'} gone before the end: nobody waits for a last snapshot any more"
-    return Decision(record=replace(record, leave_by_s=now + HURRY_S), reason=reason)
+    return Decision(record=replace(record, leave_in_s=HURRY_S), reason=reason)
 
 
 def _dispensable(nodes: Sequence[NodeId], world: World, now: float) -> bool:
@@ -78,7 +78,7 @@ def _dispensable(nodes: Sequence[NodeId], world: World, now: float) -> bool:
         return True
     instances = tuple(world.nodes[node].instance for node in nodes if node in world.nodes)
     without = replace(record, dismissed=(*record.dismissed, *instances))
-    return not assignment.again(replace(world, record=without), now).missed
+    return not assignment.without(replace(world, record=without), now).missed
 
 
 def rule(world: World, now: float, reached: Step) -> Decision:

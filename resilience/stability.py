@@ -54,7 +54,7 @@ def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: 
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
     common = common_steps(statuses, avoid)
     if onset < 0:
-        return _newest(statuses, common, "there is no snapshot yet")
+        return _newest(statuses, common, "there is no snapshot that can be gone back to")
     older = {step for step in common if step < onset}
     agreed = older.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
     bound = f", the newest before step {onset} at which the replicas agreed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import assignment, describe
+from . import assignment, describe, moving
 from .assignment import Seats
 from .chronicle import next_id
 from .detectors import Cause
@@ -23,13 +23,16 @@ from .world import World
 def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> Incident:
     """Other nodes train from here on, and nothing was wrong."""
     assert world.record
+    there = "with their state on disk; the next ones begin there"
+    if not moving.saved(world):
+        there = "and their state has not come to the disk; the next ones begin with an older one"
     return Incident(
         id=next_id(world),
         generation=world.record.number,
         cause=Cause.MOVED,
         rung=_rung(seats),
         summary=why,
-        plan="the ranks have waited, with their state on disk; the next ones begin there",
+        plan=f"the ranks have waited, {there}",
         at_s=world.record.moving_s or now,
         step_at_fault=reached,
         started=True,

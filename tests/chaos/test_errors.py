@@ -134,6 +134,17 @@ def test_ranks_do_not_wait_for_ever_for_a_judgement_that_fails(tmp_path: Path) -
     assert "report it" in job.said()
 
 
+def test_who_wants_to_leave_does_not_wait_for_a_judgement_that_fails(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40", "--step-delay", "0.02"])
+    job.until_step(2)
+    with store_of(job) as (store, keys):
+        store.put(keys.requests + "1", b"garbage")
+        job.until_said("no fault can be judged")
+        job.agent.send_signal(signal.SIGTERM)
+        assert job.agent.wait(30) == 128 + signal.SIGTERM
+    assert "no fault can be judged: ending at once" in job.said()
+
+
 def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import no_such_module_at_all\n")

@@ -24,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mt_resilient.agent.etcd_binary import find_server
@@ -286,6 +287,10 @@ class Cluster:
         said = self.status(name)
         assert said
         os.kill(said.pids[local], signal.SIGKILL)
+
+    def kill_drain(self, name: str) -> None:
+        children = psutil.Process(self.agent(name)).children()
+        next(child for child in children if "drain_process" in " ".join(child.cmdline())).kill()
 
     def tell_all(self, number: signal.Signals) -> None:
         """All agents, at once."""

@@ -189,7 +189,7 @@ def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
 
 def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: Make) -> None:
     """Nothing but the first snapshot is on disk. The ranks build while their part comes, over a slow link, and wait for it; a fault that
-    strikes meanwhile begins the fetch anew."""
+    strikes meanwhile, or the death of what fetches, begins the fetch anew."""
     options = ("--spares", "1", "--durable-every", "1000", "--set", "copies.every_s=0.5")
     job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(150, 0.05, ballast_mib=20))
     job.start()
@@ -202,6 +202,8 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     job.until(
         lambda: (n3 := job.status("n3")) and n3.built_s and not n3.restored_s, 30, "n3's ranks are built, and wait"
     )
+    job.kill_drain("n3")
+    job.until(lambda: "the drain process ended" in job.said("n3"), 10, "its death is seen")
     job.kill_rank("n1")
     assert set(job.finish("n1", "n3")) == {0}
     lost, killed = [each for each in job.incidents() if each.rung]

@@ -408,8 +408,9 @@ class Node:
         """End the ranks, and let go of what nobody is to go on from."""
         self._end_ranks()
         since = self.record.joined.get(self.name, 0) if self.record else 0
-        for step in [step for step, kept in self.arena.items() if kept.stamp.generation < since]:
-            del self.arena[step]
+        for step, kept in list(self.arena.items()):
+            if kept.stamp.generation < since and kept.stamp not in self.lending.fetched:
+                del self.arena[step]
         self.lending.forget(lambda stamp: stamp.generation < since)
         self.compare(now_s, number)
         for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:

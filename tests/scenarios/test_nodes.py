@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
 from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wishes import Request, Wish
@@ -516,3 +517,24 @@ def test_a_node_dies_at_the_end_and_comes_back(golden: Golden) -> None:
     assert job.exit_code == 0
     assert job.last_state == job.disk[16]
     golden(job.transcript())
+
+
+def test_a_node_that_held_the_copy_that_was_fetched_dies_next() -> None:
+    """What took the first one's place has its part in its own memory now, though it is of a generation before its time."""
+
+    def begun(number: int) -> GenerationRecord:
+        job.until_phase(Phase.RUN, number)
+        record = job.world().record
+        assert record
+        return record
+
+    job = Job(nodes="3", spares=2, total=40, durable_every=100)
+    job.until_step(20)
+    job.kill_node("b")
+    second = begun(2)
+    (source,) = second.sources.values()
+    job.until(lambda job: job.worlds[2].step > second.resume_step)
+    job.kill_node(source.holder)
+    assert begun(3).resume_step == second.resume_step > 10, job.transcript()
+    job.to_the_end()
+    assert job.last_state == tuple(range(1, 41))

@@ -185,3 +185,13 @@ def test_a_policy_that_cannot_be_meant(bad: dict[str, float]) -> None:
 def test_a_gathering_generation_takes_the_place_of_one_who_is_gone() -> None:
     gathering = cluster("abc", "acd", phase=Phase.GATHER)
     assert seated(assignment.again(gathering, NOW)) == "a d c"
+
+
+def test_who_is_shut_out_trains_where_the_job_cannot_do_without() -> None:
+    """Its place was taken while there was somebody to take it; and it goes again when another one has come."""
+    bad = {NodeId("b"): Quarantine(reason="3 faults have struck it", until_s=NOW + 1)}
+    assert seated(assignment.again(replace(cluster("adc", "abd"), quarantine=bad), NOW)) == "a d b"
+    assert assignment.without(replace(cluster("adc", "abd"), quarantine=bad), NOW).missed == (NodeId("c"),)
+    assert seated(assignment.again(replace(cluster("adb", "abd"), quarantine=bad), NOW)) == "a d b"
+    assert seated(assignment.again(replace(cluster("adb", "abcd"), quarantine=bad), NOW)) == "a d c"
+    assert assignment.again(replace(cluster("adc", "ab"), quarantine=bad), NOW).missed, "no use"

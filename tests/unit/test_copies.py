@@ -176,13 +176,12 @@ def test_no_other_one_is_asked_for_while_a_copy_is_on_its_way() -> None:
     assert asked(paced, 200, 450, takes=1000) == [200, 320, 440], "it may never come"
 
 
-@pytest.mark.parametrize("word", ["not fetched", "died"])
-def test_what_could_not_be_had_is_told(word: str) -> None:
+def test_what_could_not_be_had_is_told() -> None:
     asked = Copies(1, "127.0.0.1", "5eed" * 16, CopiesPolicy())
     asked.fetching = Step(9)
-    asked.heard({"event": "durable"})
+    asked.heard({"event": "died"})
     assert (asked.fetching, asked.unfetched) == (Step(9), [])
-    asked.heard({"event": word})
+    asked.heard({"event": "not fetched"})
     assert (asked.fetching, asked.unfetched) == (None, [9])
 
 

@@ -56,3 +56,14 @@ def test_while_the_agent_slept_nobody_stood_still() -> None:
 def test_where_others_would_do_by_themselves_the_lease_alone_counts(lease_left_s: float, ends: bool) -> None:
     standing = Standing(lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=False, still_s=0.1, stride_s=0.1, over=True)
     assert fenced(NOW, standing) is ends
+
+
+def test_ranks_that_wait_together_do_not_stand_still() -> None:
+    """Their step stays, and with each beat all of them have said that they wait."""
+    pulse = Pulse()
+    for tick in range(100):
+        pulse.look(1, (7, tick), 100.0 + tick)
+    assert pulse.still_s == 0.0
+    for tick in range(4):
+        pulse.look(1, (7, 99), 200.0 + tick)
+    assert pulse.still_s == 4.0

@@ -1,11 +1,17 @@
 """What a node holds on disk, and what of that its ranks may go back to."""
 
+import os
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from mt_resilient.agent.holdings import FRESH_S, Holdings
 from mt_resilient.agent.run_directory import MARK
-from mt_resilient.checkpoint import layout
+from mt_resilient.checkpoint import arena, layout
+from mt_resilient.checkpoint.arena import Header, RankArena
 from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.header import Stamp
+from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.ladder import Remedy
 from mt_resilient.resilience.stability import StabilityPolicy
@@ -45,3 +51,23 @@ def test_what_is_committed_late_of_a_course_that_was_left_is_refused(tmp_path: P
     assert held.durable_steps() == [15, 20], "also before it is marked"
     held.look(20)
     assert [each.there(layout.REJECTED) for each in (kept, before, late, newer)] == [False, True, True, False]
+
+
+def test_what_was_fetched_from_another_node_is_not_of_the_time_before_one_had_a_part(tmp_path: Path) -> None:
+    """It was taken in an older generation, by those that were there."""
+    fds = arena.create(2, 3)
+    rows = [RankArena(row) for row in arena.paths(fds, os.getpid())]
+    for generation, step in ((1, 20), (1, 24)):
+        for rank, row in enumerate(rows):
+            wanted = Header(generation=generation, step=step, rank=rank, world=4, pieces=0, payload_bytes=0)
+            table = plan({}, [])
+            claimed = row.claim(replace(wanted, payload_bytes=table.payload_bytes), table.to_json())
+            assert claimed
+            claimed[0].staged()
+            claimed[0].seal()
+    held = Holdings([row.slots for row in rows], Files(tmp_path), RUN, StabilityPolicy(), None)
+    held.fetches(Stamp(1, 0, 24))
+    held.clear(3, 30, since=2)
+    assert held.memory() == [Stamp(1, 0, 24)]
+    for fd in chain(*fds):
+        os.close(fd)

@@ -32,9 +32,9 @@ def node(name: str) -> NodeRecord:
 
 
 def starts(
-    store: Store, place: Path, *sizes: int, kept: int = -1, now: float = 0.0, **told: str
+    store: Store, place: Path, *sizes: int, kept: int = -1, now: float = 0.0, run: str = "0" * 8, **told: str
 ) -> tuple[Spec, Generation]:
-    spec = described(LAUNCH, sizes, 0, "0" * 8, 1, now, told)
+    spec = described(LAUNCH, sizes, 0, run, 1, now, told)
     return register(store, KEYS, spec, RunDirectory(place), NodeId("a"), node("a"), lambda _: None, kept=kept)
 
 
@@ -105,11 +105,25 @@ def test_nodes_that_were_told_different_things_do_not_begin_together(store: Stor
         starts(store, tmp_path, 2)
 
 
-def test_what_was_given_up_before_it_began_is_described_anew(store: Store, tmp_path: Path) -> None:
+def test_what_was_given_up_before_it_began_is_described_anew(tmp_path: Path) -> None:
+    """By etcd's clock: those of the machines may be hours apart."""
+    etcds = [0.0]
+    store = MemoryStore(lambda: etcds[0])
     starts(store, tmp_path, 2, now=100.0, precision="true")
     store.put(KEYS.place(1), b"somewhere")
-    assert starts(store, tmp_path, 3, now=100.0 + 2 * BEGIN_S)[0].sizes == (3,)
+    with pytest.raises(UsageError, match="Give the same --nodes"):
+        starts(store, tmp_path, 3, now=1e6)
+    etcds[0] += BEGIN_S + 1
+    assert starts(store, tmp_path, 3, now=1.0)[0].sizes == (3,)
     assert store.get(KEYS.place(1)) is None
+
+
+def test_nodes_whose_clocks_are_apart_begin_the_same_life(store: Store, tmp_path: Path) -> None:
+    runs = {
+        starts(store, tmp_path, 2, now=now, run=f"{digit}" * 8)[0].run
+        for digit, now in enumerate((0.0, 7200.0, -18000.0))
+    }
+    assert runs == {"00000000"}
 
 
 def test_an_address_that_leads_each_machine_to_itself_is_refused() -> None:
