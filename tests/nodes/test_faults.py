@@ -176,7 +176,7 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
 def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
     """The ranks go back behind all that is on disk, and each node takes it out of the world."""
     options = ("--durable-every", "1", "--set", "snapshots.keep=100")
-    job = cluster("2", *options, hosts=2, etcds=1, script=train(70, 0.1))
+    job = cluster("2", *options, hosts=2, etcds=1, script=train(120, 0.1))
     job.start()
     world = job.until_step(50)
     oldest = min(set.intersection(*({*said.durable_steps} for said in world.status.values())))
@@ -184,7 +184,7 @@ def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
     assert told.returncode == 0, told
     assert set(job.finish("n1", "n2")) == {0}
     assert [(each.cause, each.rung) for each in job.incidents()] == [("ordered", 1)]
-    undamaged(job, 70)
+    undamaged(job, 120)
 
 
 def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: Make) -> None:

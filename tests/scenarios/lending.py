@@ -95,7 +95,7 @@ class Lending:
         stamp = Stamp(source.generation, source.rewinds, record.resume_step)
         kept = holder.lending.guests.get(stamp) if holder else None
         if kept:
-            self._node.arena[record.resume_step] = replace(kept)
+            self._node.arena[record.resume_step] = replace(kept, drained=False)
             self.fetched.add(stamp)
             self._node.say(f"{name} gets its part of step {record.resume_step} from {source.holder}")
         else:
