@@ -6,6 +6,7 @@ neighbour's connection ──▶ `keys.death` ──▶ controller        lease,
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 
 from ..resilience import assignment, copies
@@ -129,8 +130,9 @@ class Company:
         elif self._me not in record.members and not modules.exists():
             entry = self._store.get(self._keys.modules)
             if entry:
-                modules.write_bytes(zlib.decompress(entry.value))
                 self._shared = True
+                with suppress(zlib.error):
+                    modules.write_bytes(zlib.decompress(entry.value))
 
     def _make_room(self, record: GenerationRecord) -> None:
         """As much memory as the first node's ranks take for a snapshot, those that stand by take ahead of need: then a lost node's part
@@ -144,7 +146,7 @@ class Company:
                 self._store.put(self._keys.room, str(found).encode())
         elif self._me not in record.members:
             entry = self._store.get(self._keys.room)
-            found = int(entry.value) if entry else 0
+            found = int(entry.value) if entry and entry.value.isdigit() else 0
             if found > self._room:
                 self._node.drain.reserve(found)
         else:

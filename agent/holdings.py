@@ -43,8 +43,8 @@ class Holdings:
         """Of the newest record that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
         """Node rank, and number of nodes, of the ranks whose snapshots memory holds."""
-        self._fetched: set[Stamp] = set()
-        """What came from other nodes, who have had a part in the training while this one had none."""
+        self._fetched: dict[Stamp, int] = {}
+        """What came from other nodes, for which generation: they have had a part in the training while this one had none."""
         self._settled = 0
         self._left: list[tuple[int, tuple[int, int]]] = []
         """Steps that the training went back to, and the generation and rewind since which it takes another course."""
@@ -72,7 +72,7 @@ class Holdings:
         training. finished: step that all the ranks before them have done. No rank may be alive."""
         for slot in chain(*self.slots):
             header = slot.header()
-            if header.whole and header.generation < since and header.stamp not in self._fetched:
+            if header.whole and max(header.generation, self._fetched.get(header.stamp, 0)) < since:
                 slot.free()
         if self.copies:
             self.copies.forget(lambda stamp: stamp.generation < since)
@@ -105,9 +105,9 @@ class Holdings:
             self._set_aside(rewind.to, life)
             self.sound.went_back(rewind.to, *life)
 
-    def fetches(self, stamp: Stamp) -> None:
-        """This node's part of it comes from another one."""
-        self._fetched.add(stamp)
+    def fetches(self, stamp: Stamp, generation: int) -> None:
+        """This node's part of it comes from another one, for that generation."""
+        self._fetched[stamp] = generation
 
     def room(self) -> int:
         """Bytes of memory that a snapshot of one rank takes, at most."""

@@ -163,7 +163,7 @@ class Node:
         assert self.copies
         self.held.settle(record, node_rank)
         stamp = Stamp(source.generation, source.rewinds, record.resume_step)
-        self.held.fetches(stamp)
+        self.held.fetches(stamp, record.number)
         self.copies.fetching = record.resume_step
         self.drain.fetch(address, *stamp, node_rank * self.launch.ranks)
 

@@ -50,6 +50,6 @@ def _role(world: World, node: NodeId, member: bool, now: float) -> Role:
         return Role.DRAINED
     if here.fit:
         return Role.NOT_FIT
-    if node in quarantine.in_force(world, now):
+    if node in quarantine.in_force(world, now) and not member:  # else the job cannot do without it
         return Role.SHUT_OUT
     return Role.TRAINS if member else Role.STANDS_BY

@@ -31,7 +31,7 @@ class Lending:
         self._node = node
         self.guests: dict[Stamp, Kept] = {}
         self.unfetched: list[Step] = []
-        self.fetched: set[Stamp] = set()
+        self.fetched: dict[Stamp, int] = {}
         self._asked = 0
         """Generation for which this node's part has been asked of another."""
         self._sent = Stamp(-1, 0, -1)
@@ -96,7 +96,7 @@ class Lending:
         kept = holder.lending.guests.get(stamp) if holder else None
         if kept:
             self._node.arena[record.resume_step] = replace(kept, drained=False)
-            self.fetched.add(stamp)
+            self.fetched[stamp] = record.number
             self._node.say(f"{name} gets its part of step {record.resume_step} from {source.holder}")
         else:
             self.unfetched.append(record.resume_step)

@@ -409,7 +409,7 @@ class Node:
         self._end_ranks()
         since = self.record.joined.get(self.name, 0) if self.record else 0
         for step, kept in list(self.arena.items()):
-            if kept.stamp.generation < since and kept.stamp not in self.lending.fetched:
+            if max(kept.stamp.generation, self.lending.fetched.get(kept.stamp, 0)) < since:
                 del self.arena[step]
         self.lending.forget(lambda stamp: stamp.generation < since)
         self.compare(now_s, number)

@@ -66,8 +66,10 @@ def test_what_was_fetched_from_another_node_is_not_of_the_time_before_one_had_a_
             claimed[0].staged()
             claimed[0].seal()
     held = Holdings([row.slots for row in rows], Files(tmp_path), RUN, StabilityPolicy(), None)
-    held.fetches(Stamp(1, 0, 24))
+    held.fetches(Stamp(1, 0, 24), 2)
     held.clear(3, 30, since=2)
     assert held.memory() == [Stamp(1, 0, 24)]
+    held.clear(6, 30, since=5)  # it was away meanwhile, and the others may have gone back
+    assert held.memory() == []
     for fd in chain(*fds):
         os.close(fd)
