@@ -104,8 +104,7 @@ class Leaving:
         by or waits for the others."""
         if not self._several or (record and instance in record.members.values()):
             return None
-        if (
-            record and instance in record.dismissed and record.phase is not Phase.GATHER
-        ):  # the others may yet lack a node
+        going_on = record is not None and record.phase is not Phase.GATHER  # until then the others may yet lack a node
+        if record and going_on and instance in record.dismissed:
             return self._request.exit_code if self._request else 0
         return self.code if self.wanted else None

@@ -175,9 +175,7 @@ class Supervisor:
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
         if self._company and self.record:
-            with suppress(
-                InternalError
-            ):  # somebody's record that cannot be read: whoever leads meets it too, and tells
+            with suppress(InternalError):  # a record that nobody can read: whoever leads meets it too, and tells
                 self._company.tell(self.record)
         self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
         looked_s = 0.0
