@@ -58,7 +58,9 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
         dismissed = record is not None and me.instance in record.dismissed
         if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.gang < record.number):
             return Action.WAIT
-        return Action.STAND_DOWN if me.gang else Action.LEAVE
+        if me.gang:
+            return Action.STAND_DOWN
+        return Action.LEAVE if record.settled or not dismissed else Action.WAIT  # the job may yet want it
     acked = me.acked[1] if me.acked[0] == record.number else None
     match record.phase:
         case Phase.GATHER:

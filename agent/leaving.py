@@ -7,7 +7,6 @@ import signal
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
-from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.store import Store
 from ..resilience.terms import NodeId
@@ -104,7 +103,6 @@ class Leaving:
         by or waits for the others."""
         if not self._several or (record and instance in record.members.values()):
             return None
-        going_on = record is not None and record.phase is not Phase.GATHER  # until then the others may yet lack a node
-        if record and going_on and instance in record.dismissed:
+        if record and record.settled and instance in record.dismissed:
             return self._request.exit_code if self._request else 0
         return self.code if self.wanted else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cache
 
 from .errors import UsageError
@@ -63,12 +64,25 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
-def usable(world: World, now: float, *, mercy: bool = False) -> dict[NodeId, NodeRecord]:
-    """The nodes that may train. now: wall-clock seconds; mercy: those that are shut out for their own faults may, too."""
+class Mercy(IntEnum):
+    """Who may train although it is not to, where the job cannot do without."""
+
+    NONE = 0
+    SHUT_OUT = 1
+    """For faults of its own."""
+    DRAINED = 2
+    """And who is to leave, and waits until another one has come."""
+
+
+def usable(world: World, now: float, mercy: Mercy = Mercy.NONE) -> dict[NodeId, NodeRecord]:
+    """The nodes that may train. now: wall-clock seconds."""
+    if mercy:
+        world = replace(world, quarantine={})
+    if mercy is Mercy.DRAINED and world.record:
+        world = replace(world, record=replace(world.record, dismissed=()))
     dismissed = {*world.record.dismissed} if world.record else {}
     doubtful = {n for n, node in world.nodes.items() if node.fit or node.instance in dismissed or n in world.quarantine}
-    merciful = replace(world, quarantine={}) if mercy else world
-    left_out = {n for n in doubtful if unusable(merciful, n, now)}
+    left_out = {n for n in doubtful if unusable(world, n, now)}
     return {n: node for n, node in world.nodes.items() if n not in left_out}
 
 
@@ -123,13 +137,17 @@ def needed(world: World) -> set[NodeId]:
 
 def again(world: World, now: float, settled_s: float | None = None) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it;
-    None: it does not grow, for what memory holds is of so many nodes, and of no use to another number. Where there are too few, who is
-    shut out for faults of its own is not left out."""
+    None: it does not grow, for what memory holds is of so many nodes, and of no use to another number. Where there are too few, there is
+    mercy."""
+    assert world.record
     found = without(world, now, settled_s)
-    if not found.missed or found.at_work or not world.quarantine:
+    if not found.missed or found.at_work or not (world.quarantine or world.record.dismissed):
         return found
-    merciful = _again(world, usable(world, now, mercy=True), now, settled_s)
-    return found if merciful.missed else merciful
+    for mercy in (Mercy.SHUT_OUT, Mercy.DRAINED):
+        merciful = _again(world, usable(world, now, mercy), now, settled_s)
+        if not merciful.missed:
+            return merciful
+    return found
 
 
 def without(world: World, now: float, settled_s: float | None = None) -> Seats:

@@ -81,7 +81,7 @@ def _told(said: NodeStatus, gone: bool, now: float, when: Callable[[float], str]
         "–" if gone else _steps(said.memory_steps),
         _steps(said.durable_steps[-3:]),
         "–" if gone else story.launched(said.launch),
-        f"{ago_s:.1f} s ago" if ago_s < _LONG_S else when(said.at_s),
+        f"{max(0.0, ago_s):.1f} s ago" if ago_s < _LONG_S else when(said.at_s),  # clocks may differ
     )
 
 

@@ -92,6 +92,11 @@ class GenerationRecord:
     """Agents that are to leave, as soon as the job goes on without them."""
 
     @property
+    def settled(self) -> bool:
+        """Its members have met: who is to leave for it may."""
+        return self.phase not in (Phase.GATHER, Phase.LAUNCH)
+
+    @property
     def over(self) -> bool:
         """Or about to be."""
         return self.phase in (Phase.ENDING, Phase.ENDED)

@@ -538,3 +538,18 @@ def test_a_node_that_held_the_copy_that_was_fetched_dies_next() -> None:
     assert begun(3).resume_step == second.resume_step > 10, job.transcript()
     job.to_the_end()
     assert job.last_state == tuple(range(1, 41))
+
+
+def test_the_spare_is_lost_while_it_takes_the_place_of_a_node_that_is_drained() -> None:
+    """The job cannot do without either: the one that is there trains on, and goes when another has come."""
+    job = Job(nodes="2", spares=1, total=60)
+    job.until_step(6)
+    asked = job.order(Wish.DRAIN, node="b")
+    job.until_phase(Phase.GATHER, 2)
+    job.kill_node("c")
+    job.until(lambda job: members(job) == ["a", "b"])
+    job.until(lambda job: job.worlds[max(job.worlds)].step > 12)
+    job.start_agent("c")
+    job.until_answered(asked)
+    assert members(job) == ["a", "c"]
+    ends_well(job, "moved", "agent_lost", "moved")

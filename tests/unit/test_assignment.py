@@ -124,9 +124,11 @@ def test_a_fault_is_no_time_to_grow(case: tuple[str, str, tuple[int, ...]], expe
     assert seated(assignment.again(cluster(*case), NOW)) == expected
 
 
+BAD = Quarantine(reason="it computes wrongly", until_s=NOW + 1)
+
+
 def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
-    bad = Quarantine(reason="it computes wrongly", until_s=NOW + 1)
-    shut = replace(cluster("abc", "abcd"), quarantine={NodeId("b"): bad})
+    shut = replace(cluster("abc", "abcd"), quarantine={NodeId("b"): BAD})
     assert seated(assignment.again(shut, NOW)) == "a d c"
     assert seated(assignment.again(shut, NOW + 2)) == "a b c"
     gone = cluster("abc", "abcd", dismissed=("agent-b",))
@@ -189,9 +191,17 @@ def test_a_gathering_generation_takes_the_place_of_one_who_is_gone() -> None:
 
 def test_who_is_shut_out_trains_where_the_job_cannot_do_without() -> None:
     """Its place was taken while there was somebody to take it; and it goes again when another one has come."""
-    bad = {NodeId("b"): Quarantine(reason="3 faults have struck it", until_s=NOW + 1)}
+    bad = {NodeId("b"): BAD}
     assert seated(assignment.again(replace(cluster("adc", "abd"), quarantine=bad), NOW)) == "a d b"
     assert assignment.without(replace(cluster("adc", "abd"), quarantine=bad), NOW).missed == (NodeId("c"),)
     assert seated(assignment.again(replace(cluster("adb", "abd"), quarantine=bad), NOW)) == "a d b"
     assert seated(assignment.again(replace(cluster("adb", "abcd"), quarantine=bad), NOW)) == "a d c"
     assert assignment.again(replace(cluster("adc", "ab"), quarantine=bad), NOW).missed, "no use"
+
+
+def test_who_is_drained_trains_on_where_the_one_that_was_to_take_its_place_is_lost() -> None:
+    assert seated(assignment.again(cluster("ac", "ab", (2,), 1, dismissed=("agent-b",)), NOW)) == "a b"
+    assert seated(assignment.again(cluster("ab", "ab", (2,), 1, dismissed=("agent-b",)), NOW)) == "a b"
+    assert seated(assignment.again(cluster("ab", "abc", (2,), 1, dismissed=("agent-b",)), NOW)) == "a c"
+    shut = replace(cluster("ad", "abc", (2,), 2, dismissed=("agent-b",)), quarantine={NodeId("c"): BAD})
+    assert seated(assignment.again(shut, NOW)) == "a c", "rather who is shut out"
