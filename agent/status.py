@@ -45,7 +45,7 @@ def _show(directory: RunDirectory, world: World | None, agent: bool) -> None:
     if not console.is_terminal:
         console.width = _WIDE
     if world is None or not glance.headline(world):
-        unknown = ", but its etcd does not answer: more is not known until it does"
+        unknown = ", but its etcd gives no answer here (is it there, and are user and password right?): more is not known until it does"
         more = unknown if agent and world is None else ""
         console.print(f"{'An' if agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}")
         return
