@@ -84,7 +84,7 @@ class DrainConfig(RetentionPolicy):
 class Orders:
     """What the agent says, line by line."""
 
-    def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int) -> None:
+    def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int = 0) -> None:
         self._fd, self._rest = fd, b""
         self.reserve_bytes = reserve_bytes
         self.finish = False
