@@ -25,7 +25,7 @@ from .neighbour import Neighbour
 from .node import Node
 from .telling import Telling
 
-ROOM_S = 10.0
+ROOM_S = 2.0
 """Between looks at how much memory a snapshot takes: optimizers have their moments after their first step."""
 
 
