@@ -161,7 +161,7 @@ def test_the_status_of_a_job_whose_etcd_does_not_answer(
     assert main(["status", "--run-dir", str(place)]) == code
     said = capsys.readouterr().out
     assert said.startswith(sentence)
-    assert ("its etcd does not answer" in said) is (not code)
+    assert ("its etcd gives no answer here" in said) is (not code)
     assert "training goes on" not in said
     assert main(["status", "--json", "--run-dir", str(place)]) == code
     assert json.loads(capsys.readouterr().out)["running"] is (not code)
