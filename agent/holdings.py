@@ -112,7 +112,7 @@ class Holdings:
     def room(self) -> int:
         """Bytes of memory that a snapshot of one rank takes, at most."""
         headers = [slot.header() for slot in chain(*self.slots)]
-        return max((header.image_offset + header.image.memory_bytes for header in headers if header.whole), default=0)
+        return max((header.end for header in headers if header.whole), default=0)
 
     def memory(self) -> list[Stamp]:
         """What the ranks can go on from in memory, ascending."""

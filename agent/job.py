@@ -194,11 +194,7 @@ def run_job(
         where = f"{ranks} on this node, {node_id}" if max(joined.spec.sizes) > 1 else ranks
         terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
         if launch.torn_groups and max(joined.spec.sizes) > 1:
-            supervisor.telling.say(
-                f"tensor-parallel groups of {launch.torn_groups} do not fit into nodes of {ranks}: some lie on two nodes, whose network "
-                "each layer then waits for; --nproc-per-node should be a multiple of it",
-                "warn",
-            )
+            supervisor.telling.say(launch.torn(), "warn")
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         if agent.observe:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from ..resilience import phrases
 from ..resilience.errors import MachineError, UsageError
 
 SITE = Path(__file__).parents[1] / "training" / "site"
@@ -64,6 +65,13 @@ class Launch:
         given += [word.partition("=")[2] for word in self.script if word.startswith(f"{option}=")]
         size = int(given[-1]) if given and given[-1].isdecimal() else 1
         return size if size and self.ranks % size else 0
+
+    def torn(self) -> str:
+        """What is told of these groups."""
+        return (
+            f"tensor-parallel groups of {self.torn_groups} do not fit into nodes of {phrases.count(self.ranks, 'rank')}: some lie on two "
+            "nodes, whose network each layer then waits for; --nproc-per-node should be a multiple of it"
+        )
 
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
         """torchrun's arguments for one generation on one node."""

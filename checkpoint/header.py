@@ -67,6 +67,11 @@ class Header:
         return Image(self.payload_bytes)
 
     @property
+    def end(self) -> int:
+        """Where the image ends: so many bytes of memory the slot has taken at least."""
+        return self.image_offset + self.image.memory_bytes
+
+    @property
     def whole(self) -> bool:
         """This rank's part is complete."""
         return self.state in (State.STAGED, State.SEALED)

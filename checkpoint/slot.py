@@ -145,7 +145,7 @@ class Slot:
             return
         try:
             header = self.header()
-            sound = header.whole and self._mapped(header.image_offset + header.image.memory_bytes)
+            sound = header.whole and self._mapped(header.end)
             if not sound or not image_offset(header.table_bytes, header.pieces) <= header.image_offset:
                 yield None
                 return

@@ -139,6 +139,15 @@ def sending(
     return STARTED[-1]
 
 
+def kept(node: Node, buddy: Node, guests: Guests, port: int) -> DrainProcess:
+    """Whoever keeps step 1 of a node whose own drain process is gone."""
+    there, here = keeping(buddy, guests, port), sending(node, port)
+    node.snapshot(1, durable=False)
+    guests.wait_for(1)
+    here.kill()
+    return there
+
+
 def called(port: int) -> Connection:
     """A connection of this very process, as soon as somebody listens."""
     until = time.monotonic() + PATIENCE_S
@@ -553,10 +562,7 @@ def test_a_lost_node_comes_back_from_its_guest_copies(node, buddy, guests, port,
 
 def test_a_fetch_that_breaks_leaves_a_torn_slot_and_can_be_repeated(node, buddy, guests, port, tmp_path):
     node.nbytes = 40 << 20
-    there, here = keeping(buddy, guests, port), sending(node, port)
-    node.snapshot(1, durable=False)
-    guests.wait_for(1)
-    here.kill()
+    there = kept(node, buddy, guests, port)
     fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
     slot = fresh.arenas[0].slots[0]
     wire = called(port)
@@ -577,13 +583,9 @@ def test_a_fetch_that_breaks_leaves_a_torn_slot_and_can_be_repeated(node, buddy,
 
 
 def test_memory_is_taken_ahead_of_what_is_fetched(node, buddy, guests, port, tmp_path):
-    keeping(buddy, guests, port)
-    here = sending(node, port)
-    node.snapshot(1, durable=False)
-    guests.wait_for(1)
-    here.kill()
+    kept(node, buddy, guests, port)
     headers = [slot.header() for row in node.arenas for slot in row.slots]
-    wanted = max(header.image_offset + header.image.memory_bytes for header in headers if header.whole)
+    wanted = max(header.end for header in headers if header.whole)
     fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
     new = fresh.drain(buddy={"poll_s": 0.005})
     STARTED.append(new)
@@ -606,10 +608,7 @@ def test_memory_is_taken_ahead_of_what_is_fetched(node, buddy, guests, port, tmp
 @pytest.mark.parametrize("back", [True, False])
 def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, buddy, guests, port, tmp_path, back):
     node.nbytes = 40 << 20
-    there, here = keeping(buddy, guests, port), sending(node, port)
-    node.snapshot(1, durable=False)
-    guests.wait_for(1)
-    here.kill()
+    there = kept(node, buddy, guests, port)
     fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
     new = fresh.drain(buddy={"poll_s": 0.005, "stall_s": 10.0 if back else 1.0})
     STARTED.append(new)
