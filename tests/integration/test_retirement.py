@@ -62,16 +62,18 @@ from mt_resilient.checkpoint import catalog
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.objects import Objects
 from mt_resilient.checkpoint.retention import RetentionPolicy
+def say(word):  # a line is one write: print may take two (PYTHONUNBUFFERED), and who is killed between them tears it
+    os.write(1, f"{word}\\n".encode())
 while path := sys.stdin.readline().strip():
     if pid := os.fork():
-        print(pid, flush=True)
+        say(pid)
         sys.stdin.readline()  # until somebody has killed it: a number that is still its own
         os.waitpid(pid, 0)
     else:
         root = Objects.at(f"file://{path}") if sys.argv[1] == "objects" else Files(Path(path))
-        print(len(catalog.retire(root, RetentionPolicy(keep=2), 0.0)), flush=True)
+        say(len(catalog.retire(root, RetentionPolicy(keep=2), 0.0)))
         os._exit(0)
-    print("over", flush=True)
+    say("over")
 """
 SNAPSHOTS, KILLS = 20, 24
 
@@ -114,8 +116,8 @@ def test_a_deleter_that_is_killed_at_any_moment_leaves_whole_snapshots_only(
             os.kill(pid, signal.SIGKILL)
         deleter.stdin.write("killed\n")
         deleter.stdin.flush()
-        while deleter.stdout.readline() != "over\n":
-            pass
+        while (said := deleter.stdout.readline()) != "over\n":
+            assert said, "who forks has ended"
         found = catalog.look(Files(root))
         assert [attempt.stamp.step for attempt in found.durable[:2]] == [SNAPSHOTS, SNAPSHOTS - 1]
         for attempt in found.durable:
