@@ -11,6 +11,7 @@ Standing still is measured in time in which the agent was awake (`hearing.py`): 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from .hearing import LONGEST_ROUND_S
@@ -48,7 +49,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._generation, self._looked_s = 0, 0.0
-        self._step: int | tuple[int, int] = -1
+        self._seen: Hashable = None
         self.stepped_s = 0.0
         """When a step was seen to be finished last,"""
         self.still_s = 0.0
@@ -56,15 +57,14 @@ class Pulse:
         self.stride_s = 0.0
         """and the longest of such times, of late."""
 
-    def look(self, generation: int, step: int | tuple[int, int], now_s: float) -> None:
-        """step: that all local ranks have done; of ranks that wait, with the beat by which all of them have said so, for they go on saying
-        their words. A start counts as a step: ranks that come up meet each other too."""
+    def look(self, generation: int, seen: Hashable, now_s: float) -> None:
+        """seen: what is another one after a step of all local ranks. A start counts as a step: ranks that come up meet each other too."""
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
         if generation != self._generation:
-            self._generation, self._step = generation, step
+            self._generation, self._seen = generation, seen
             self.stepped_s, self.still_s, self.stride_s = now_s, 0.0, 0.0
-        elif step != self._step:
+        elif seen != self._seen:
             # Forgets in some steps what was an evaluation.
             self.stride_s = max(self.still_s, 0.8 * self.stride_s)
-            self._step, self.stepped_s, self.still_s = step, now_s, 0.0
+            self._seen, self.stepped_s, self.still_s = seen, now_s, 0.0

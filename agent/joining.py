@@ -17,7 +17,6 @@ from typing import Any
 from ..checkpoint import catalog, layout
 from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
-from ..resilience.clock import wall_s
 from ..resilience.errors import NodeUnfit
 from ..resilience.keys import Keys
 from ..resilience.reports import NodeRecord, Spec
@@ -97,7 +96,7 @@ def join(
         token = _token(store, keys)
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
-    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), wall_s(), told)
+    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), told)
     # Of one node's job, the run directory knows whether it is done.
     durable = catalog.look(root).durable if several else ()
     kept = max((attempt.stamp.step for attempt in durable), default=-1)

@@ -15,8 +15,6 @@ AGAIN_S = 1.0
 PATIENCE_S = 10.0
 """How long ranks that do not train may wait for a decision that cannot be made. Then this agent ends, and after it the one that leads next:
 whoever has started them can start the job again, from the newest snapshot."""
-LEAVE_S = 5.0
-"""How long somebody who wants to leave waits for the decision that lets him."""
 
 
 class Lapse:
@@ -25,17 +23,14 @@ class Lapse:
         self._told = ""
         self._until_s = 0.0
         self._waits_s: float | None = None
-        """Since when ranks have waited,"""
-        self._leaves_s: float | None = None
-        """and somebody who wants to leave."""
+        """Since when ranks have waited."""
 
     def rests(self, now_s: float) -> bool:
         """Whether the next try is still to come. Times are in seconds, monotonic."""
         return now_s < self._until_s
 
-    def met(self, error: Exception, record: GenerationRecord | None, leaving: bool, now_s: float) -> bool:
-        """Deciding, or reading what was decided, has failed. Whether somebody who wants to leave has waited for long enough. Raises `error`
-        where ranks have waited for too long."""
+    def met(self, error: Exception, record: GenerationRecord | None, now_s: float) -> None:
+        """Deciding, or reading what was decided, has failed. Raises `error` where ranks have waited for too long."""
         self._until_s = now_s + AGAIN_S
         if self._at_work(record):
             self._waits_s = None
@@ -50,14 +45,12 @@ class Lapse:
                 f"no fault can be judged at present, it is tried again each second: {said}. Ranks that train go on; report it",
                 "bad",
             )
-        self._leaves_s = (self._leaves_s or now_s) if leaving else None
-        return self._leaves_s is not None and now_s - self._leaves_s > LEAVE_S
 
     def over(self) -> None:
         """It has not failed."""
         if self._told:
             self._telling.say("faults can be judged again", "good")
-        self._told, self._waits_s, self._leaves_s = "", None, None
+        self._told, self._waits_s = "", None
 
     def _at_work(self, record: GenerationRecord | None) -> bool:
         """Whether the ranks train, as far as can be seen here: where those of another node do not, these will soon be silent. Or they are

@@ -18,6 +18,9 @@ from .telling import Telling
 
 ECHO_S = 1.0
 """A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+WAIT_S = 5.0
+"""How long who wants to leave waits for the decision that lets him, where etcd does not answer or nothing can be judged: the agent's own
+etcd is back within a second or two."""
 
 
 class Leaving:
@@ -38,6 +41,8 @@ class Leaving:
         self._signals: list[int] = []
         self._heard_s = 0.0
         self._request: Request | None = None
+        self._waits_s = 0.0
+        """Since when no decision could be made for who wants to leave; 0: one could, or nobody does."""
 
     @property
     def signals(self) -> set[int]:
@@ -69,6 +74,15 @@ class Leaving:
     def code(self) -> int:
         """What the agent leaves with, once it is wanted to."""
         return 128 + self._signals[0]
+
+    def in_vain(self, now_s: float) -> bool:
+        """No decision can be made now. Whether who wants to leave has waited for one for long enough. now_s: monotonic."""
+        self._waits_s = self._waits_s or (now_s if self.wanted else 0.0)
+        return self.wanted and now_s - self._waits_s > WAIT_S
+
+    def decided(self) -> None:
+        """One was made."""
+        self._waits_s = 0.0
 
     def ask(self, record: GenerationRecord | None) -> bool:
         """Ask the controller, where it does not know yet; whether the agent is in a hurry now. Raises StoreUnavailable."""

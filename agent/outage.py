@@ -13,8 +13,6 @@ from ..resilience.orders import GenerationRecord
 from .node import Node
 from .telling import Telling
 
-STORE_GRACE_S = 5.0
-"""How long somebody who wants to leave waits for etcd: the agent's own one is back within a second or two."""
 EMPTIED_S = 30.0
 """How long those that train may take to tell an etcd that has lost its data what the job is."""
 
@@ -31,13 +29,11 @@ class Outage:
         and this record. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend, self._remind = node, telling, mend, remind
         self._down_s = 0.0
-        self._waits_s = 0.0
-        """Since when somebody who wants to leave waits for it; 0: nobody does."""
         self._emptied_s = 0.0
         """Since when etcd knows nothing of the job any more; 0: it does."""
 
-    def lasts(self, error: ResilientError, leaving: bool, now_s: float, *, fenced_soon: bool = False) -> bool:
-        """Whether somebody who wants to leave has waited for etcd for long enough. fenced_soon: the ranks are not to outlive the lease."""
+    def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
+        """fenced_soon: the ranks are not to outlive the lease."""
         if not self._down_s:
             self._down_s = now_s
             until = "training goes on, no recovery is possible until it is back"
@@ -49,13 +45,11 @@ class Outage:
             self._telling.say(f"{error}; {until}", "bad")
         if self._mend:
             self._mend()
-        self._waits_s = self._waits_s or (now_s if leaving else 0.0)
-        return leaving and now_s - self._waits_s > STORE_GRACE_S
 
     def over(self, now_s: float) -> None:
         if self._down_s:
             self._telling.say(f"etcd answers again, after {phrases.seconds(now_s - self._down_s)}", "good")
-        self._down_s = self._waits_s = 0.0
+        self._down_s = 0.0
 
     def looked(
         self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float

@@ -35,7 +35,6 @@ def described(
     spares: int,
     run: str,
     first: int,
-    now: float,
     told: Mapping[str, str] | None = None,
 ) -> Spec:
     """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot; told:
@@ -46,7 +45,6 @@ def described(
         spares=spares,
         ranks=launch.ranks,
         run=run,
-        created_s=now,
         first_generation=Generation(first),
         alike=dict(told or {}),
     )

@@ -214,12 +214,14 @@ class Supervisor:
             self._failed(error)
             return False
         self._lapse.over()
+        self._leaving.decided()
         return wrote
 
     def _failed(self, error: Exception) -> None:
         """Deciding has. Raises `error` where ranks have waited for it for too long."""
         self.controller.forget()
-        if self._lapse.met(error, self.record, self._leaving.wanted, monotonic_s()):
+        self._lapse.met(error, self.record, monotonic_s())
+        if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("no fault can be judged")
         elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
             self.heartbeat.end()
@@ -290,7 +292,8 @@ class Supervisor:
 
     def _store_is_down(self, error: ResilientError) -> None:
         fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof
-        if self._outage.lasts(error, self._leaving.wanted, monotonic_s(), fenced_soon=fenced_soon):
+        self._outage.lasts(error, monotonic_s(), fenced_soon=fenced_soon)
+        if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("etcd is away")
 
     def _end_at_once(self, why: str) -> None:

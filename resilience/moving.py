@@ -31,6 +31,7 @@ class Move(Enum):
     WAIT = "they do not all wait yet, or it is not on disk"
     GO = "the next generation may begin elsewhere"
     DROP = "what it was for has gone"
+    LATE = "their state has not come to the disk"
 
 
 def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
@@ -57,7 +58,7 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
         return Move.GO, why
     if waited_s <= (SAVE_S if there else policy.recovery.in_place_s):
         return Move.WAIT, why
-    return (Move.GO if forced else Move.DROP), why
+    return (Move.GO if forced else Move.LATE), why
 
 
 def saved(world: World) -> bool:
@@ -71,9 +72,8 @@ def begun(world: World, now: float, policy: Policy) -> Decision:
     step, why = move(world, now, policy)
     if step is Move.BEGIN and world.record:
         return Decision(record=replace(world.record, moving=why, moving_s=now), reason=f"all ranks wait: {why}")
-    if step is Move.DROP and world.record:
-        late = now - world.record.moving_s > policy.recovery.in_place_s and not saved(world)
-        why = ": their state has not come to the disk" if late else ""
-        record = replace(world.record, moving="", moving_s=world.record.moving_s if late else 0.0)
-        return Decision(record=record, reason=f"the ranks go on where they are{why}")
+    if step in (Move.DROP, Move.LATE) and world.record:
+        tried_s = world.record.moving_s if step is Move.LATE else 0.0
+        reason = f"the ranks go on where they are: {step.value}"
+        return Decision(record=replace(world.record, moving="", moving_s=tried_s), reason=reason)
     return Decision()

@@ -170,7 +170,6 @@ class Spec:
     """On each node."""
     run: str = ""
     """Eight hexadecimal digits, in the names of its snapshots: a job that is described anew has others."""
-    created_s: float = 0.0
     first_generation: Generation = Generation(1)
     """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""
     given_up: Generation = Generation(0)

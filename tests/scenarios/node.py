@@ -120,7 +120,7 @@ class Node:
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         self.store: Any = job.client(instance, name)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
-        spec = described(launch, job.sizes, job.spares, "0" * 8, first, job.wall_s)
+        spec = described(launch, job.sizes, job.spares, "0" * 8, first)
         run, kept = RunDirectory(Path("mt-runs/train")), max(self.disk, default=-1)
         spec, self.over = register(self.store, KEYS, spec, run, name, registration, job.waits, kept=kept)
         self.nothing_left = self.over >= spec.first_generation

@@ -42,7 +42,7 @@ def cluster(waited_s: float, *, saved: bool = False, storage: bool = True, drain
 def test_the_state_is_waited_for(drained: bool) -> None:
     """Its save may take long; without it steps would be lost."""
     in_place_s = POLICY.recovery.in_place_s
-    late = Move.GO if drained else Move.DROP
+    late = Move.GO if drained else Move.LATE
     for waited_s, what, expected in (
         (1.0, {"saved": True}, Move.GO),
         (in_place_s + 1, {}, Move.WAIT),
@@ -67,8 +67,11 @@ def test_a_growth_whose_state_has_not_come_to_the_disk_is_not_tried_again_at_onc
     assert moving.move(after, NOW + AGAIN_S, POLICY)[0] is Move.BEGIN
 
 
-def test_one_that_has_gone_again_may_come_back_at_once() -> None:
-    alone = replace(cluster(5.0), nodes={A: node("a")})
+@pytest.mark.parametrize("waited_s", [5.0, SAVE_S - 1, SAVE_S + 1])
+def test_one_that_has_gone_again_may_come_back_at_once(waited_s: float) -> None:
+    """Also where their state had not come to the disk yet."""
+    alone = replace(cluster(waited_s), nodes={A: node("a")})
     dropped = moving.begun(alone, NOW, POLICY)
     assert dropped.record
+    assert "disk" not in dropped.reason
     assert (dropped.record.moving, dropped.record.moving_s) == ("", 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.agent.outage import EMPTIED_S, STORE_GRACE_S, Outage
+from mt_resilient.agent.outage import EMPTIED_S, Outage
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.orders import GenerationRecord
 
@@ -76,22 +76,19 @@ def test_once_it_knows_again_the_time_begins_anew() -> None:
     assert len(seen.said) == 3
 
 
-def test_it_is_told_once_and_mended_each_time_and_who_leaves_waits_a_little() -> None:
+def test_it_is_told_once_and_mended_each_time() -> None:
     seen, away = Seen(), StoreUnavailable("etcd did not answer")
-    assert not seen.outage.lasts(away, False, 1.0)
-    assert not seen.outage.lasts(away, False, 100.0)
-    assert not seen.outage.lasts(away, True, 101.0)
+    for now_s in (1.0, 100.0, 101.0):
+        seen.outage.lasts(away, now_s)
     seen.outage.over(103.0)
     assert [words.partition(",")[0] for words in seen.said] == [
         "etcd did not answer; training goes on",
         "etcd answers again",
     ]
-    assert not seen.outage.lasts(away, True, 102.0 + STORE_GRACE_S)
-    assert seen.outage.lasts(away, True, 103.0 + 2 * STORE_GRACE_S)
-    assert seen.mended == 5
+    assert seen.mended == 3
 
 
 def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
     seen = Seen()
-    assert not seen.outage.lasts(StoreUnavailable("etcd did not answer"), False, 1.0, fenced_soon=True)
+    seen.outage.lasts(StoreUnavailable("etcd did not answer"), 1.0, fenced_soon=True)
     assert "then its ranks are ended" in seen.said[0]

@@ -32,9 +32,9 @@ def node(name: str) -> NodeRecord:
 
 
 def starts(
-    store: Store, place: Path, *sizes: int, kept: int = -1, now: float = 0.0, run: str = "0" * 8, **told: str
+    store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, **told: str
 ) -> tuple[Spec, Generation]:
-    spec = described(LAUNCH, sizes, 0, run, 1, now, told)
+    spec = described(LAUNCH, sizes, 0, run, 1, told)
     return register(store, KEYS, spec, RunDirectory(place), NodeId("a"), node("a"), lambda _: None, kept=kept)
 
 
@@ -96,9 +96,9 @@ def test_beside_others_it_is_for_as_many_as_they_say(store: Store, tmp_path: Pat
 
 def test_nodes_that_were_told_different_things_do_not_begin_together(store: Store, tmp_path: Path) -> None:
     """Whether the first one is there already, or about to be, or has started the job again."""
-    starts(store, tmp_path, 2, now=100.0, precision="true")
+    starts(store, tmp_path, 2, precision="true")
     with pytest.raises(UsageError, match="precision is false here, and true there"):
-        starts(store, tmp_path, 2, now=101.0, precision="false")
+        starts(store, tmp_path, 2, precision="false")
     ended(store, complete=False)
     starts(store, tmp_path, 2, precision="false")
     with pytest.raises(UsageError, match="precision is as it is by default here, and false there"):
@@ -109,21 +109,17 @@ def test_what_was_given_up_before_it_began_is_described_anew(tmp_path: Path) -> 
     """By etcd's clock: those of the machines may be hours apart."""
     etcds = [0.0]
     store = MemoryStore(lambda: etcds[0])
-    starts(store, tmp_path, 2, now=100.0, precision="true")
+    starts(store, tmp_path, 2, precision="true")
     store.put(KEYS.place(1), b"somewhere")
     with pytest.raises(UsageError, match="Give the same --nodes"):
-        starts(store, tmp_path, 3, now=1e6)
+        starts(store, tmp_path, 3)
     etcds[0] += BEGIN_S + 1
-    assert starts(store, tmp_path, 3, now=1.0)[0].sizes == (3,)
+    assert starts(store, tmp_path, 3)[0].sizes == (3,)
     assert store.get(KEYS.place(1)) is None
 
 
-def test_nodes_whose_clocks_are_apart_begin_the_same_life(store: Store, tmp_path: Path) -> None:
-    runs = {
-        starts(store, tmp_path, 2, now=now, run=f"{digit}" * 8)[0].run
-        for digit, now in enumerate((0.0, 7200.0, -18000.0))
-    }
-    assert runs == {"00000000"}
+def test_nodes_that_come_one_after_the_other_begin_the_same_life(store: Store, tmp_path: Path) -> None:
+    assert {starts(store, tmp_path, 2, run=f"{digit}" * 8)[0].run for digit in range(3)} == {"00000000"}
 
 
 def test_an_address_that_leads_each_machine_to_itself_is_refused() -> None:
