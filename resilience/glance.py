@@ -9,7 +9,7 @@ from .assignment import Seats
 from .machine import Phase
 from .reports import NodeStatus
 from .requests import waiting
-from .roles import away, leader, roles
+from .roles import Role, away, leader, roles
 from .world import World
 
 COLUMNS = ("node", "role", "ranks alive", "step", "in memory", "on disk", "started", "said")
@@ -49,10 +49,13 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
         said.append(f"the ranks wait until their state is on disk, to go on on other nodes: {record.moving}")
     for request in waiting(world):
         said.append(f"ordered by {request.by}, {when(request.at_s)}, and not done yet: {describe.wish(request)}")
+    part = roles(world, now)
     for node, entry in quarantine.in_force(world, now).items():
-        said.append(
-            f"{node} is shut out until {when(entry.until_s)}: {entry.reason}; to have it back before: mt-resilient readmit {node}"
-        )
+        shut_out = f"is shut out until {when(entry.until_s)}: {entry.reason}"
+        if part.get(node) is Role.TRAINS:
+            said.append(f"{node} {shut_out}; it trains, for the job cannot do without it")
+        else:
+            said.append(f"{node} {shut_out}; to have it back before: mt-resilient readmit {node}")
     said += [here.fit for here in world.nodes.values() if here.fit]
     members = [world.status[node] for node in world.members if node in world.status]
     if certified := [status.certified_steps[-1] for status in members if status.certified_steps]:

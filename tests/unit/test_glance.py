@@ -123,6 +123,10 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
             {"quarantine": {C: SHUT_OUT}},
             "c is shut out until at 2060: 1 fault has struck it within 24 h; to have it back before: mt-resilient readmit c",
         ),
+        (
+            {"quarantine": {B: SHUT_OUT}},
+            "b is shut out until at 2060: 1 fault has struck it within 24 h; it trains, for the job cannot do without it",
+        ),
         ({"record": record(Phase.GATHER, 2, ("b", "a")), "nodes": {A: node()}}, "b is waited for"),
         ({"record": record(paused=True)}, "a pause is ordered; not all ranks wait yet"),
         (
