@@ -12,6 +12,8 @@ from ..resilience.errors import MachineError
 SSH_FAILED = 255
 """ssh's own exit code, for all that is wrong with the connection (ssh(1), EXIT STATUS)."""
 _KILLED = 128 + 9
+_LATE_S = 60.0
+"""A connection that breaks so long after the last agent has left in order was of a job that went on: ssh itself takes 45 s to find out."""
 
 
 class Phase(StrEnum):
@@ -63,7 +65,11 @@ def hopeless(members: Sequence[Member], least: int) -> str:
 
 
 def exit_code(members: Sequence[Member]) -> int:
-    """The job's: that of the agent which left last in order. One that has left before was not needed for the end. With none left in order,
-    MachineError's."""
+    """The job's: that of the agent which left last in order. One that has left before was not needed for the end. MachineError's where
+    none has, or others were lost long after: those that had left were drained."""
     ended = [member for member in members if member.phase is Phase.ENDED]
-    return max(ended, key=lambda member: member.ended_s).code if ended else MachineError.exit_code
+    if not ended:
+        return MachineError.exit_code
+    last = max(ended, key=lambda member: member.ended_s)
+    lost_s = max((member.ended_s for member in members if member.phase is Phase.LOST), default=0.0)
+    return MachineError.exit_code if lost_s - last.ended_s > _LATE_S else last.code

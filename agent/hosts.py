@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ..resilience.errors import UsageError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%:-]*")
+_NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._%:-]*")
 """A host name, an address of either kind or an alias of ssh's; nothing that a shell, an option or etcd's keys could take for something
 else."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -43,7 +43,7 @@ def parse(text: str, file: str) -> tuple[Host, ...]:
     """The hosts in their order. file: how errors call it. Raises UsageError with the line's number."""
     hosts: list[Host] = []
     lines: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

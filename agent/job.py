@@ -279,7 +279,9 @@ def _supervisor(
         telling=telling,
         publisher=publisher,
     )
-    leaving = Leaving(node_id, neighbour is not None, node, store, keys, policy, policies["preemption"], telling)
+    leaving = Leaving(
+        node_id, me.instance, neighbour is not None, node, store, keys, policy, policies["preemption"], telling
+    )
     return Supervisor(
         node_id=node_id,
         node=node,

@@ -27,6 +27,7 @@ class Leaving:
     def __init__(
         self,
         node_id: NodeId,
+        instance: str,
         several: bool,
         node: Node,
         store: Store,
@@ -36,7 +37,14 @@ class Leaving:
         telling: Telling,
     ) -> None:
         """several: whether there are other nodes, which go on without this one if they can."""
-        self._id, self._several, self._node, self._store, self._keys = node_id, several, node, store, keys
+        self._id, self._instance, self._several, self._node, self._store, self._keys = (
+            node_id,
+            instance,
+            several,
+            node,
+            store,
+            keys,
+        )
         self._policy, self._preemption, self._telling = policy, preemption, telling
         self._signals: list[int] = []
         self._heard_s = 0.0
@@ -95,14 +103,15 @@ class Leaving:
         request = Request(
             kind=Wish.DRAIN if drains else Wish.STOP,
             node=self._id if drains else "",
-            instance=record.members[self._id] if drains and record else "",
+            instance=self._instance if drains else "",
             snapshot=preempted or self._policy.last_snapshot,
             budget_s=self._preemption.budget_s if preempted else 0.0,
             exit_code=self.code,
             at_s=wall_s(),
             by=f"{name}{where}",
         )
-        self._store.put(self._keys.request(f"stop-{self._id}"), dumps(request))
+        # A node can be preempted, come back, and be preempted again, in one life of the job.
+        self._store.put(self._keys.request(f"stop-{self._id}-{self._instance}"), dumps(request))
         self._request = request
         newest = self._node.held.durable_steps()[-1:]
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"

@@ -75,7 +75,7 @@ class Reached:
         for line in lines:
             if self.member.phase is Phase.UP:
                 show(stream, line)
-            elif line == self._hello and stream == 1:
+            elif line.endswith(self._hello) and stream == 1:  # behind what a .bashrc has printed without an end of line
                 self.member = replace(self.member, phase=Phase.UP)
             else:
                 self._said.append(line.decode(errors="replace").strip())

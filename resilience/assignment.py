@@ -8,9 +8,8 @@ where nothing was wrong (`moving`): at a fault the ranks go on from memory, whic
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 from .errors import UsageError
@@ -64,22 +63,8 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
-class Mercy(IntEnum):
-    """Who may train although it is not to, where the job cannot do without."""
-
-    NONE = 0
-    SHUT_OUT = 1
-    """For faults of its own."""
-    DRAINED = 2
-    """And who is to leave, and waits until another one has come."""
-
-
-def usable(world: World, now: float, mercy: Mercy = Mercy.NONE) -> dict[NodeId, NodeRecord]:
+def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
     """The nodes that may train. now: wall-clock seconds."""
-    if mercy:
-        world = replace(world, quarantine={})
-    if mercy is Mercy.DRAINED and world.record:
-        world = replace(world, record=replace(world.record, dismissed=()))
     dismissed = {*world.record.dismissed} if world.record else {}
     doubtful = {n for n, node in world.nodes.items() if node.fit or node.instance in dismissed or n in world.quarantine}
     left_out = {n for n in doubtful if unusable(world, n, now)}
@@ -92,17 +77,34 @@ def unusable(world: World, node: NodeId, now: float) -> str:
         return "it is drained"
     if world.nodes[node].fit:
         return world.nodes[node].fit
+    return _shut_out(world, node, now)
+
+
+def _shut_out(world: World, node: NodeId, now: float) -> str:
     shut_out = world.quarantine.get(node)
     return shut_out.reason if shut_out and now < shut_out.until_s else ""
 
 
+def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> dict[NodeId, NodeRecord]:
+    """With as many more as the job cannot do without: first who is shut out for faults of its own, then who is to leave and waits until
+    another one has come; of each, who trains already. Nobody who is not fit."""
+    assert world.spec
+    dismissed = world.record.dismissed if world.record else ()
+    others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
+    others.sort(key=lambda node: (world.nodes[node].instance in dismissed, node not in world.members, natural(node)))
+    lacking = max(0, min(world.spec.sizes) - len(here))
+    return {**here, **{node: world.nodes[node] for node in others[:lacking]}}
+
+
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
-    """The members of the first generation; None: not all are there. It begins with fewer than are expected when nobody has
-    joined for some time."""
+    """The members of the first generation; None: not all are there. It begins with fewer than are expected, or with who is shut out since
+    an earlier life of the job, when nobody has joined for some time."""
     assert world.spec
     here = usable(world, now)
     if not here:
         return None
+    if now - max(world.since_s.get(node, 0.0) for node in world.nodes) > policy.join_s:
+        here = _with_mercy(world, here, now)
     size = _fitting(world.spec.sizes, len(here))
     complete = len(world.nodes) >= max(world.spec.sizes) + world.spec.spares  # who is not to train has come, too
     quiet_s = now - max(world.since_s.get(node, 0.0) for node in here)
@@ -135,19 +137,30 @@ def needed(world: World) -> set[NodeId]:
     return known if known and world.spec and proves(world.spec.sizes, world.spec.spares, len(known)) else set()
 
 
-def again(world: World, now: float, settled_s: float | None = None) -> Seats:
-    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it;
-    None: it does not grow, for what memory holds is of so many nodes, and of no use to another number. Where there are too few, there is
-    mercy."""
+def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
+    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it.
+    None, at a fault: it does not grow, for what memory holds is of so many nodes, and of no use to another number; and who is drained and
+    still there stays, with its memory, until the ranks train (`moving`), but for those that the fault has `struck`. Where there are too
+    few, there is mercy."""
     assert world.record
-    found = without(world, now, settled_s)
-    if not found.missed or found.at_work or not (world.quarantine or world.record.dismissed):
+    here = usable(world, now)
+    if settled_s is None and world.record.dismissed:
+        here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
+    found = _again(world, here, now, settled_s)
+    if not found.missed or found.at_work:
         return found
-    for mercy in (Mercy.SHUT_OUT, Mercy.DRAINED):
-        merciful = _again(world, usable(world, now, mercy), now, settled_s)
-        if not merciful.missed:
-            return merciful
-    return found
+    merciful = _again(world, _with_mercy(world, here, now), now, None)
+    return found if merciful.missed else merciful
+
+
+def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
+    """Members that are drained, and well, and there as they were."""
+    assert world.record
+    there = {
+        n: world.nodes[n] for n, i in world.record.members.items() if n in world.nodes and world.nodes[n].instance == i
+    }
+    drained = {n: record for n, record in there.items() if record.instance in world.record.dismissed}
+    return {n: record for n, record in drained.items() if not record.fit and not _shut_out(world, n, now)}
 
 
 def without(world: World, now: float, settled_s: float | None = None) -> Seats:

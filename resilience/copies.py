@@ -66,7 +66,7 @@ def apart(world: World) -> dict[NodeId, NodeId]:
     """Of the members, those whose holder is another than the one half the ring away, for it is of another rack."""
     members = world.members
     labels = {node: record.labels for node in members if (record := world.nodes.get(node)) and record.labels}
-    if not labels:
+    if not labels or len(members) < 2:
         return {}
     found, count = buddies.holders(members, labels), len(members)
     return {node: found[node] for at, node in enumerate(members) if found[node] != members[buddies.opposite(at, count)]}

@@ -116,7 +116,7 @@ def _next(
         joined={
             n: before.joined.get(n, number)
             for n in seats.members
-            if n not in before.members or n in before.joined  # of the others, all that memory holds is of this course
+            if n not in known or n in before.joined  # of the others, all that memory holds is of this course
         },
         new=tuple(node for node in seats.members if node not in known),
         left=tuple(sorted(known - seats.members.keys())),

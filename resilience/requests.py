@@ -7,9 +7,9 @@
     snapshot      `GenerationRecord.snapshot`; answered when it is on disk
     readmit       the node's `Quarantine`, written over; answered with it
 
-A request stands until it is answered. They are taken in turn, one at a time; only leaving, readmission, and going on after a pause
-overtake. What has been done about a request is read off the record and the incidents, never remembered: whoever leads next goes on in
-the middle.
+A request stands until it is answered. They are taken in turn, one at a time. Only leaving, readmission, and going on after a pause
+overtake, and a drain that waits until another node has come holds nobody up. What has been done about a request is read off the record
+and the incidents, never remembered: whoever leads next goes on in the middle.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def leaving(world: World, now: float) -> Request | None:
         if request.kind == Wish.STOP:
             return request
         drained.append(NodeId(request.node))
-        if not _dispensable(drained, world, now):
+        if not _dispensable(drained, request.budget_s > 0, world, now):
             return request
     return None
 
@@ -67,15 +67,16 @@ def cut_short(world: World) -> Decision:
     return Decision(record=replace(record, leave_in_s=HURRY_S), reason=reason)
 
 
-def _dispensable(nodes: Sequence[NodeId], world: World, now: float) -> bool:
-    """Whether the job can go on without these, of which the last was asked for last."""
+def _dispensable(nodes: Sequence[NodeId], pressed: bool, world: World, now: float) -> bool:
+    """Whether the job can go on without these, of which the last was asked for last. pressed: it cannot wait until another comes."""
     record = world.record
     if record is None or world.spec is None:
         return False
     if nodes[-1] not in world.nodes:
         return max(world.spec.sizes) + world.spec.spares > 1
     if world.nodes[nodes[-1]].instance in record.dismissed:
-        return True
+        trains = nodes[-1] in record.members and record.phase in (Phase.LAUNCH, Phase.RUN)
+        return not (pressed and trains and assignment.without(world, now).missed)
     instances = tuple(world.nodes[node].instance for node in nodes if node in world.nodes)
     without = replace(record, dismissed=(*record.dismissed, *instances))
     return not assignment.without(replace(world, record=without), now).missed
@@ -94,13 +95,19 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     for request in asked:
         if request.kind == Wish.READMIT:
             return _readmit(request, world, now)
-    if any(r.kind == Wish.RESUME for r in asked):
-        overtaken = [r.id for r in asked if r.kind == Wish.PAUSE]
-        if overtaken and record.paused:
-            early = Answer(sentence="the ranks were told to go on before all of them waited")
-            return Decision(answers=dict.fromkeys(overtaken, early))
-        asked = [r for r in asked if r.kind == Wish.RESUME]
-    for request in asked[:1]:
+    goes_on = [at for at, r in enumerate(asked) if r.kind == Wish.RESUME]
+    overtaken = [r.id for r in asked[: goes_on[-1]] if r.kind == Wish.PAUSE] if goes_on else []
+    if overtaken:
+        early = Answer(sentence="the ranks were told to go on before all of them waited")
+        return Decision(answers=dict.fromkeys(overtaken, early))
+    for request in asked:
+        left = _leave(request, world, now) if request.kind in LEAVING else Decision()
+        if left != Decision():
+            return left
+    if leaving(world, now) or (record.moving and any(r.kind in LEAVING for r in asked)):
+        return Decision()
+    turn = [asked[at] for at in goes_on] or [r for r in asked if r.kind not in LEAVING]
+    for request in turn[:1]:
         return _JUDGES[Wish(request.kind)](request, world, now, reached)
     return given_up(world)
 
@@ -138,7 +145,7 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 # -- one for each wish ----------------------------------------------------------------------------------------------------
 
 
-def _leave(request: Request, world: World, now: float, reached: Step) -> Decision:
+def _leave(request: Request, world: World, now: float) -> Decision:
     record = world.record
     assert record
     if request.kind == Wish.STOP or leaving(world, now):
@@ -153,8 +160,13 @@ def _leave(request: Request, world: World, now: float, reached: Step) -> Decisio
         return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
     if not _has_left(request, world) and (request.node in record.members or record.phase is not Phase.RUN):
         return Decision()
-    sentence = f"node {request.node} is drained; the job goes on on {phrases.listed([*record.members])}"
-    return answered(request, sentence, record.resume_step)
+    on = f"the job goes on on {phrases.listed([*record.members])}"
+    if request.node in record.members:
+        sentence = (
+            f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
+        )
+        return answered(request, sentence, exit_code=MachineError.exit_code)
+    return answered(request, f"node {request.node} is drained; {on}", record.resume_step)
 
 
 def _pause(request: Request, world: World, now: float, reached: Step) -> Decision:
@@ -207,8 +219,6 @@ def _readmit(request: Request, world: World, now: float) -> Decision:
 
 
 _JUDGES = {
-    Wish.STOP: _leave,
-    Wish.DRAIN: _leave,
     Wish.REWIND: ordered,
     Wish.PAUSE: _pause,
     Wish.RESUME: _resume,

@@ -220,6 +220,22 @@ class Job:
         self.say(f"somebody presses Ctrl-C{', with --last-snapshot' if snapshot else ''}")
         self.node.asked = Request(kind="stop", snapshot=snapshot, exit_code=130, at_s=self.now_s, by="SIGINT")
 
+    def preempt(self, *names: str) -> None:
+        """A scheduler says SIGTERM to these nodes, all at once."""
+        self.say(f"SIGTERM on {', '.join(names)}")
+        for name in names:
+            node = self.nodes[NodeId(name)]
+            node.asked = Request(
+                kind="drain",
+                node=name,
+                instance=node.instance,
+                snapshot=True,
+                exit_code=143,
+                budget_s=25,
+                at_s=self.now_s,
+                by="SIGTERM",
+            )
+
     def order(self, kind: str, **what: Any) -> str:
         """Somebody at another terminal; the request's name."""
         ident = f"{self.now_s:05.0f}-{kind}"

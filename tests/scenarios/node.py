@@ -221,7 +221,7 @@ class Node:
                 self.store.put(KEYS.death(self.dead), dumps(Death(at_s=self.job.wall_s)), self.heartbeat.lease)
                 self.dead = ""
             if self.asked:
-                self.store.put(KEYS.request(f"stop-{self.name}"), dumps(self.asked))
+                self.store.put(KEYS.request(f"stop-{self.name}-{self.instance}"), dumps(self.asked))
             if self.record is not None:
                 self._publish(now_s)
             self.controller.tick(self.heartbeat.lease, self.job.wall_s)

@@ -1,8 +1,8 @@
 """Whether the members of a generation are those that there should be: the ninth invariant, on each record that is written.
 
 Nobody is taken for lost whose ranks make steps. Who stays keeps its place, for its memory holds the state of the ranks that belong
-there; so a place changes hands only when its holder is gone or has been dismissed. Where the number changes, places move up, and who stays
-keeps its turn.
+there; so a place changes hands only when its holder is gone or has been dismissed. Who has been dismissed stays only at a fault. Where the
+number changes, places move up, and who stays keeps its turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
         if known.get(node) != instance and (node not in may or here[node].instance != instance):
             return f"{told}, and {node} is {'not to train' if node in here else 'not there'}"
     needless = [n for n, instance in after.members.items() if instance in dismissed]
-    if needless and len(usable) >= min(job.sizes):
+    move = before and before.moving and after.reason.startswith(before.moving)  # else a fault has struck
+    if needless and len(usable) >= min(job.sizes) and move:
         return f"{told}, and {', '.join(needless)} has been dismissed"
     if before and known and len(after.members) > len(known) and not before.moving:
         return f"{told}, and was of {', '.join(known)}: what memory holds of so many is thrown away"

@@ -8,7 +8,7 @@ from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
 from mt_resilient.resilience.terms import NodeId
-from mt_resilient.resilience.wishes import Request, Wish
+from mt_resilient.resilience.wishes import Wish
 
 from .cluster import START_S, Job
 
@@ -373,28 +373,12 @@ def test_the_last_node_that_will_do_is_drained(golden: Golden) -> None:
     golden(job.transcript())
 
 
-def taken_away(job: Job, *names: str) -> None:
-    """A scheduler says SIGTERM to these nodes, all at once."""
-    job.say(f"SIGTERM on {', '.join(names)}")
-    for name in names:
-        job.nodes[NodeId(name)].asked = Request(
-            kind=Wish.DRAIN,
-            node=name,
-            instance=job.nodes[NodeId(name)].instance,
-            snapshot=True,
-            exit_code=143,
-            budget_s=25,
-            at_s=job.now_s,
-            by="SIGTERM",
-        )
-
-
 def test_all_nodes_are_taken_away_at_once(golden: Golden) -> None:
     """One to three nodes may train, and a scheduler takes all three away: no node is drained onto the others, which have no time for it;
     all take the last snapshot, and the same command goes on from it."""
     job = Job(nodes="1:3", durable_every=20)
     job.until_step(6)
-    taken_away(job, "a", "b", "c")
+    job.preempt("a", "b", "c")
     job.to_the_end()
     assert job.exit_code == 143
     assert (len(job.worlds), len(job.last_state) in job.disk) == (1, True)
@@ -408,7 +392,7 @@ def test_two_nodes_are_drained_at_once(golden: Golden) -> None:
     """Two of four nodes are taken away, and a spare is there: it takes one place, the job goes on with three, in one change of nodes."""
     job = Job(nodes="2:4", spares=1, total=20)
     job.until_step(6)
-    taken_away(job, "b", "c")
+    job.preempt("b", "c")
     ends_well(job, "moved")
     assert (members(job), job.computed) == (["a", "e", "d"], 20)
     golden(job.transcript())

@@ -132,7 +132,7 @@ def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
     assert seated(assignment.again(shut, NOW)) == "a d c"
     assert seated(assignment.again(shut, NOW + 2)) == "a b c"
     gone = cluster("abc", "abcd", dismissed=("agent-b",))
-    assert seated(assignment.again(gone, NOW)) == "a d c"
+    assert seated(assignment.again(gone, NOW, 60.0)) == "a d c"
     assert seated(assignment.again(cluster("abc", "aBcd", dismissed=("agent-b",)), NOW)) == "a b c"
 
 
@@ -202,6 +202,36 @@ def test_who_is_shut_out_trains_where_the_job_cannot_do_without() -> None:
 def test_who_is_drained_trains_on_where_the_one_that_was_to_take_its_place_is_lost() -> None:
     assert seated(assignment.again(cluster("ac", "ab", (2,), 1, dismissed=("agent-b",)), NOW)) == "a b"
     assert seated(assignment.again(cluster("ab", "ab", (2,), 1, dismissed=("agent-b",)), NOW)) == "a b"
-    assert seated(assignment.again(cluster("ab", "abc", (2,), 1, dismissed=("agent-b",)), NOW)) == "a c"
+    assert seated(assignment.again(cluster("ab", "abc", (2,), 1, dismissed=("agent-b",)), NOW, 60.0)) == "a c"
     shut = replace(cluster("ad", "abc", (2,), 2, dismissed=("agent-b",)), quarantine={NodeId("c"): BAD})
     assert seated(assignment.again(shut, NOW)) == "a c", "rather who is shut out"
+
+
+def test_mercy_goes_no_further_than_it_has_to() -> None:
+    bad = {NodeId("b"): BAD, NodeId("c"): BAD}
+    assert seated(assignment.again(replace(cluster("ab", "abc", (2, 3)), quarantine=bad), NOW, 60.0)) == "a b", (
+        "no growth"
+    )
+    both = cluster("abc", "abcd", (3,), 1, dismissed=("agent-b", "agent-c"))
+    assert seated(assignment.again(both, NOW, 60.0)) == "a b d", "one of them can go"
+
+
+def test_at_a_fault_who_is_drained_and_still_there_stays_with_its_memory() -> None:
+    """It goes when the ranks train, with their state on disk."""
+    for there, after in (("abc", "a b"), ("abcd", "a b d")):
+        drained = cluster("abc", there, (2, 3), 1, dismissed=("agent-c",))
+        assert seated(assignment.again(drained, NOW)) == "a b c"
+        assert seated(assignment.again(drained, NOW, struck={NodeId("c")})) == after
+        assert seated(assignment.again(drained, NOW, 60.0)) == after
+    anew = cluster("abc", "abC", (2, 3), dismissed=("anew",))
+    assert seated(assignment.again(anew, NOW)) == "a b", "its memory is gone"
+
+
+def test_a_job_that_is_started_again_begins_with_who_was_shut_out_where_nobody_else_comes() -> None:
+    came_s = {NodeId("a"): NOW - 90, NodeId("b"): NOW}
+    waits = replace(cluster("", "ab", (2,), 1), quarantine={NodeId("b"): BAD}, since_s=came_s)
+    policy = NodesPolicy(join_s=60.0)
+    assert assignment.first(waits, NOW + 59, policy) is None
+    found = assignment.first(waits, NOW + 61, policy)
+    assert found
+    assert seated(found) == "a b"

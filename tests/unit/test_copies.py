@@ -106,6 +106,10 @@ def test_nodes_of_one_rack_do_not_hold_each_others() -> None:
     there = replace(there, nodes={n: replace(r, labels={"rack": racks[n]}) for n, r in there.nodes.items()})
     found = replace(record(members=("a", "b", "c", "d")), holders=copies.apart(there))
     assert all(racks[name] != racks[str(copies.holder(found, NodeId(name)))] for name in "abcd")
+    alone = gathered(told(0, (9,)), members=("a",))
+    assert (
+        copies.apart(replace(alone, nodes={n: replace(r, labels={"rack": "r1"}) for n, r in alone.nodes.items()})) == {}
+    )
 
 
 # In a node's memory

@@ -70,6 +70,7 @@ def test_hopeless_names_the_hosts() -> None:
         ([("a", ENDED, 93, 5.0), ("b", ENDED, 0, 10.0)], 0),
         ([("a", LOST, 255, 50.0), ("b", ENDED, 0, 10.0), ("c", NO, 255, 1.0)], 0),
         ([("a", LOST, 137, 50.0), ("b", NO, 255, 10.0)], 3),
+        ([("a", ENDED, 0, 10.0), ("b", LOST, 255, 9000.0)], 3),  # a was drained, and all others were lost
     ],
 )
 def test_the_job_s_exit_code(ends: list[tuple[str, Phase, int, float]], code: int) -> None:

@@ -10,7 +10,7 @@ from mt_resilient.agent.leaving import WAIT_S, Leaving
 
 def leaving() -> Leaving:
     there: Any = None
-    return Leaving(there, False, there, there, there, there, there, there)
+    return Leaving(there, "", False, there, there, there, there, there, there)
 
 
 def test_who_does_not_want_to_leave_waits_for_nothing() -> None:

@@ -295,7 +295,8 @@ def test_a_drain_means_the_agent_that_was_there_and_not_the_next_one() -> None:
     for judged in (there(late), there(late, spec=Spec(command=("torchrun",), sizes=(1,), spares=1))):
         assert leaving(judged, NOW) is None
         assert decided(judged).record is None
-        assert decided(judged).answers["1"].exit_code == 0
+        answer = decided(judged).answers["1"]
+        assert (answer.exit_code, "another one has come" in answer.sentence) == (MachineError.exit_code, True)
 
 
 def test_who_only_stands_by_or_has_left_need_not_hold_what_the_ranks_go_back_to() -> None:
@@ -421,9 +422,11 @@ def test_only_the_present_order_is_given_up() -> None:
     assert rule(waiting, NOW, Step(10)) == Decision()
 
 
-def test_to_go_on_where_the_pause_was_not_begun_leaves_it_to_its_turn() -> None:
-    judged = there(asked(Wish.PAUSE), asked(Wish.RESUME, "2"))
-    assert set(rule(judged, NOW, Step(10)).answers) == {"2"}
+def test_to_go_on_overtakes_a_pause_that_was_not_begun_and_none_that_was_asked_for_later() -> None:
+    judged = there(asked(Wish.PAUSE), asked(Wish.RESUME, "2"), asked(Wish.PAUSE, "3"))
+    assert set(rule(judged, NOW, Step(10)).answers) == {"1"}
+    after = replace(judged, answers={"1": Answer(sentence="")})
+    assert set(rule(after, NOW, Step(10)).answers) == {"2"}
 
 
 def test_a_node_that_has_left_meanwhile_is_drained() -> None:
