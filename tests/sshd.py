@@ -18,7 +18,8 @@ PROGRAM = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 class Sshd:
     """`options`: for `ssh -o`, so that any host name leads to it."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, settings: str = "") -> None:
+        """settings: further lines of sshd_config(5)."""
         self.port = free_port("127.0.0.1")
         self.log = place / "sshd.log"
         for name in ("host", "user"):
@@ -29,7 +30,7 @@ class Sshd:
         (place / "config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {place / 'host'}\nAuthorizedKeysFile {place / 'authorized'}\n"
             f"PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n"
-            "MaxStartups 100\n"
+            f"MaxStartups 100\n{settings}\n"
         )
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd as root gives its privileges up

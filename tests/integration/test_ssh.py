@@ -116,6 +116,16 @@ def test_each_line_comes_back_behind_its_node_and_the_code_is_the_job_s(tmp_path
     assert all(line.startswith(("one: ", "two: ")) for line in output.splitlines())
 
 
+def test_a_host_whose_shell_prints_something_without_an_end_of_line(tmp_path: Path) -> None:
+    """As a .bashrc does that sets the title of a window."""
+    sshd = Sshd(tmp_path, r"""ForceCommand printf '\033]0;host\007'; eval "$SSH_ORIGINAL_COMMAND" """)
+    try:
+        code, output, _ = Launch(tmp_path, sshd, "one", 1, one="exit 5").end()
+    finally:
+        sshd.stop()
+    assert (code, f"one: in {tmp_path} with a word\n" in output) == (5, True)
+
+
 def test_one_ctrl_c_ends_all(tmp_path: Path, sshd: Sshd) -> None:
     launch = Launch(tmp_path, sshd, "one\ntwo", 2, one="wait", two="wait")
     launch.until("one.pid", "two.pid")

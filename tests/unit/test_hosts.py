@@ -24,6 +24,14 @@ def test_all_forms() -> None:
     )
 
 
+def test_what_an_editor_of_windows_writes() -> None:
+    assert [host.node for host in parse("\ufeffa slots=8\r\nb slots=8\r\n", "hosts")] == ["a", "b"]
+
+
+def test_an_address_that_begins_with_colons() -> None:
+    assert parse("::1 name=a", "hosts") == (Host(node="a", host="::1"),)
+
+
 def test_one_machine_may_be_several_nodes() -> None:
     assert [host.node for host in parse("127.0.0.1 name=a\n127.0.0.1 name=b", "hosts")] == ["a", "b"]
 
