@@ -140,8 +140,8 @@ def needed(world: World) -> set[NodeId]:
 def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it.
     None, at a fault: it does not grow, for what memory holds is of so many nodes, and of no use to another number; and who is drained and
-    still there stays, with its memory, until the ranks train (`moving`), but for those that the fault has `struck`. Where there are too
-    few, there is mercy."""
+    still there stays, with its memory, until the ranks train (`moving`); but not if it was `struck` before its ranks had made a step.
+    Where there are too few, there is mercy."""
     assert world.record
     here = usable(world, now)
     if settled_s is None and world.record.dismissed:

@@ -84,8 +84,7 @@ def _answer(
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
     if verdict and answer:
-        blamed = {suspicion.node for suspicion in verdict.blamed}
-        seats = assignment.again(world, now, struck=blamed if blamed < {*world.members} else ())
+        seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started})
         answer = seated(answer, seats)
         incident = open_incident(world, verdict, answer, kept.step_reached(world))
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:

@@ -62,9 +62,11 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
 
 
 def saved(world: World) -> bool:
-    """Whether all ranks wait, and the disk has the state that they wait at."""
+    """Whether all ranks wait, and the disk has the state that they wait at; before the first step, nothing has to be there."""
     told, reached = world.statuses(), kept.step_reached(world)
-    return len(told) == len(world.members) and all(s.paused and reached in s.durable_steps for s in told)
+    return len(told) == len(world.members) and all(
+        s.paused and (reached < 0 or reached in s.durable_steps) for s in told
+    )
 
 
 def begun(world: World, now: float, policy: Policy) -> Decision:

@@ -104,7 +104,8 @@ def rule(world: World, now: float, reached: Step) -> Decision:
         left = _leave(request, world, now) if request.kind in LEAVING else Decision()
         if left != Decision():
             return left
-    if leaving(world, now) or (record.moving and any(r.kind in LEAVING for r in asked)):
+    drains = record.moving and any(r.kind in LEAVING for r in asked)
+    if leaving(world, now) or (drains and not goes_on):
         return Decision()
     turn = [asked[at] for at in goes_on] or [r for r in asked if r.kind not in LEAVING]
     for request in turn[:1]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _MOVES = {(phase, target) for (phase, _), (move, target) in TABLE.items() if move is not Move.IGNORE}
 _NOT_COUNTED = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE, Cause.FINGERPRINT_MISMATCH)
 """Causes whose restarts have budgets of their own."""
-_ORDERS = ("paused", "rewind", "snapshot", "moving", "moving_s", "dismissed")
+_ORDERS = ("paused", "rewind", "snapshot", "moving", "moving_s", "dismissed", "leave_in_s")
 """What may change of a record while its generation stays in its phase."""
 _UNLAUNCHED = 20
 """More than there are faults in an episode."""

@@ -98,6 +98,18 @@ def test_half_of_the_nodes_are_preempted_while_the_job_recovers() -> None:
     assert present(job).resume_step >= 18, job.transcript()
 
 
+def test_nodes_are_drained_before_the_first_step_while_the_ranks_are_paused() -> None:
+    """There is no state that would have to come to the disk; and who says that the ranks are to go on is answered."""
+    job = Job(nodes="1:4", spares=2, total=20, durable_every=5)
+    paused = job.order(Wish.PAUSE)
+    job.until_answered(paused)
+    job.order(Wish.DRAIN, node="c")
+    job.until(lambda job: bool(present(job).moving))
+    job.until_answered(job.order(Wish.RESUME))
+    job.to_the_end()
+    assert (job.exit_code, "c" in members(job), job.computed) == (0, False, 20)
+
+
 @pytest.mark.parametrize("later", [0, 1, 2])
 def test_a_node_is_preempted_and_the_spare_goes_a_moment_later(later: int) -> None:
     """Their rack is taken away: what the ranks have done is on disk before, as where there was no spare."""
