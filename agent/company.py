@@ -163,9 +163,8 @@ class Company:
             return
         known_s = self._pulse.stepped_s
         pages = self._node.board.pages
-        waits = all(
-            page.doing == Doing.PAUSED for page in pages
-        )  # such ranks go on saying their words: their beats count
+        # Of ranks that wait, the beats count: they go on saying their words.
+        waits = all(page.doing == Doing.PAUSED for page in pages)
         seen = min(page.step for page in pages), min(page.beat_ns for page in pages) if waits else 0
         self._pulse.look(gang.generation, seen, now_s)
         if self._pulse.stepped_s != known_s:

@@ -37,14 +37,8 @@ class Leaving:
         telling: Telling,
     ) -> None:
         """several: whether there are other nodes, which go on without this one if they can."""
-        self._id, self._instance, self._several, self._node, self._store, self._keys = (
-            node_id,
-            instance,
-            several,
-            node,
-            store,
-            keys,
-        )
+        self._id, self._instance, self._several = node_id, instance, several
+        self._node, self._store, self._keys = node, store, keys
         self._policy, self._preemption, self._telling = policy, preemption, telling
         self._signals: list[int] = []
         self._heard_s = 0.0

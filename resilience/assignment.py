@@ -65,10 +65,12 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
     """The nodes that may train. now: wall-clock seconds."""
-    dismissed = {*world.record.dismissed} if world.record else {}
-    doubtful = {n for n, node in world.nodes.items() if node.fit or node.instance in dismissed or n in world.quarantine}
-    left_out = {n for n in doubtful if unusable(world, n, now)}
-    return {n: node for n, node in world.nodes.items() if n not in left_out}
+    dismissed, shut_out = _dismissed(world), {n for n in world.quarantine if _shut_out(world, n, now)}
+    return {
+        n: node
+        for n, node in world.nodes.items()
+        if not node.fit and node.instance not in dismissed and n not in shut_out
+    }
 
 
 def unusable(world: World, node: NodeId, now: float) -> str:
@@ -80,6 +82,10 @@ def unusable(world: World, node: NodeId, now: float) -> str:
     return _shut_out(world, node, now)
 
 
+def _dismissed(world: World) -> set[str]:
+    return {*world.record.dismissed} if world.record else set()
+
+
 def _shut_out(world: World, node: NodeId, now: float) -> str:
     shut_out = world.quarantine.get(node)
     return shut_out.reason if shut_out and now < shut_out.until_s else ""
@@ -89,7 +95,7 @@ def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> 
     """With as many more as the job cannot do without: first who is shut out for faults of its own, then who is to leave and waits until
     another one has come; of each, who trains already. Nobody who is not fit."""
     assert world.spec
-    dismissed = world.record.dismissed if world.record else ()
+    dismissed = _dismissed(world)
     others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
     others.sort(key=lambda node: (world.nodes[node].instance in dismissed, node not in world.members, natural(node)))
     lacking = max(0, min(world.spec.sizes) - len(here))
@@ -156,11 +162,9 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
 def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
     """Members that are drained, and well, and there as they were."""
     assert world.record
-    there = {
-        n: world.nodes[n] for n, i in world.record.members.items() if n in world.nodes and world.nodes[n].instance == i
-    }
-    drained = {n: record for n, record in there.items() if record.instance in world.record.dismissed}
-    return {n: record for n, record in drained.items() if not record.fit and not _shut_out(world, n, now)}
+    dismissed, there = _dismissed(world), world.nodes
+    drained = [n for n, i in world.record.members.items() if i in dismissed and n in there and there[n].instance == i]
+    return {n: there[n] for n in drained if not there[n].fit and not _shut_out(world, n, now)}
 
 
 def without(world: World, now: float, settled_s: float | None = None) -> Seats:

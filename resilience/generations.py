@@ -108,7 +108,7 @@ def _next(
     assert world.record
     order, story = carried(world)
     number, before = Generation(world.record.number + 1), world.record
-    known = assignment.elders(world)
+    known, there = assignment.elders(world), {node.instance for node in world.nodes.values()}
     record = GenerationRecord(
         number=number,
         phase=Phase.GATHER,
@@ -127,6 +127,6 @@ def _next(
         paused=world.record.paused,
         rewind=order,
         snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,
-        dismissed=tuple(i for i in world.record.dismissed if any(node.instance == i for node in world.nodes.values())),
+        dismissed=tuple(instance for instance in world.record.dismissed if instance in there),
     )
     return record, story

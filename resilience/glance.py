@@ -49,7 +49,7 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
         said.append(f"the ranks wait until their state is on disk, to go on on other nodes: {record.moving}")
     for request in waiting(world):
         said.append(f"ordered by {request.by}, {when(request.at_s)}, and not done yet: {describe.wish(request)}")
-    part = roles(world, now)
+    part = roles(world, now) if world.quarantine else {}
     for node, entry in quarantine.in_force(world, now).items():
         shut_out = f"is shut out until {when(entry.until_s)}: {entry.reason}"
         if part.get(node) is Role.TRAINS:

@@ -44,7 +44,7 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
     same = [*seats.members] == [*record.members] or bool(seats.missed)
     if not record.moving and same:
         return Move.NONE, ""
-    forced = any(instance in record.dismissed for instance in record.members.values())
+    forced = not {*record.dismissed}.isdisjoint(record.members.values())
     if not record.moving:
         told = world.statuses()
         at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)

@@ -14,6 +14,7 @@ and the incidents, never remembered: whoever leads next goes on in the middle.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -40,16 +41,12 @@ def leaving(world: World, now: float) -> Request | None:
     """The request to end the job here that is to be obeyed, if there is one. Nodes that the job can do without are drained otherwise: if
     it can do without all of them, for a scheduler may take away all at once, and has no time for one after the other. now: wall-clock
     seconds."""
-    drained: list[NodeId] = []
-    for request in waiting(world):
-        if request.kind not in LEAVING or _misled(request, world) or _has_left(request, world):
-            continue
-        if request.kind == Wish.STOP:
-            return request
-        drained.append(NodeId(request.node))
-        if not _dispensable(drained, request.budget_s > 0, world, now):
-            return request
-    return None
+    asked = [r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world) and not _has_left(r, world)]
+    stop = next((at for at, request in enumerate(asked) if request.kind == Wish.STOP), len(asked))
+    drains = asked[:stop]
+    if not _dispensable(drains, world, now):
+        return drains[bisect_left(range(stop), True, key=lambda at: not _dispensable(drains[: at + 1], world, now))]
+    return asked[stop] if stop < len(asked) else None
 
 
 def cut_short(world: World) -> Decision:
@@ -67,19 +64,27 @@ def cut_short(world: World) -> Decision:
     return Decision(record=replace(record, leave_in_s=HURRY_S), reason=reason)
 
 
-def _dispensable(nodes: Sequence[NodeId], pressed: bool, world: World, now: float) -> bool:
-    """Whether the job can go on without these, of which the last was asked for last. pressed: it cannot wait until another comes."""
-    record = world.record
-    if record is None or world.spec is None:
+def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
+    """Whether the job can go on without the nodes of these requests; of more of them, it rather cannot."""
+    record, spec = world.record, world.spec
+    if not drains:
+        return True
+    if record is None or spec is None:
         return False
-    if nodes[-1] not in world.nodes:
-        return max(world.spec.sizes) + world.spec.spares > 1
-    if world.nodes[nodes[-1]].instance in record.dismissed:
-        trains = nodes[-1] in record.members and record.phase in (Phase.LAUNCH, Phase.RUN)
-        return not (pressed and trains and assignment.without(world, now).missed)
-    instances = tuple(world.nodes[node].instance for node in nodes if node in world.nodes)
-    without = replace(record, dismissed=(*record.dismissed, *instances))
-    return not assignment.without(replace(world, record=without), now).missed
+    here = [(request, node) for request in drains if (node := world.nodes.get(NodeId(request.node)))]
+    if len(here) < len(drains) and max(spec.sizes) + spec.spares == 1:
+        return False
+    dismissed = {*record.dismissed}
+    fresh = [node.instance for _, node in here if node.instance not in dismissed]
+    if not fresh and not (record.phase in (Phase.LAUNCH, Phase.RUN) and any(_pressed(r, record) for r, _ in here)):
+        return True  # who is drained already waits until another node has come, if need be
+    without = replace(world, record=replace(record, dismissed=(*record.dismissed, *fresh)))
+    return not assignment.without(without, now).missed
+
+
+def _pressed(request: Request, record: GenerationRecord) -> bool:
+    """Whether a node that trains cannot wait until another one has come."""
+    return request.budget_s > 0 and request.node in record.members
 
 
 def rule(world: World, now: float, reached: Step) -> Decision:
@@ -95,20 +100,18 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     for request in asked:
         if request.kind == Wish.READMIT:
             return _readmit(request, world, now)
-    goes_on = [at for at, r in enumerate(asked) if r.kind == Wish.RESUME]
-    overtaken = [r.id for r in asked[: goes_on[-1]] if r.kind == Wish.PAUSE] if goes_on else []
+    goes_on = [request for request in asked if request.kind == Wish.RESUME]
+    overtaken = [r.id for r in asked[: asked.index(goes_on[-1])] if r.kind == Wish.PAUSE] if goes_on else []
     if overtaken:
         early = Answer(sentence="the ranks were told to go on before all of them waited")
         return Decision(answers=dict.fromkeys(overtaken, early))
-    for request in asked:
-        left = _leave(request, world, now) if request.kind in LEAVING else Decision()
-        if left != Decision():
-            return left
-    drains = record.moving and any(r.kind in LEAVING for r in asked)
-    if leaving(world, now) or (drains and not goes_on):
-        return Decision()
-    turn = [asked[at] for at in goes_on] or [r for r in asked if r.kind not in LEAVING]
-    for request in turn[:1]:
+    if leaving(world, now):
+        return Decision()  # an event of the machine's
+    drains = [request for request in asked if request.kind == Wish.DRAIN]
+    drained = _drained(drains, world)
+    if drained != Decision() or (drains and record.moving and not goes_on):
+        return drained
+    for request in (goes_on or [request for request in asked if request.kind != Wish.DRAIN])[:1]:
         return _JUDGES[Wish(request.kind)](request, world, now, reached)
     return given_up(world)
 
@@ -146,28 +149,30 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 # -- one for each wish ----------------------------------------------------------------------------------------------------
 
 
-def _leave(request: Request, world: World, now: float) -> Decision:
+def _drained(asked: Sequence[Request], world: World) -> Decision:
+    """All of them together: one change of nodes, not one for each."""
     record = world.record
     assert record
-    if request.kind == Wish.STOP or leaving(world, now):
-        return Decision()  # an event of the machine's
-    drained = [r for r in waiting(world) if r.kind == Wish.DRAIN and r.node in world.nodes and not _has_left(r, world)]
-    asked = [NodeId(r.node) for r in drained]
-    nodes = [node for node in dict.fromkeys(asked) if world.nodes[node].instance not in record.dismissed]
-    if nodes:  # together: one change of nodes, not one for each
-        are = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {phrases.listed(nodes)} are"
-        instances = (world.nodes[node].instance for node in nodes)
-        reason = f"{are} drained by {request.by}"
+    dismissed = {*record.dismissed}
+    fresh: dict[NodeId, Request] = {}
+    for request in asked:
+        node = world.nodes.get(NodeId(request.node))
+        if node and node.instance not in dismissed and not _has_left(request, world):
+            fresh.setdefault(NodeId(request.node), request)
+    if fresh:
+        are = f"node {next(iter(fresh))} is" if len(fresh) == 1 else f"nodes {phrases.listed([*fresh])} are"
+        instances = (world.nodes[node].instance for node in fresh)
+        reason = f"{are} drained by {next(iter(fresh.values())).by}"
         return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
-    if not _has_left(request, world) and (request.node in record.members or record.phase is not Phase.RUN):
-        return Decision()
     on = f"the job goes on on {phrases.listed([*record.members])}"
-    if request.node in record.members:
-        sentence = (
-            f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
-        )
-        return answered(request, sentence, exit_code=MachineError.exit_code)
-    return answered(request, f"node {request.node} is drained; {on}", record.resume_step)
+    answers: dict[str, Answer] = {}
+    for request in asked:
+        if request.node not in record.members and (record.phase is Phase.RUN or _has_left(request, world)):
+            answers[request.id] = Answer(sentence=f"node {request.node} is drained; {on}", step=record.resume_step)
+        elif _has_left(request, world):
+            why = f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
+            answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
+    return Decision(answers=answers)
 
 
 def _pause(request: Request, world: World, now: float, reached: Step) -> Decision:
