@@ -229,6 +229,8 @@ class Player:
         codes = {0}
         if "stop_asked" in drawn:
             codes.add(130)
+        if "nodes_preempted" in drawn:
+            codes.add(143)
         if drawn & {"nan", "nan_again", "nan_in_the_data", "state_hurt"}:
             codes.add(BudgetSpent.exit_code)
         if not self.episode.patient:
@@ -293,9 +295,8 @@ class Player:
         batches = {batch for start, stop in known for batch in range(start, stop)}
         # Another leader may open a generation before an agent that is held up, or whose node trains alone and is cut off, could tell
         # what its ranks did: that is lost.
-        unheard = job.standby or (
-            1 in job.sizes and "node_cut_off" in {moment.fault for moment in self.episode.moments}
-        )
+        drawn = {moment.fault for moment in self.episode.moments}
+        unheard = job.standby or (1 in job.sizes and drawn & {"node_cut_off", "members_cut_off"})
         assert unheard or all({*range(*window)} <= batches for window in left_out), (
             f"{left_out} is left out, {known} was told"
         )

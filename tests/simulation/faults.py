@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.orders import Quarantine
 from mt_resilient.resilience.reports import Ack, AckKind
 from mt_resilient.resilience.terms import NodeId, RankPhase
 from mt_resilient.resilience.wire import dumps
@@ -327,6 +328,56 @@ def node_drained(job: Job, number: int) -> None:
         job.order(Wish.DRAIN, node=_one(job, number))
 
 
+def nodes_drained(job: Job, number: int) -> None:
+    """Several at once, whether others could go on or not."""
+    if not job.store.down:
+        for name in _some(job, number, 1 + number % 3):
+            job.order(Wish.DRAIN, node=name)
+
+
+def nodes_preempted(job: Job, number: int) -> tuple[int, End] | None:
+    """Up to half of those that train; what is left of them when their time is over is killed, and they are there again."""
+    some = _some(job, number, max(1, len(job.watch.record.members) // 2) if job.watch.record else 0)
+    if not some:
+        return None
+    job.preempt(*some)
+    lives = {name: job.nodes[name].instance for name in some}
+
+    def taken(job: Job) -> None:
+        for name, instance in lives.items():
+            if name in job.nodes and job.nodes[name].instance == instance:
+                if job.nodes[name].code is None:
+                    job.kill_node(name)
+                else:
+                    job.nodes.pop(name)
+            _start_agent(job, name)
+
+    return 12 + number % 20, taken
+
+
+def _some(job: Job, number: int, most: int) -> list[NodeId]:
+    """Members whose agents are there, and are not asked to leave."""
+    record = job.watch.record
+    there = [name for name, node in sorted(job.nodes.items()) if node.code is None and node.asked is None]
+    members = [name for name in there if record and name in record.members]
+    return [members[(number + at) % len(members)] for at in range(min(most, len(members)))]
+
+
+def node_shut_out(job: Job, number: int) -> tuple[int, End] | None:
+    """For faults of its own; then somebody lets it train again."""
+    if job.store.down or not job.nodes:
+        return None
+    name = _one(job, number)
+    job.say(f"{name} is shut out")
+    job.store.inner.put(KEYS.quarantine(name), dumps(Quarantine(reason="bad", until_s=job.wall_s + 30 + number % 100)))
+
+    def readmitted(job: Job) -> None:
+        if not job.store.down:
+            job.order(Wish.READMIT, node=name)
+
+    return 5 + number % 30, readmitted
+
+
 def peers_hang(job: Job, number: int) -> tuple[int, End]:
     """The next ranks that die leave peers that notice nothing."""
     job.faults.peers_hang = True
@@ -346,6 +397,9 @@ OF_NODES: tuple[Fault, ...] = (
     members_cut_off,
     agent_held_up,
     node_drained,
+    nodes_drained,
+    nodes_preempted,
+    node_shut_out,
     peers_hang,
 )
 """Those that want several."""
