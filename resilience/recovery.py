@@ -86,7 +86,8 @@ def plan(
     back by themselves."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
-    restarts = [i for i in since_ordered(past) if i.rung in RESTARTS and i.cause != Cause.MOVED]
+    begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
+    restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
@@ -107,7 +108,7 @@ def plan(
                 f"the script {what} {alike} times in the same way before its first step: an error of its own",
             )
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
-    if unusable and restarts and restarts[-1].resume_step == -1:
+    if unusable and begun and begun[-1].resume_step == -1:
         return _give_up(
             SnapshotError,
             "the snapshot of another job to start from is damaged, and there is none of this job: name another one with --start-from",

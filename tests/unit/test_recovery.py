@@ -144,6 +144,9 @@ def test_a_damaged_snapshot_of_another_job_is_not_tried_for_ever(resumed: tuple[
     if not goes_on:
         assert (answer.event, answer.exit_code) == (Event.GIVE_UP, SnapshotError.exit_code)
         assert "--start-from" in answer.reason
+    later = replace(killed(10)[0], cause=Cause.MOVED)
+    after = plan(verdict(Cause.SNAPSHOT_UNUSABLE, started=False), 10, 10, [*killed(*resumed), later], POLICY)
+    assert after.event is Event.FAULT, "nodes have changed since, and it began with a step of its own"
     rewound = plan(verdict(Cause.SNAPSHOT_UNUSABLE, started=True), 50, 50, killed(*resumed), POLICY)
     assert rewound.event is Event.FAULT, "a copy in memory that a rewind in place has found damaged"
 
