@@ -153,10 +153,21 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
     if settled_s is None and world.record.dismissed:
         here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
     found = _again(world, here, now, settled_s)
-    if not found.missed or found.at_work:
+    if not found.missed:
         return found
-    merciful = _again(world, _with_mercy(world, here, now), now, None)
+    more = _one_at_work(world, here) if found.at_work else _with_mercy(world, here, now)
+    merciful = _again(world, more, now, None)
     return found if merciful.missed else merciful
+
+
+def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
+    """With one of those that are needed, for it ends what its ranks are at, although it is shut out or drained: rather one whose ranks may
+    be at work."""
+    assert world.record
+    members, there, wanted = world.record.members, world.nodes, needed(world)
+    elders = [node for node in members if node in wanted and node in there and not there[node].fit]
+    elders.sort(key=lambda node: there[node].instance != members[node])
+    return {**here, **{node: there[node] for node in elders[:1]}}
 
 
 def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
@@ -194,7 +205,8 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     settled = [node for node in spares if settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
     if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
-        waiting = {node: here[node].instance if node in here else i for node, i in before.items()}
+        there = world.nodes  # of those that are shut out, too: with their agents as they are now they begin again
+        waiting = {node: there[node].instance if node in there else i for node, i in before.items()}
         return Seats(members=waiting, missed=tuple(gone), at_work=True)
     return Seats(
         members={node: here[node].instance for node in (*members, *joined)},

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
-from . import assignment, describe, kept
+from . import assignment, describe
 from .going_back import pending
 from .machine import Phase
 from .orders import Decision
@@ -63,10 +63,12 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
 
 def saved(world: World) -> bool:
     """Whether all ranks wait, and the disk has the state that they wait at; before the first step, nothing has to be there."""
-    told, reached = world.statuses(), kept.step_reached(world)
-    return len(told) == len(world.members) and all(
-        s.paused and (reached < 0 or reached in s.durable_steps) for s in told
-    )
+    told = world.statuses()
+    done = max((said.max_step for said in told), default=-1)
+    at = (
+        done if done >= 0 or world.record is None else world.record.resume_step
+    )  # they may have gone back behind that, in place
+    return len(told) == len(world.members) and all(s.paused and (at < 0 or at in s.durable_steps) for s in told)
 
 
 def begun(world: World, now: float, policy: Policy) -> Decision:

@@ -216,6 +216,14 @@ def test_mercy_goes_no_further_than_it_has_to() -> None:
     assert seated(assignment.again(both, NOW, 60.0)) == "a b d", "one of them can go"
 
 
+def test_one_whose_ranks_may_be_at_work_takes_part_although_it_is_shut_out() -> None:
+    """Others would do, but nobody else ends its ranks. It is rather one whose agent is the same."""
+    bad = {NodeId("a"): BAD, NodeId("b"): BAD}
+    assert seated(assignment.again(replace(cluster("ab", "Abcd", (1, 2)), quarantine=bad), NOW)) == "c b"
+    alone = replace(cluster("ab", "Acd", (1, 2)), quarantine=bad)
+    assert seated(assignment.again(alone, NOW)) == "a c"
+
+
 def test_at_a_fault_who_is_drained_and_still_there_stays_with_its_memory() -> None:
     """It goes when the ranks train, with their state on disk."""
     for there, after in (("abc", "a b"), ("abcd", "a b d")):

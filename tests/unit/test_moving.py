@@ -56,6 +56,19 @@ def test_the_state_is_waited_for(drained: bool) -> None:
         assert moving.move(judged, NOW, POLICY)[0] is expected, (waited_s, what)
 
 
+def test_the_state_is_that_at_which_the_ranks_wait() -> None:
+    """Not the one that this generation began with: they have gone back behind it, in place. Before the first step, there is none."""
+    waits = cluster(1.0, saved=True)
+    assert waits.record
+    behind = replace(waits, record=replace(waits.record, resume_step=Step(12)))
+    assert moving.saved(behind)
+    fresh = cluster(1.0)
+    first = replace(fresh, status={A: replace(fresh.status[A], max_step=-1, min_step=-1)})
+    assert moving.saved(first)
+    assert first.record
+    assert not moving.saved(replace(first, record=replace(first.record, resume_step=Step(12))))
+
+
 def test_a_growth_whose_state_has_not_come_to_the_disk_is_not_tried_again_at_once() -> None:
     late = cluster(SAVE_S + 1)
     dropped = moving.begun(late, NOW, POLICY)
