@@ -68,10 +68,14 @@ class Hearing:
                 heard.slowest_s = max(heard.slowest_s, self.awake_s - heard.since_s)
             heard.sign, heard.since_s = sign, self.awake_s
         if step > heard.step and rewinds == heard.rewinds:
-            # Quick steps are many in a round: what they took on average.
-            if heard.step >= 0:
-                heard.steps_s.append((beat_ns - heard.beat_ns) / 1e9 / (step - heard.step))
-            heard.done += step - heard.step if heard.step >= 0 else 1
+            # Quick steps are many in a round, the first ones too: what they took on average.
+            known, known_ns = heard.step, heard.beat_ns
+            if known < 0 and page.stepped_ns:
+                known, known_ns = page.first_step, page.stepped_ns
+                heard.done = 1
+            if 0 <= known < step:
+                heard.steps_s.append((beat_ns - known_ns) / 1e9 / (step - known))
+            heard.done += step - known if known >= 0 else 1
         heard.step, heard.beat_ns, heard.rewinds = step, beat_ns, rewinds
         self._tells |= bool(page.tells or page.built_ns)
         return Progress(

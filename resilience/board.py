@@ -104,6 +104,9 @@ class Page:
     tells = _Int(27)
     """1 once a loop that we know, or a Session, is there: steps will be told; 2: and it can leave data out."""
 
+    first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
+    """Which step it was that was finished first in this generation, at `stepped_ns`, which is stored after it."""
+
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
     """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
 

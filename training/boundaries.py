@@ -141,7 +141,7 @@ class Boundaries:
         loss, grad_norm = figures.loss, figures.grad_norm
         self._page.beat(step, math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm, entered)
         if self._first:
-            self._first_boundary(entered)
+            self._first_boundary(step, entered)
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
         held_ns = 0
@@ -277,7 +277,7 @@ class Boundaries:
             sums = [t.sum(dtype=torch.float32) for t in tensors if t.device.type == "cpu" and t.is_floating_point()]
             return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
-    def _first_boundary(self, now_ns: int) -> None:
+    def _first_boundary(self, step: int, now_ns: int) -> None:
         self._first = False
         assert self._at is not None
         self._rescue.check()
@@ -289,4 +289,5 @@ class Boundaries:
             )
         if self._at.local_rank == 0:
             modules.note(Path(self._handoff.modules))
+        self._page.first_step = step
         self._page.stepped_ns = now_ns  # from here on the agent may start the warm process

@@ -207,7 +207,7 @@ class Ranks(Processes):
         for page in self.pages:
             page.beat(self.step, 1.0, 1.0, ns(now_s))
             if first:
-                page.stepped_ns = ns(now_s)
+                page.first_step, page.stepped_ns = page.step, ns(now_s)
             if self.step == self.record.replay_until:
                 page.replayed_ns = ns(now_s)
         self.job.stepped.append(self.step)

@@ -62,6 +62,23 @@ def test_what_steps_took() -> None:
     assert told.done == 4
 
 
+def test_steps_that_were_done_before_the_rank_was_heard_first() -> None:
+    """Eleven in the time between two rounds: it is through with its first ones."""
+    rank = Rank()
+    rank.trains()
+    rank.page.first_step, rank.page.stepped_ns = 8, round(rank.now_s * SECOND)
+    rank.now_s += 5
+    rank.beat(18)
+    told = rank.heard()
+    assert (told.done, list(told.steps_s)) == (11, [0.5])
+    fresh = Rank()
+    fresh.trains()
+    fresh.page.first_step, fresh.page.stepped_ns = 1, round(fresh.now_s * SECOND)
+    fresh.beat(1)
+    told = fresh.heard()
+    assert (told.done, list(told.steps_s)) == (1, [])
+
+
 def test_a_rewind_is_no_step_and_has_the_time_of_a_start_until_the_next_one() -> None:
     rank = Rank()
     rank.trains()
