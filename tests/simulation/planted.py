@@ -111,9 +111,9 @@ def _trusting(real: Any) -> Any:
 
 
 def _mixed(real: Any) -> Any:
-    def again(world: Any, now: float, settled_s: float | None = None) -> Any:
+    def again(*said: Any, **words: Any) -> Any:
         """In another order, although nobody is gone."""
-        seats = real(world, now, settled_s)
+        seats = real(*said, **words)
         return replace(seats, members=dict(reversed(seats.members.items())))
 
     return again
@@ -129,9 +129,9 @@ def _hurried(real: Any) -> Any:
 
 
 def _twice(real: Any) -> Any:
-    def again(world: Any, now: float, settled_s: float | None = None) -> Any:
+    def again(*said: Any, **words: Any) -> Any:
         """One spare for two places."""
-        seats = real(world, now, settled_s)
+        seats = real(*said, **words)
         spares = {*seats.successors.values()}
         chosen = min(spares, default=None)
         members = {n: seats.members[chosen] if n in spares and chosen else i for n, i in seats.members.items()}
@@ -141,9 +141,9 @@ def _twice(real: Any) -> Any:
 
 
 def _greedy(real: Any) -> Any:
-    def again(world: Any, now: float, settled_s: float | None = None) -> Any:
+    def again(world: Any, now: float, settled_s: float | None = None, **words: Any) -> Any:
         """A fault is taken for an opportunity to grow."""
-        return real(world, now, settled_s or 0.0)
+        return real(world, now, settled_s or 0.0, **words)
 
     return again
 
@@ -197,7 +197,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
     ),
     "budget without end": (7, _swap(recovery, "_lives_without_progress", lambda real: lambda *args: 0)),
     "memory trusted whatever its ranks": (6, _swap(kept, "said", _trusting)),
-    "a dismissed agent is seated": (9, _swap(assignment, "unusable", lambda real: lambda world, node, now: "")),
+    "a dismissed agent is seated": (9, _swap(assignment, "_dismissed", lambda real: lambda world: set())),
     "launched before the last member is ready": (
         9,
         _both(_swap(World, "all_acked", _hurried), _swap(controller, "world_of", _any_word)),
@@ -216,7 +216,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
         9,
         _both(
             _swap(assignment, "elders", lambda real: lambda world: set()),
-            _swap(reach, "unseen", lambda real: lambda world: False),
+            _swap(reach, "unseen", lambda real: lambda world, now, lease_s: False),
         ),
     ),
     "grown at a fault": (9, _swap(assignment, "again", _greedy)),

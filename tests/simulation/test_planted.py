@@ -15,7 +15,7 @@ def test_the_campaign_finds(bug: str) -> None:
     with plant():
         _, found = campaign(range(WITHIN), most=3)
     outcome = next((each for each in found if each.invariant), None)  # it may also leave a job that never ends
-    assert outcome, f"{WITHIN} seeds did not find it"
+    assert outcome, f"{WITHIN} seeds did not find it; instead: {[each.violated[:160] for each in found]}"
     print(f"{bug}: found after {outcome.episode.seed + 1} seeds: {outcome.violated[:160]}")
     clean = play(draw(outcome.episode.seed))
     assert not clean.violated, clean.violated
