@@ -123,7 +123,7 @@ class Supervisor:
     def _hear(self) -> bool:
         """Whether others have written something, or that cannot be known: then the next round says why."""
         try:
-            return self.controller.hear()
+            return self.controller.hear(wall_s())
         except StoreUnavailable:
             return True
         except Exception:  # it will be told: the next look meets it again

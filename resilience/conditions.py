@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from . import describe, reach
+from . import describe
 from .chronicle import next_id
 from .detectors import Cause
 from .findings import Complaint, Shortage, Straggler
@@ -29,9 +29,9 @@ def _news(
     return (*over, *(tell(next_id(world, n), signature, found) for n, (signature, found) in enumerate(fresh)))
 
 
-def cut_off_told(world: World, away: Sequence[NodeId]) -> tuple[Incident, ...]:
-    """Members that are cut off from etcd alone; over when they reach it, or do not train any more."""
-    record, unseen = world.record, reach.unseen(world)
+def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[Incident, ...]:
+    """Members that are cut off from etcd alone; over when they reach it, or do not train any more. unseen: nobody says whether they do."""
+    record = world.record
     assert record
 
     def tell(ident: str, signature: str, node: NodeId) -> Incident:

@@ -20,6 +20,7 @@ from .machine import Phase
 from .mirror import Mirror
 from .orders import Decision, GenerationRecord
 from .policy import Policy
+from .reports import NodeStatus
 from .scale import campaign_after_s
 from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .terms import NodeId
@@ -67,14 +68,13 @@ class Controller:
         after each tick."""
         return (*self._helm.fds(), *self._whole.fds())
 
-    def hear(self) -> bool:
-        """Where this agent leads, read what has come, ahead of the next tick: whether anything has. Raises StoreUnavailable."""
+    def hear(self, now: float) -> bool:
+        """Where this agent leads, read what has come, ahead of the next tick: whether anything has. now: wall-clock time. Raises
+        StoreUnavailable."""
         if not self._whole.fds():
             return False
         self._whole.entries()
-        changed = self._whole.changed()
-        self._values.update(changed)
-        return bool(changed)
+        return self._take_in(now)
 
     def tick(self, lease: int, now: float) -> bool:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
@@ -86,7 +86,7 @@ class Controller:
             return False
         entries = self._whole.entries()
         seen = self._whole.revision
-        self._values.update(self._whole.changed())
+        self._take_in(now)
         world = self._with_times(world_of(self._keys, self._values), now)
         if len(world.members) > 1 and 0 <= now - self._anew_s < RETURN_S:
             return False
@@ -121,6 +121,8 @@ class Controller:
         self._helm = Mirror(self._store, self._keys.helm)
         self._whole = Mirror(self._store, self._keys.root)
         self._heard, self._values = Values(), Values()
+        self._heard_s: dict[NodeId, float] = {}
+        """When this agent has heard each node's last word; of one that was there before: when that was said, by the node's clock."""
 
     def close(self) -> None:
         self._helm.close()
@@ -133,15 +135,24 @@ class Controller:
         for number in known - {str(record.number)}:
             self._store.delete_prefix(f"{acks}{number}/")
 
+    def _take_in(self, now: float) -> bool:
+        changed, statuses = self._whole.changed(), self._keys.statuses
+        self._values.update(changed)
+        said = self._values.under(statuses, NodeStatus)
+        for node in [NodeId(key.removeprefix(statuses)) for key in changed if key.startswith(statuses)]:
+            if node in said:
+                self._heard_s[node] = now if node in self._heard_s else min(now, said[node].at_s)
+        return bool(changed)
+
     def _with_times(self, world: World, now: float) -> World:
-        """With when those were first seen that may become members."""
+        """With when the nodes were last heard, and when those were first seen that may become members."""
         apart = world.nodes.keys() - world.record.members.keys() if world.begun and world.record else world.nodes.keys()
         here = {node: world.nodes[node].instance for node in apart}
         met = self._met
         self._met = {
             n: met[n] if n in met and met[n][0] == instance else (instance, now) for n, instance in here.items()
         }
-        return replace(world, since_s={node: since_s for node, (_, since_s) in self._met.items()}) if here else world
+        return replace(world, since_s={node: s for node, (_, s) in self._met.items()}, heard_s=dict(self._heard_s))
 
     def _leads(self, lease: int, now: float) -> bool:
         entry = self._helm.entries().get(self._keys.leader)

@@ -51,7 +51,7 @@ def _with_news(world: World, now: float, policy: Policy) -> World:
     """With the incidents that tell what is seen, whatever is done about it."""
     if world.record and (len(world.record.members) > 1 or world.nodes.keys() - world.record.members.keys()):
         away = reach.cut_off(world, now, policy.lease_s)
-        world = world.with_incidents(cut_off_told(world, away))
+        world = world.with_incidents(cut_off_told(world, away, reach.unseen(world, now, policy.lease_s)))
         world = replace(world, nodes=reach.standing_in(world, away)) if away else world
     world = world.with_incidents(rewinds_told(world, policy.ladder))
     world = world.with_incidents(frozen_told(world))

@@ -9,7 +9,8 @@ end all ranks for nothing: it counts as present while steps are made:
       or   it was finished long after the node's own last word    who is dead was heard to the last
 
 Of members that are all gone nobody says whether they make steps. Where nobody who is there may begin without them (`assignment.needed`),
-they count as present: they go on where they are once they are back.
+they count as present: they go on where they are once they are back. Their leases end one after the other: so do the first ones, while
+nothing has come from the others for half a lease.
 
 So the death of a node is seen as early as without this. That nobody hears orders on a node that is cut off shows where one is not obeyed
 (`going_back.unheeded`).
@@ -38,7 +39,7 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
     if not absent:
         return ()
     here = [n for n, i in record.members.items() if n in world.nodes and world.nodes[n].instance == i]
-    if unseen(world):
+    if unseen(world, now, lease_s):
         return tuple(absent)
     said = [world.status[n] for n in here if n in world.status and world.status[n].generation == record.number]
     if not said or len(said) < len(here) or not all(_trains(status) for status in said):
@@ -50,13 +51,21 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
     return tuple(n for n in absent if recent or (steady and _outlives(newest, world.status.get(n), record.number)))
 
 
-def unseen(world: World) -> bool:
-    """Whether all members are gone, and nobody who is there may begin without them."""
+def unseen(world: World, now: float, lease_s: float) -> bool:
+    """Whether nobody says if the members train, and nobody who is there may begin without them: all are gone, or so silent that their
+    leases may end next."""
     record = world.record
     if record is None or world.spec is None:
         return False
-    gone = all(n not in world.nodes and i not in world.dead for n, i in record.members.items())
-    return gone and bool(needed(world))
+    silent = all(
+        _mute(world, n, now, lease_s) if n in world.nodes and world.nodes[n].instance == i else n not in world.nodes
+        for n, i in record.members.items()
+    )
+    return silent and world.dead.keys().isdisjoint(record.members.values()) and bool(needed(world))
+
+
+def _mute(world: World, node: NodeId, now: float, lease_s: float) -> bool:
+    return 0 < lease_s / 2 < now - world.heard_s.get(node, now)
 
 
 def standing_in(world: World, away: tuple[NodeId, ...]) -> dict[NodeId, NodeRecord]:

@@ -36,6 +36,8 @@ class World:
     quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
     since_s: Mapping[NodeId, float] = field(default_factory=dict)
     """Wall-clock time at which who leads has first seen a node that may become a member: other nodes' clocks are not asked."""
+    heard_s: Mapping[NodeId, float] = field(default_factory=dict)
+    """By the same clock: when who leads has heard a node's status; what was there before it has led is as old as the node said."""
     dead: Mapping[str, Death] = field(default_factory=dict)
     """By instance."""
     leader: str = ""

@@ -22,7 +22,7 @@ from mt_resilient.resilience.terms import Generation
 from mt_resilient.resilience.wire import dumps, loads
 from mt_resilient.resilience.wishes import Request
 
-from .worlds import NOW, A, ack, gone, node, record, status
+from .worlds import NOW, A, B, ack, gone, node, record, status
 
 KEYS = Keys("job")
 
@@ -50,10 +50,10 @@ class Scene:
         for name, value in what.items():
             self.store.put(keys[name], dumps(value))
 
-    def controller(self, identity: str) -> tuple[Controller, int]:
+    def controller(self, identity: str, lease_s: float = 0.0) -> tuple[Controller, int]:
         election = Election(self.store, KEYS.leader, identity)
         told = lambda decision: self.told.append((identity, decision))  # noqa: E731
-        return Controller(self.store, KEYS, election, Policy(), told), self.store.grant(10)
+        return Controller(self.store, KEYS, election, Policy(lease_s=lease_s), told), self.store.grant(10)
 
     def record(self) -> GenerationRecord:
         entry = self.store.get(KEYS.generation)
@@ -87,16 +87,32 @@ def test_a_second_tick_without_change_writes_nothing() -> None:
 def test_what_was_heard_ahead_counts_at_the_next_tick() -> None:
     scene = Scene()
     (first, lease), (second, _) = scene.controller("one"), scene.controller("two")
-    assert not first.hear()
+    assert not first.hear(NOW)
     assert first.tick(lease, NOW)
-    first.hear()
+    first.hear(NOW)
     scene.say(ack=ack(AckKind.READY))
-    assert first.hear()
-    assert not first.hear()
-    assert not second.hear(), "who does not lead looks at nothing"
+    assert first.hear(NOW)
+    assert not first.hear(NOW)
+    assert not second.hear(NOW), "who does not lead looks at nothing"
     assert scene.record().phase is Phase.GATHER
     assert first.tick(lease, NOW)
     assert scene.record().phase is Phase.LAUNCH
+
+
+def test_how_long_a_node_is_silent_is_measured_by_the_clock_of_who_leads() -> None:
+    """The lease of `b` is over. What `a` has said before this one led is as old as `a` says; from then on its clock is not asked."""
+    scene = Scene()
+    lost = replace(status(max_step=5), at_s=NOW - 9.0)
+    scene.store.put(KEYS.status(B), dumps(lost))
+    scene.say(spec=Spec(command=("torchrun",), sizes=(2,), spares=1), record=record(members=("a", "b")), status=lost)
+    controller, lease = scene.controller("one", lease_s=10.0)
+    controller.tick(lease, NOW)
+    assert scene.record().number == 1
+    assert [each.cause for each in scene.incidents()] == ["cut_off"]
+    scene.say(status=replace(lost, often_s=1.0))
+    assert controller.hear(NOW + 5.0)
+    controller.tick(lease, NOW + 9.0)
+    assert scene.record().number == 2
 
 
 def test_record_and_incident_are_written_in_one_revision() -> None:

@@ -102,6 +102,28 @@ def test_where_nobody_is_left_to_say_so_those_count_without_whom_nobody_begins(
     assert [each.nodes for each in found.incidents if each.cause == "cut_off"] == ([("a",), ("b",)] if wait else [])
 
 
+@pytest.mark.parametrize(
+    ("heard_s", "spares", "changes", "wait"),
+    [
+        (5.1, 1, {}, True),
+        (4.9, 1, {}, False),
+        (5.1, 2, {}, False),  # others may begin
+        (5.1, 1, {"dead": {"agent-b": Death(at_s=NOW)}}, False),
+        (5.1, 1, {"nodes": {A: node("a"), B: node("b", "anew")}}, False),
+        (-5.1, 1, {}, False),  # the clock of who leads was set back
+    ],
+)
+def test_of_several_that_fall_silent_the_first_is_not_replaced(
+    heard_s: float, spares: int, changes: dict[str, Any], wait: bool
+) -> None:
+    """The lease of `b` is over, that of `a` may be next. Nobody's steps show anything."""
+    last = said(silent_s=6.0, ago_s=6.0)
+    alone = missing(last, spec=Spec(command=("torchrun",), sizes=(2,), spares=spares), heard_s=6.0)
+    found = decide(replace(alone, heard_s={A: NOW - heard_s, B: NOW - 6.0}, **changes), NOW, POLICY)
+    assert (found.record is None) == wait
+    assert [each.nodes for each in found.incidents if each.cause == "cut_off"] == ([("b",)] if wait else [])
+
+
 def test_nobody_is_missing() -> None:
     assert cut_off(missing(said(), nodes={A: node("a"), B: node("b")}), NOW, LEASE_S) == ()
 
