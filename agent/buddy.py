@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..checkpoint import frames, tiers
 from ..checkpoint.arena import Slot
@@ -16,7 +17,7 @@ from ..checkpoint.connection import Connection, Lost, call
 from ..checkpoint.header import Stamp
 from ..checkpoint.replicate import fetch
 from ..resilience import clock
-from ..resilience.errors import ResilientError
+from ..resilience.errors import MachineError, ResilientError
 from .buddy_config import BACKOFF_S, STOP_S, BuddyConfig, Event, Tell, address_of
 from .keeping import Keeping
 from .sending import Sending
@@ -75,12 +76,14 @@ class Buddy:
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
 
     def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
-        """Of one rank; its bytes."""
+        """Of one rank; its bytes. What was given up may still be on its way to the disk or the buddy: then another slot takes it."""
         slots = [Slot(path, turn=self._arena[0][0]) for path in row]
         try:
-            slot = slots[tiers.room([slot.header() for slot in slots])]
-            fetch(connection, stamp, rank, slot)
-            return slot.header().image.memory_bytes
+            *others, last = [slots[index] for index in tiers.rooms([slot.header() for slot in slots])]
+            for slot in others:
+                with suppress(MachineError):
+                    return fetch(connection, stamp, rank, slot)
+            return fetch(connection, stamp, rank, last)
         finally:
             for each in slots:
                 each.close()

@@ -5,19 +5,20 @@
 the job needs now, whatever their age. It goes on until a line "finish" or the end of its stdin; then it drains what is
 pending, with a few tries, and ends. Where it has a buddy, threads of `buddy.py` go about that tier meanwhile, as lines
 "copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" say; "reserve BYTES" takes memory for what will be fetched.
+What is said on either side waits for no write: a slow disk takes minutes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from queue import SimpleQueue
+from itertools import chain
 
 from ..checkpoint import catalog, stores
 from ..checkpoint.arena import Slot
@@ -29,9 +30,7 @@ from ..checkpoint.writers import writer
 from ..resilience import clock
 from ..resilience.errors import MachineError, ResilientError, SiteError, UsageError
 from .buddy import Buddy
-from .buddy_config import BuddyConfig
-
-Event = dict[str, object]
+from .buddy_config import BuddyConfig, Event, Tell
 
 BACKOFF_S = (1.0, 60.0)
 """Wait after the first failure in a row, doubled after each further one up to the last."""
@@ -84,29 +83,34 @@ class DrainConfig(RetentionPolicy):
 class Orders:
     """What the agent says, line by line."""
 
-    def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int = 0) -> None:
-        self._fd, self._rest = fd, b""
+    def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int = 0, buddy: Buddy | None = None) -> None:
+        self._fd, self._buddy = fd, buddy
         self.reserve_bytes = reserve_bytes
-        self.finish = False
-        self.further: list[list[str]] = []
-        """Lines about copies."""
+        self.finish = threading.Event()
         self.protected = _attempts(protected)
 
-    def listen(self, patience_s: float) -> None:
-        """Take in what has been said, waiting for a word at most so long."""
-        while not self.finish and select.select([self._fd], [], [], patience_s)[0]:
-            data = os.read(self._fd, 4096)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self.finish = not data
-            for word, *names in (line.decode().split() for line in lines):
-                self.finish = self.finish or word == "finish"
-                if word == "protect":
-                    self.protected = _attempts(names)
-                elif word == "reserve":
-                    self.reserve_bytes = int(names[0])
-                elif word in ("copy", "fetch"):
-                    self.further.append([word, *names])
-            patience_s = 0.0
+    def listen(self) -> None:
+        """Until it is to finish, or nobody is there who would say so: for a thread of its own."""
+        try:
+            with os.fdopen(self._fd, "rb", closefd=False) as lines:
+                for line in lines:
+                    word, *names = line.decode().split()
+                    if word == "finish":
+                        return
+                    self._heard(word, names)
+        finally:
+            self.finish.set()
+
+    def _heard(self, word: str, names: list[str]) -> None:
+        if word == "protect":
+            self.protected = _attempts(names)
+        elif word == "reserve":
+            self.reserve_bytes = int(names[0])
+        elif self._buddy and word == "copy":
+            self._buddy.send_to("".join(names))
+        elif self._buddy and word == "fetch":
+            generation, rewinds, step, first_rank = map(int, names[1:])
+            self._buddy.fetch(names[0], Stamp(generation, rewinds, step), first_rank)
 
 
 def _attempts(names: Sequence[str]) -> frozenset[Attempt]:
@@ -171,7 +175,6 @@ class Drain:
         """By the node that commits."""
         if not any(slot.header().rank == 0 for slot in self._slots[0]):
             return
-        self._orders.listen(0.0)  # a write takes long, and ranks may have gone back meanwhile
         with suppress(MachineError):  # the next snapshot tries again
             for attempt, why in catalog.retire(
                 self._root, self._config, clock.wall_s(), self._orders.protected | self._undrained(), self._known
@@ -217,35 +220,34 @@ class Drain:
         return {"event": "failed", "step": stamp.step, "reason": str(error), "retry_in_s": retry_in_s}
 
 
-def run(config: DrainConfig, stdin_fd: int) -> Iterator[Event]:
-    """Events until "finish" or the end of `stdin_fd`, and what was pending then."""
-    orders = Orders(stdin_fd, config.protected, config.reserve_bytes)
+def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
+    """Until "finish" or the end of `stdin_fd`, and what was pending then. tell: for events, on whatever thread."""
+    buddy = Buddy(config.buddy, config.arena[: config.local_ranks], tell) if config.buddy else None
+    orders = Orders(stdin_fd, config.protected, config.reserve_bytes, buddy)
     state = Drain(config, orders)
-    told: SimpleQueue[Event] = SimpleQueue()
-    buddy = Buddy(config.buddy, config.arena[: config.local_ranks], told.put) if config.buddy else None
-    while not orders.finish:
-        yield from state.tick()
-        yield from state.reserve(orders.reserve_bytes)
-        while not told.empty():
-            yield told.get()
-        orders.listen(config.poll_s)
-        while orders.further:
-            _pass_on(buddy, *orders.further.pop(0))
+    threading.Thread(target=orders.listen, daemon=True).start()
+    while not orders.finish.wait(config.poll_s):
+        for event in chain(state.tick(), state.reserve(orders.reserve_bytes)):
+            tell(event)
     if buddy:
         buddy.stop()
     state.hurry()
     while state.due() is not None:
-        yield from state.tick(finishing=True)
+        for event in state.tick(finishing=True):
+            tell(event)
         clock.sleep(0.01)
-    yield {"event": "finished"}
+    tell({"event": "finished"})
 
 
-def _pass_on(buddy: Buddy | None, word: str, address: str = "", *numbers: str) -> None:
-    if buddy and word == "copy":
-        buddy.send_to(address)
-    elif buddy:
-        generation, rewinds, step, first_rank = map(int, numbers)
-        buddy.fetch(address, Stamp(generation, rewinds, step), first_rank)
+class Lines:
+    """Events on stdout, each in one piece."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def tell(self, event: Event) -> None:
+        with self._lock:
+            print(json.dumps(event), flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -255,8 +257,7 @@ def main(arguments: list[str]) -> int:
     ):  # they may reach all processes of the job; the agent says when to end
         signal.signal(number, signal.SIG_IGN)
     try:
-        for event in run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno()):
-            print(json.dumps(event), flush=True)
+        run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), Lines().tell)
     except ResilientError as error:
         print(error, file=sys.stderr)
         return error.exit_code

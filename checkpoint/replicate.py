@@ -150,8 +150,8 @@ def _give_guest(
     _said(connection, Word.NO, f"no copy of step {stamp.step} of rank {rank} is kept here")
 
 
-def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> None:
-    """Fill and seal `slot`, a slot of this node, with the copy of global `rank` that the other end keeps.
+def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> int:
+    """Fill and seal `slot`, a slot of this node, with the copy of global `rank` that the other end keeps; its bytes.
 
     Raises Lost, MachineError (there is no room for it, or somebody is at the slot), and SnapshotError (there is no such copy, or a
     damaged one: take the next tier).
@@ -168,3 +168,4 @@ def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> None:
         raise MachineError(f"the buddy's copy of step {stamp.step} could not be taken: {outcome.why}")
     if outcome.word is not Word.KEPT:
         raise SnapshotError(f"the buddy's copy of step {stamp.step} of rank {rank} did not arrive: {outcome.why}")
+    return offer.header.image.memory_bytes

@@ -67,9 +67,9 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
     return Admission(answer=Answer.TAKE, slot=min(free, key=lambda i: (own[i].state is State.SEALED, own[i].stamp)))
 
 
-def room(own: Sequence[Header]) -> int:
-    """Which slot of a rank takes what is fetched: one that holds nothing, else the oldest."""
-    return min(range(len(own)), key=lambda i: (own[i].whole, own[i].stamp))
+def rooms(own: Sequence[Header]) -> list[int]:
+    """Which slot of a rank takes what is fetched, the best first: one that holds nothing, else the oldest."""
+    return sorted(range(len(own)), key=lambda i: (own[i].whole, own[i].stamp))
 
 
 def whole(guests: Sequence[Sequence[Header]]) -> set[Stamp]:

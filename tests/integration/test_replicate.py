@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
 
@@ -626,6 +626,48 @@ def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, bud
         there.kill()
     else:
         assert "refused" in new.events("not fetched")[-1]["reason"]
+    fresh.close()
+
+
+def test_copies_leave_and_come_while_a_slow_disk_is_written_to(node, buddy, guests, port, tmp_path):
+    """The write takes minutes."""
+    node.nbytes = 4 << 20
+    keeping(buddy, guests, port)
+    here = node.drain(buddy={"poll_s": 0.005}, max_write_mb_per_s=0.1)
+    STARTED.append(here)
+    node.snapshot(1)
+    time.sleep(0.5)
+    here.say("copy", f"127.0.0.1:{port}")
+    assert [event["event"] for event in here.events("replicated")] == ["replicated"]
+    fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4, nbytes=4 << 20)
+    fresh.snapshot(0)
+    new = fresh.drain(buddy={"poll_s": 0.005}, max_write_mb_per_s=0.1)
+    STARTED.append(new)
+    time.sleep(0.5)
+    new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
+    assert [event["event"] for event in new.events("fetched")] == ["fetched"]
+    for slots in fresh.arenas:
+        with slots.holding(1).reading() as view:
+            assert_exact(view)
+    fresh.close()
+
+
+def test_what_comes_back_finds_a_slot_though_what_was_given_up_is_still_read(node, buddy, guests, port, tmp_path):
+    kept(node, buddy, guests, port)
+    fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
+    fresh.snapshot(0)
+    fresh.snapshot(1, seed=1)
+    with ExitStack() as readers:
+        for row in fresh.paths:
+            assert readers.enter_context(Slot(row[1]).reading())
+            Slot(row[1]).free()
+        new = fresh.drain(buddy={"poll_s": 0.005})
+        STARTED.append(new)
+        new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
+        new.events("fetched")
+    for slots in fresh.arenas:
+        with slots.holding(1).reading() as view:
+            assert_exact(view)
     fresh.close()
 
 

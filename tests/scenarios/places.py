@@ -41,7 +41,9 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
         return f"{told}: one agent has two places"
     known = before.members if before and after.reason != "started again" else {}
     usable = {n for n, record in here.items() if record.instance not in dismissed and n not in shut_out}
-    may = usable if len(usable) >= min(job.sizes) else here.keys()  # whom the job cannot do without
+    may = usable if len(usable) >= min(job.sizes) else {*here}  # whom the job cannot do without
+    if proves(job.sizes, job.spares, len(known)) and usable.isdisjoint(known):
+        may = may | known.keys()  # one of them has to end what its ranks are at
     for node, instance in after.members.items():
         if known.get(node) != instance and (node not in may or here[node].instance != instance):
             return f"{told}, and {node} is {'not to train' if node in here else 'not there'}"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.header import Header, Stamp, State
-from mt_resilient.checkpoint.tiers import Answer, admit, newest, room, whole
+from mt_resilient.checkpoint.tiers import Answer, admit, newest, rooms, whole
 
 
 def sealed(step: int, rank: int = 0, *, generation: int = 1, rewinds: int = 0, state: State = State.SEALED) -> Header:
@@ -112,7 +112,12 @@ def test_whatever_comes_and_breaks_the_newest_complete_copy_stays(events, ranks)
 
 @pytest.mark.parametrize(
     ("row", "expected"),
-    [([sealed(10), FREE], 1), ([sealed(20), sealed(10)], 1), ([sealed(10), sealed(20, state=State.STAGING)], 1)],
+    [
+        ([sealed(10), FREE], [1, 0]),
+        ([sealed(20), sealed(10)], [1, 0]),
+        ([sealed(10), sealed(20, state=State.STAGING)], [1, 0]),
+        ([sealed(20), sealed(10), sealed(30, state=State.STAGING), FREE], [3, 2, 1, 0]),
+    ],
 )
 def test_what_comes_back_takes_an_empty_slot_or_the_oldest(row, expected):
-    assert room(row) == expected
+    assert rooms(row) == expected
