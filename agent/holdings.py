@@ -22,11 +22,12 @@ from ..resilience.orders import GenerationRecord
 from ..resilience.reports import InPlaceRewind
 from ..resilience.stability import StabilityPolicy
 from .copies import Copies
+from .errands import Urgent
 from .shelf import Shelf
 from .soundness import Soundness
 
-FRESH_S = 2.0
-"""How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits."""
+FRESH_S = 1.0
+"""How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits. Less than a lease."""
 
 
 class Holdings:
@@ -37,6 +38,7 @@ class Holdings:
         self.slots, self.root, self.copies = slots, root, copies
         self.shelf = Shelf(root)
         self.sound = Soundness(slots, self.shelf, root, run, stability)
+        self._urgent = Urgent()
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged."""
         self.generation = 0
@@ -125,11 +127,9 @@ class Holdings:
         return sorted({step for step, name in there if self.sound.fit(name)})
 
     def reject(self, name: str, reason: str) -> None:
-        """Take a damaged snapshot out of the world; where storage does not let us (ResilientError), out of our own."""
+        """Take a damaged snapshot out of the world; where storage does not let us, or not at once (ResilientError), out of our own."""
         self.unfit.add(name)
-        snapshot = self.root / layout.SNAPSHOTS / name
-        if commit.committed(snapshot):
-            commit.reject(snapshot, reason)
+        self._urgent.do(lambda: _reject(self.root / layout.SNAPSHOTS / name, reason), FRESH_S)
         self.shelf.fresh(FRESH_S)
 
     def _set_aside(self, to: int, life: tuple[int, int]) -> None:
@@ -154,3 +154,8 @@ class Holdings:
             except ResilientError as error:
                 left = f"{error}: the snapshot {name}, of a course that was left, keeps its name, and is not used"
                 self.sound.sentences.append((left, "bad"))
+
+
+def _reject(snapshot: Place, reason: str) -> None:
+    if commit.committed(snapshot):
+        commit.reject(snapshot, reason)

@@ -9,6 +9,7 @@ from ..checkpoint import catalog, layout
 from ..checkpoint.files import Files
 from ..checkpoint.objects import Objects
 from ..checkpoint.stores import Place
+from ..resilience.clock import monotonic_s
 from ..resilience.errors import MachineError
 from ..resilience.terms import Step
 from .run_directory import MARK
@@ -36,17 +37,29 @@ class Shelf:
         self._root = root
         self._turn = threading.Condition()
         self._asked, self._answered = 0, 0
+        self._silent_s = 0.0
+        """Since when there is no answer, on the monotonic clock."""
         self.seen = Seen()
         threading.Thread(target=self._watch, name="shelf", daemon=True).start()
 
     def fresh(self, deadline_s: float) -> Seen:
-        """What there is now; what was there last where storage takes longer than `deadline_s` to say."""
+        """What there is now; what was there last where storage takes longer than `deadline_s` to say. That it hangs is waited for once,
+        however often this is asked."""
         with self._turn:
+            if not self.silent:
+                self._silent_s = monotonic_s()
             self._asked += 1
             mine = self._asked
             self._turn.notify_all()
-            self._turn.wait_for(lambda: self._answered >= mine, timeout=deadline_s)
+            self._turn.wait_for(
+                lambda: self._answered >= mine, timeout=max(0.0, self._silent_s + deadline_s - monotonic_s())
+            )
         return self.seen
+
+    @property
+    def silent(self) -> bool:
+        """Storage has not answered what was asked last."""
+        return self._answered < self._asked
 
     def _watch(self) -> None:
         while True:
@@ -54,7 +67,7 @@ class Shelf:
                 asked = self._asked
             seen = _look(self._root)
             with self._turn:
-                self.seen, self._answered = seen, asked
+                self.seen, self._answered, self._silent_s = seen, asked, monotonic_s()
                 self._turn.notify_all()
                 if self._asked == asked:
                     self._turn.wait(LOOK_S[type(self._root)])

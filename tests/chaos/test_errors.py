@@ -404,3 +404,28 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, freezer: Path) -> No
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert "step 60 is on disk" in job.said()
+
+
+def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answers_again(
+    tmp_path: Path, freezer: Path
+) -> None:
+    """It hangs, and the agent does not."""
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "150", "--step-delay", "0.02"]
+    job = Job(tmp_path, command, "--durable-every", "1000", "--snapshots", str(freezer))
+    job.until(lambda now: len(now.memory_steps) > 1)
+
+    def order(*words: str) -> str:
+        return cli(*words, "--run-dir", str(job.directory)).stdout
+
+    assert "all ranks wait" in order("pause")
+    assert "is on disk" in order("snapshot", "now")
+    *_, to, reached = job.until(lambda now: now.paused).memory_steps
+    subprocess.run(["fsfreeze", "-f", freezer], check=True)
+    assert f"step {to} is restored on all ranks" in order("rewind", "--to", str(to), "--skip", "1")
+    assert f"step {reached}" in job.said()
+    assert "storage does not answer" in job.said()
+    assert "the ranks go on" in order("resume")
+    subprocess.run(["fsfreeze", "-u", freezer], check=True)
+    assert job.finish() == 0, job.said()
+    (left,) = [each for each in (freezer / "snapshots").glob(f"{reached:010d}-*") if (each / "REJECTED").exists()]
+    assert "taken another course" in (left / "REASON").read_text()
