@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..resilience.errors import StoreUnavailable
+from ..resilience.errors import StoreUnavailable, UsageError
 from ..resilience.keys import Keys
 from ..resilience.reports import NodeRecord
 from ..resilience.scale import jittered
-from ..resilience.store import Store
+from ..resilience.store import Delete, KeyAbsent, LeaseGone, Put, Store
 from ..resilience.terms import NodeId
-from ..resilience.wire import dumps
+from ..resilience.wire import dumps, loads
 
 
 class Heartbeat:
@@ -42,7 +42,7 @@ class Heartbeat:
 
     def beat(self, now_s: float) -> None:
         """Renew the lease when a third of its life is over; register (again) when there is none. now_s: monotonic. Raises
-        StoreUnavailable."""
+        StoreUnavailable, and UsageError where another machine's agent has come to go by this name."""
         if now_s < self._due_s:
             return
         left_s = self._store.keepalive(self.lease) if self.lease else 0.0
@@ -54,14 +54,22 @@ class Heartbeat:
     def _register(self) -> None:
         key = self._keys.node(self._node)
         before = self._store.get(key)
-        if before is not None and before.lease:
-            # The holder of this node's run directory lock is this process (`registration` has refused others of this name): whoever wrote
-            # that record is dead, and its lease, which also holds the leadership if it led, has no reason to live on.
+        if before is not None:
+            there = loads(NodeRecord, before.value)
+            if there.home != self._record.home:
+                raise UsageError(
+                    f"an agent on {there.host} goes by the name {self._node} as well; this one leaves, and ends its ranks. Give each node "
+                    "a name of its own with --node"
+                )
+            # The holder of this node's run directory lock is this process: whoever wrote that record is dead, and its lease, which also
+            # holds the leadership if it led, has no reason to live on.
             self._store.revoke(before.lease)
         if self._unanswered:
             self._store.revoke(self._unanswered)
         self._unanswered = self._store.grant(self.ttl_s)
-        self._store.put(key, dumps(self._record), self._unanswered)
+        alive = Delete(self._keys.death(self.instance))  # whoever says that this agent is dead has been misled
+        if not self._store.transact([KeyAbsent(key)], [Put(key, dumps(self._record), self._unanswered), alive]):
+            raise LeaseGone(f"another agent has just come to go by the name {self._node}")
         # Not before: a lease without a record would be kept alive, and nobody would know of this agent.
         self.lease, self._unanswered = self._unanswered, 0
 

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId
-from ..resilience.windows import Window
+from ..resilience.windows import Window, merged
 from . import whereabouts
 from .alike import alike
 from .company import Company
@@ -57,17 +56,12 @@ from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
 from .publisher import PACE_S, Publisher
-from .registration import remind
 from .revival import Revival
 from .run_directory import RunDirectory
 from .supervisor import Supervisor
 from .telling import Telling
 from .terminal import Terminal
 from .whereabouts import ControlPolicy
-
-ALONE_S = 10
-"""Life of a lease where nobody else could take the job up: nothing depends on it."""
-
 
 SECTIONS: dict[str, type] = {
     "snapshots": SnapshotPolicy,
@@ -176,7 +170,7 @@ def run_job(
             judged_by,
             joined.spec.run or secrets.token_hex(4),
             beginning,
-            tuple(windows),
+            merged((*windows, *joined.spec.windows)),
             policies["hang"],
             policies["stability"],
             policies["stragglers"],
@@ -185,7 +179,7 @@ def run_job(
         closing.callback(node.close)
         node.spared = (server.pid or 0,) if server else ()
         mend = Revival(server, endpoints[0], node, telling) if server else None
-        outage = Outage(node, telling, mend, partial(remind, store, keys, joined.spec, joined.token))
+        outage = Outage(node, telling, mend, store, keys, joined.spec, joined.token)
         supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)
         ranks = phrases.count(launch.ranks, "rank")
@@ -262,7 +256,7 @@ def _supervisor(
     me, spec, neighbour = joined.me, joined.spec, joined.neighbour
     policy: AgentPolicy = policies["agent"]
     nodes = max(spec.sizes) + spec.spares
-    ttl_s = policy.lease_ttl_s or (pace(nodes).lease_ttl_s if neighbour else ALONE_S)
+    ttl_s = policy.lease_s(nodes)
     heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)

@@ -71,7 +71,8 @@ def join(
     """counts: how many nodes the job may have, and how many spares; endpoint: of etcd; told: what all nodes have to be told alike. Raises
     NodeUnfit, what `register` raises, and StoreUnavailable."""
     numbers, spares = counts
-    several = max(numbers) + spares > 1
+    expected = max(numbers) + spares
+    several = expected > 1
     checking: PreflightPolicy = policies["preflight"]
     places = (root, Files(run.root))
     here = checks.alone(checking, launch.python, launch.ranks, places, os.environ) if checking.enabled else ()
@@ -88,7 +89,7 @@ def join(
         ranks=launch.ranks,
         port=neighbour.port if neighbour else 0,
         address=whereabouts.named(control.address) if control.address else whereabouts.address(endpoint),
-        home=f"{BOOT.read_text().strip()}:{run.root}" if neighbour else "",
+        home=_home(run) if neighbour else "",
         labels={**scheduler.labels(os.environ), **control.labelled},
     )
     copies, token = None, ""
@@ -100,23 +101,28 @@ def join(
     # Of one node's job, the run directory knows whether it is done.
     durable = catalog.look(root).durable if several else ()
     kept = max((attempt.stamp.step for attempt in durable), default=-1)
-    spec, over = register(store, keys, spec, run, node_id, me, kept=kept)
+    lease_s = policies["agent"].lease_s(expected)
+    spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=lease_s)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:
         return joined
     if neighbour:
         same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
-    expected = max(spec.sizes) + spec.spares
     if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
         met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
         # That took its time, and somebody may have described the job anew.
-        spec, over = register(store, keys, spec, run, node_id, me, kept=kept)
+        spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=lease_s)
         joined = replace(joined, spec=spec, over=over)
     me = replace(me, fit=preflight.unfit(node_id, reasons))
     if me.fit:
         telling.say(me.fit, "bad")
     return replace(joined, me=me)
+
+
+def _home(run: RunDirectory) -> str:
+    """Of two containers of one machine, with the same path each, the directories are two."""
+    return f"{BOOT.read_text().strip()}:{run.root.stat().st_ino}:{run.root}"
 
 
 def _token(store: Store, keys: Keys) -> str:

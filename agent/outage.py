@@ -1,6 +1,7 @@
 """While etcd does not answer, and when it has lost what it knew: what is told, what is done about it.
 
-no answer ──▶ told once; our own server is started again        empty ──▶ who trains tells it the job again
+no answer ──▶ told once; our own server is started again
+empty, or as of an older backup ──▶ who trains tells it the job again, and where that stands
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from collections.abc import Callable
 
 from ..resilience import phrases
 from ..resilience.errors import MachineError, ResilientError
+from ..resilience.keys import Keys
 from ..resilience.orders import GenerationRecord
+from ..resilience.reports import Spec
+from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
+from ..resilience.wire import dumps, loads
 from .node import Node
 from .telling import Telling
 
@@ -23,14 +28,21 @@ class Outage:
         node: Node,
         telling: Telling,
         mend: Callable[[], object] | None,
-        remind: Callable[[GenerationRecord], object],
+        store: Store,
+        keys: Keys,
+        spec: Spec,
+        token: str,
     ) -> None:
-        """mend: called in each round in which the store does not answer (embedded etcd: start it again); remind: tells it what the job is,
-        and this record. Times are in seconds, monotonic."""
-        self._node, self._telling, self._mend, self._remind = node, telling, mend, remind
+        """mend: called in each round in which the store does not answer (embedded etcd: start it again); spec, token: what the job is, as
+        this agent was told when it joined. Times are in seconds, monotonic."""
+        self._node, self._telling, self._mend = node, telling, mend
+        self._store, self._keys, self._spec, self._token = store, keys, spec, token
         self._down_s = 0.0
         self._emptied_s = 0.0
         """Since when etcd knows nothing of the job any more; 0: it does."""
+        self._lease = 0
+        self._met = False
+        """Whether a record of the job has been seen."""
 
     def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
         """fenced_soon: the ranks are not to outlive the lease."""
@@ -51,13 +63,24 @@ class Outage:
             self._telling.say(f"etcd answers again, after {phrases.seconds(now_s - self._down_s)}", "good")
         self._down_s = 0.0
 
+    def held(self, lease: int, known: GenerationRecord | None) -> None:
+        """The lease that this agent has now. Where it is another one, etcd may have lost its data before the job began: each that waits for
+        that tells what the job is. known: the newest record. Raises StoreUnavailable."""
+        if lease != self._lease and known is None:
+            self._store.transact([KeyAbsent(self._keys.spec)], self._job())
+        self._lease = lease
+
     def looked(
         self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float
     ) -> GenerationRecord | None:
-        """The record to obey. found: what etcd has; known: what it had. Where it has begun anew without its data, who has ranks of this
-        generation tells it: while they are not fenced, no later one can have begun. Who knows of a later one than they waits in vain.
-        Raises StoreUnavailable, and MachineError where nobody can tell it."""
-        if known is None or (found is not None and found.number >= known.number):
+        """The record to obey. found: what etcd has; known: what it had. Where it has begun anew without its data, or with a backup's, who
+        has ranks of this generation tells it: while they are not fenced, no later one can have begun. Once the job ends none can, and each
+        tells it. Who knows of a later one than they waits in vain. Raises StoreUnavailable, and MachineError where nobody can tell it, or
+        where it has been told of another job than the one that this agent has joined."""
+        if found is not None and not self._met:
+            self._same()
+            self._met = True
+        if known is None or (found is not None and _as_far(found, known)):
             self._emptied_s = 0.0
             return found
         gang = self._node.gang
@@ -66,7 +89,7 @@ class Outage:
             self._telling.say(
                 "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
             )
-        if gang and gang.generation == known.number and not gang.fenced:
+        if known.over or (gang and gang.generation == known.number and not gang.fenced):
             self._remind(known)
         elif now_s - self._emptied_s > EMPTIED_S:
             raise MachineError(
@@ -74,3 +97,31 @@ class Outage:
                 "after it, then give the same command again: it goes on from the newest snapshot"
             )
         return known
+
+    def _remind(self, record: GenerationRecord) -> None:
+        """Unless somebody else has."""
+        there = self._store.get(self._keys.generation)
+        if there is not None and _as_far(loads(GenerationRecord, there.value), record):
+            return
+        unchanged = ModifiedAt(there.key, there.mod_revision) if there else KeyAbsent(self._keys.generation)
+        self._store.transact([unchanged], [*self._job(), Put(self._keys.generation, dumps(record))])
+
+    def _job(self) -> list[Put]:
+        secret = [Put(self._keys.token, self._token.encode())] if self._token else []
+        return [Put(self._keys.spec, dumps(self._spec)), *secret]
+
+    def _same(self) -> None:
+        """An etcd that had lost its data when this agent joined, and that nobody had told again yet, knew no job: it was described anew."""
+        entry = self._store.get(self._keys.spec)
+        if entry and loads(Spec, entry.value).run != self._spec.run:
+            raise MachineError(
+                "etcd had lost its data when this agent started, and has been told since of the job that goes on; nothing was started "
+                "here. Give the same command again: it joins that one"
+            )
+
+
+def _as_far(found: GenerationRecord, known: GenerationRecord) -> bool:
+    """Whether nothing is missing in what was found. A generation whose ranks have not been started may gather once more."""
+    if found.number != known.number:
+        return found.number > known.number
+    return found.settled >= known.settled and found.over >= known.over

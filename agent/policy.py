@@ -6,6 +6,10 @@ import signal
 from dataclasses import dataclass
 
 from ..resilience.errors import UsageError
+from ..resilience.scale import pace
+
+ALONE_S = 10
+"""Life of a lease where nobody else could take the job up: nothing depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,10 @@ class AgentPolicy:
     lease_ttl_s: int = 0
     """Life of this agent's lease in etcd, renewed at a third of it; 0: 10 s where it is alone, else by the number of nodes
     (`scale.pace`)."""
+
+    def lease_s(self, nodes: int) -> int:
+        """nodes: that are expected, spares included."""
+        return self.lease_ttl_s or (pace(nodes).lease_ttl_s if nodes > 1 else ALONE_S)
 
     def __post_init__(self) -> None:
         if not 0 <= self.metrics_port < 65536:

@@ -3,13 +3,15 @@ of it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 
 from ..resilience import phrases
 from ..resilience.clock import sleep
+from ..resilience.detectors import Cause
 from ..resilience.errors import UsageError
+from ..resilience.incident import Incident
 from ..resilience.keys import Keys
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
@@ -17,6 +19,7 @@ from ..resilience.reports import NodeRecord, Spec
 from ..resilience.requests import LEAVING
 from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
 from ..resilience.terms import Generation, NodeId
+from ..resilience.windows import Window, merged
 from ..resilience.wire import dumps, loads
 from ..resilience.wishes import Request
 from .alike import apart
@@ -60,20 +63,27 @@ def register(
     pause: Callable[[float], None] = sleep,
     *,
     kept: int = -1,
+    lease_s: float = 0.0,
 ) -> tuple[Spec, Generation]:
     """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
 
     The job as it is known, and the number of the generation that it was over with; 0: it was not. Where all of several nodes' job is done,
     `first_generation` is no later than that: a scheduler starts one of them again, and there is nothing to do. Raises UsageError for
     another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
-    pause: waits so many seconds, while agents of the life that is over leave. kept: newest step on disk.
+    pause: waits so many seconds, while agents of the life that is over leave. kept: newest step on disk; lease_s: how long who trains
+    and has lost its lease may take to be back.
     """
+
+    def anew() -> tuple[Spec, Generation]:
+        return register(store, keys, spec, run, node, me, pause, kept=kept, lease_s=lease_s)
+
     several = max(spec.sizes) + spec.spares > 1
     if store.get(keys.spec) is None:
         _describe(store, keys, spec, KeyAbsent(keys.spec))
     if several:
         _begun_anew(store, keys, spec)
-    known = _known(store, keys, spec, run, several)
+    entry = store.get(keys.spec)
+    known = _known(loads(Spec, entry.value) if entry else spec, spec, run, several)
     if several and (run.finished.exists() or _done(store, keys, known, kept)):
         return known, max(known.first_generation, _over(store, keys))
     if run.finished.exists():
@@ -83,13 +93,14 @@ def register(
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
         if _waited(lambda: node in _nodes(store, keys), pause):
-            return register(store, keys, spec, run, node, me, pause, kept=kept)
+            return anew()
         raise UsageError(
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
         )
-    last = _over(store, keys)
-    if last and known.first_generation > last:
+    just = store.get(keys.described) is not None
+    last, record = _over(store, keys), _last(store, keys)
+    if last and known.first_generation > last and (others or just):
         _same(known, spec)
         return known, last  # another node has let it begin anew
     if last and others:
@@ -98,30 +109,35 @@ def register(
                 f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
             )
-        return register(store, keys, spec, run, node, me, pause, kept=kept)
-    if others or (several and store.get(keys.generation) is None):  # they are there, or about to be
+        return anew()
+    # Where nobody is there, another node may just have given the command again; or they train, and etcd does not hear them.
+    again = record is not None and not last and just and known.given_up == record.number
+    joins = bool(others) or (several and (again or _unheard(store, keys, node)))
+    if joins or (several and record is None):
         _same(known, spec)
     reached(me, others)
-    if others:  # the job is under way: this node joins it
+    if joins:
         return known, Generation(0)
+    if record and several and not last and _waited(lambda: not _nodes(store, keys).keys() - {node}, pause, lease_s):
+        return anew()
     forget_leaving(store, keys)
     if last:
         # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
+        windows = merged((*known.windows, *_left_out(store, keys)))
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
             store.delete_prefix(prefix)
-        known = replace(spec, run=known.run, first_generation=Generation(last + 1))
-    elif (record := _last(store, keys)) or (known.sizes, known.spares, known.alike) != (
-        spec.sizes,
-        spec.spares,
-        spec.alike,
-    ):
+        if known.first_generation > last:
+            store.delete(keys.place(known.first_generation))  # who has described it has left before it began
+        first = Generation(max(known.first_generation, last + 1))
+        known = replace(spec, run=known.run, first_generation=first, windows=windows)
+    elif record or (known.sizes, known.spares, known.alike) != (spec.sizes, spec.spares, spec.alike):
         # All have died, as whoever starts it again says, and it goes on with as many as are left.
         given_up = record.number if record else known.given_up
         known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
     else:
         return known, last
-    entry = store.get(keys.spec)
-    store.transact([ModifiedAt(keys.spec, entry.mod_revision if entry else 0)], [Put(keys.spec, dumps(known))])
+    if not _describe(store, keys, known, ModifiedAt(keys.spec, entry.mod_revision if entry else 0)):
+        return anew()
     return known, last
 
 
@@ -132,20 +148,13 @@ def forget_leaving(store: Store, keys: Keys) -> None:
             store.delete(key)
 
 
-def remind(store: Store, keys: Keys, spec: Spec, token: str, record: GenerationRecord) -> bool:
-    """Tell an etcd that has begun anew what the job is, and where it stands; False where somebody else has. Raises StoreUnavailable."""
-    known = [Put(keys.spec, dumps(spec)), Put(keys.generation, dumps(record))]
-    secret = [Put(keys.token, token.encode())] if token else []
-    return store.transact([KeyAbsent(keys.generation)], [*known, *secret])
-
-
-def _waited(still: Callable[[], bool], pause: Callable[[float], None]) -> bool:
+def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float = LEAVE_S) -> bool:
     """Whether it is over in time."""
     wait_s = 0.0
-    while still() and wait_s < LEAVE_S:
+    while still() and wait_s < most_s:
         pause(0.1)
         wait_s += 0.1
-    return wait_s < LEAVE_S
+    return wait_s < most_s
 
 
 def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
@@ -162,9 +171,10 @@ def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
         _describe(store, keys, spec, ModifiedAt(keys.spec, entry.mod_revision))
 
 
-def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedAt) -> None:
+def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
+    """False where somebody else has."""
     lease = store.grant(BEGIN_S)
-    store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
+    return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 
 
 def _same(known: Spec, spec: Spec) -> None:
@@ -205,9 +215,8 @@ def _own(address: str) -> bool:
         return address == "localhost"
 
 
-def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: bool) -> Spec:
-    entry = store.get(keys.spec)
-    known = loads(Spec, entry.value) if entry else spec
+def _known(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> Spec:
+    """Raises UsageError where it is another job."""
     if known.command != spec.command and several:
         raise UsageError(
             f"the job was started with another command ({' '.join(known.command)}); nothing was started. Give the same one on all nodes, "
@@ -223,6 +232,25 @@ def _known(store: Store, keys: Keys, spec: Spec, run: RunDirectory, several: boo
             f"the job has {phrases.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
         )
     return known
+
+
+def _incidents(store: Store, keys: Keys) -> list[Incident]:
+    return [loads(Incident, entry.value) for entry in store.range(keys.incidents).values()]
+
+
+def _unheard(store: Store, keys: Keys, node: NodeId) -> bool:
+    """Whether members are known to be cut off from etcd alone. Their ranks may be at work, unless this node's were among them."""
+    record = _last(store, keys)
+    if record is None or node in record.members:
+        return False
+    return any(i.open and i.cause == Cause.CUT_OFF and i.generation == record.number for i in _incidents(store, keys))
+
+
+def _left_out(store: Store, keys: Keys) -> Iterator[Window]:
+    """What the life that is over has left out of the data, by order or by its ranks' own judgement."""
+    record = _last(store, keys)
+    turns = [*(record.turns if record else ()), *(incident.turn for incident in _incidents(store, keys))]
+    return (turn.window for turn in turns if turn and turn.window)
 
 
 def _last(store: Store, keys: Keys) -> GenerationRecord | None:

@@ -27,7 +27,8 @@ class Telling:
         self._starved = False
         self._waited_s = 0.0
         """From the start of this agent to the first finished step; 0 until then."""
-        self._known: dict[str, Incident] = {}
+        self._known: dict[tuple[int, str], Incident] = {}
+        """By generation and number: where etcd has lost its data, the numbers begin anew."""
         self._counted = (0, 0)
         self._paused_s = 0.0
         """Time in which all ranks have waited, as ordered: neither a loss nor training."""
@@ -56,8 +57,9 @@ class Telling:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
 
     def _incident(self, incident: Incident) -> None:
-        before = self._known.get(incident.id)
-        self._known[incident.id] = incident
+        name = (incident.generation, incident.id)
+        before = self._known.get(name)
+        self._known[name] = incident
         for sentence in incident.evidence[len(before.evidence) :] if before else ():
             self.say(sentence, "warn")
         if before is not None and not before.open:  # it is over, and has been told

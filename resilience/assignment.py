@@ -153,11 +153,11 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
     if settled_s is None and world.record.dismissed:
         here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
     found = _again(world, here, now, settled_s)
-    if not found.missed:
+    if not found.missed and will_do(world, found.members):
         return found
     more = _one_at_work(world, here) if found.at_work else _with_mercy(world, here, now)
     merciful = _again(world, more, now, None)
-    return found if merciful.missed else merciful
+    return merciful if will_do(world, merciful.members) and not merciful.missed else found
 
 
 def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
@@ -196,13 +196,13 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     """Who is to have each, or, where it is vacant, who had it."""
     filled = [node for node in places if node in here]
     size = _fitting(world.spec.sizes, len(filled) + len(spares))
-    if vacant and size == 0:
+    if size == 0:
         kept = {node: here[node].instance if node in here else before[node] for node in places}
         return Seats(members=kept, successors=successors, missed=tuple(vacant))
     # Who has trained already goes before who would have to fetch the state.
     staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
-    settled = [node for node in spares if settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s]
+    settled = [node for node in spares if _settled(world, node, now, settled_s)]
     joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
     if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
         there = world.nodes  # of those that are shut out, too: with their agents as they are now they begin again
@@ -214,6 +214,19 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
         dropped=tuple(node for node, s in zip(before, places, strict=True) if s not in staying),
         joined=joined,
     )
+
+
+def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
+    """Whether the job may grow by it. From a number that is not allowed any more it always may: what memory held is of no use."""
+    assert world.record
+    if not will_do(world, world.record.members):
+        return True
+    return settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s
+
+
+def will_do(world: World, members: Collection[NodeId]) -> bool:
+    """Whether a job of so many nodes is allowed. After the death of all it may have been given again with other numbers."""
+    return world.spec is None or len(members) in world.spec.sizes
 
 
 def _fitting(sizes: Sequence[int], there: int) -> int:

@@ -21,8 +21,12 @@ from .world import World
 
 
 def next_id(world: World, further: int = 0) -> str:
-    """For an incident that is told together with `further` other new ones, which `world` does not know yet."""
-    return f"{max((int(i.id) for i in world.incidents), default=0) + further + 1:04d}"
+    """For an incident that is told together with `further` other new ones, which `world` does not know yet. An etcd that has lost its data
+    knows of none, but ranks that have obeyed an order do not obey another one of its number."""
+    said = world.status.values()
+    orders = [order.number for order in (world.record.rewind, world.record.begins) if order] if world.record else []
+    orders += [number for status in said for number in (status.declined, *(told.order for told in status.rewinds))]
+    return f"{max([*(int(i.id) for i in world.incidents), *orders, 0]) + further + 1:04d}"
 
 
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:

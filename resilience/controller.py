@@ -29,8 +29,8 @@ from .wire import dumps
 from .world import World, world_of
 
 RETURN_S = 3.0
-"""When this agent has lost its lease, others have too: etcd was away, or everybody slept. So long they may take to be back in it: they try
-again in each of their rounds."""
+"""When this agent has lost its lease, others have too: etcd was away or has lost its data, or everybody slept. So long they may take to be
+back in it, or half a lease: they find out when they renew it, at a third, and try again in each of their rounds."""
 
 
 class Controller:
@@ -88,7 +88,7 @@ class Controller:
         seen = self._whole.revision
         self._take_in(now)
         world = self._with_times(world_of(self._keys, self._values), now)
-        if len(world.members) > 1 and 0 <= now - self._anew_s < RETURN_S:
+        if len(world.members) > 1 and 0 <= now - self._anew_s < max(RETURN_S, self._policy.lease_s / 2):
             return False
         decision = _a_part(decide(world, now, self._policy))
         puts = [Put(self._keys.incident(i.id), dumps(i)) for i in decision.incidents]

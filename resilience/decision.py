@@ -76,6 +76,9 @@ def _answer(
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
         return generations.reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
+    seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started}) if verdict else None
+    if seats and move is Move.REOPEN and not assignment.will_do(world, seats.members):
+        move = Move.IGNORE  # all had died, and not as many have come as are allowed now
     if event is None or move is Move.IGNORE:
         ruling = cut_short(world)
         if ruling == Decision():
@@ -83,8 +86,7 @@ def _answer(
         if ruling == Decision():
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
-    if verdict and answer:
-        seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started})
+    if verdict and answer and seats:
         answer = seated(answer, seats)
         incident = open_incident(world, verdict, answer, kept.step_reached(world))
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:

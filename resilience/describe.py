@@ -9,6 +9,8 @@ from .assignment import Seats
 from .findings import Complaint, Mismatch, Shortage, Straggler
 from .incident import Incident
 from .ladder import SKIPS, Remedy
+from .orders import GenerationRecord
+from .reports import Spec
 from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import Rank
@@ -139,10 +141,10 @@ def wish(request: Request) -> str:
 
 
 def awaited(world: World, join_s: float | None = None) -> str:
-    """For which nodes a job waits that has not begun; empty: it has. join_s: how long, where those that are there would do; None: who looks
-    does not know."""
+    """For which nodes a job waits that has not begun, or not anew; empty: it has. join_s: how long, where those that are there would do;
+    None: who looks does not know."""
     spec = world.spec
-    if spec is None or world.begun:
+    if spec is None or (world.record and world.begun and not _short(world.record, spec)):
         return ""
     unfit = [node for node, here in world.nodes.items() if here.fit]
     there = (
@@ -154,10 +156,15 @@ def awaited(world: World, join_s: float | None = None) -> str:
     not_fit = f", of which {phrases.listed(unfit)} cannot be used" if unfit else ""
     enough = len(world.nodes) - len(unfit) >= min(spec.sizes)
     how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
-    until = f"; it begins with them once nobody has come for {how_long}" if enough else ""
+    until = f"; it begins with them once nobody has come for {how_long}" if enough and not world.begun else ""
     return (
         f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(spec.sizes))}{spares}{until}"
     )
+
+
+def _short(record: GenerationRecord, spec: Spec) -> bool:
+    """All had died, and the job has been given again for more nodes than have come."""
+    return not record.over and len(record.members) not in spec.sizes
 
 
 def remedies(done: Sequence[Remedy]) -> str:

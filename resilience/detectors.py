@@ -13,7 +13,7 @@ from . import describe, phrases
 from .findings import Mismatch, RankExit, RankStall
 from .hang import Answer, judge
 from .machine import Phase
-from .reports import AckKind
+from .reports import AckKind, NodeStatus
 from .spikes import Kind
 from .terms import NodeId, OrderedBy, Rank, Step
 from .world import World
@@ -226,8 +226,14 @@ def replicas_apart(world: World) -> list[Suspicion]:
         )
         for node, status in world.status.items()
         for found in status.mismatches
-        if found.generation == number and not _answered(found, world)
+        if found.generation == number and not _gone_behind(found, status) and not _answered(found, world)
     ]
+
+
+def _gone_behind(found: Mismatch, status: NodeStatus) -> bool:
+    """Whether the ranks have gone back behind it since, as the same node says by the same clock: an etcd that has lost its data knows of no
+    incident."""
+    return any(told.to < found.onset and told.at_s > found.at_s for told in status.rewinds)
 
 
 def _answered(found: Mismatch, world: World) -> bool:

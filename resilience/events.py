@@ -72,7 +72,8 @@ def _others_wanted(world: World, now: float) -> bool:
     here = assignment.usable(world, now)
     if all(node in here and here[node].instance == instance for node, instance in record.members.items()):
         return False
-    return [*assignment.again(world, now).members.items()] != [*record.members.items()]
+    seats = assignment.again(world, now)
+    return [*seats.members.items()] != [*record.members.items()] and assignment.will_do(world, seats.members)
 
 
 def _all_at_work(world: World) -> bool:

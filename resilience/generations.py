@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from . import assignment, copies, describe, kept, observing
@@ -9,6 +10,7 @@ from .assignment import NodesPolicy, Seats
 from .errors import UsageError
 from .going_back import carried, lost, pending
 from .incident import Incident
+from .ladder import Turn
 from .machine import Event, Phase
 from .orders import Decision, GenerationRecord
 from .requests import leaving, waiting
@@ -48,10 +50,9 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         there = kept.ordered(world, order.to) if order else None
         point = there or (observing.beginning() if observe else kept.point(world))
         chief = world.members[0]
-        turns = tuple(turn for incident in world.incidents if (turn := incident.turn))
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
         sources = {n: found[point.step] for n, found in copies.fetchable(world).items() if point.step in found}
-        record = replace(record, resume_step=point.step, launched_s=now, turns=turns, **where)  # type: ignore[arg-type]
+        record = replace(record, resume_step=point.step, launched_s=now, turns=_turns(world), **where)  # type: ignore[arg-type]
         record = replace(record, sources=sources, holders=copies.apart(world), onset=kept.onset(world))
         record = replace(record, rewind=None, begins=order if there else None, new=(), left=())
         given_up = lost(world) if order and there is None else ()
@@ -122,6 +123,7 @@ def _next(
         left=tuple(sorted(known - seats.members.keys())),
         master_addr=world.record.master_addr,
         replay_until=Step(max(world.record.replay_until, reached)),
+        turns=before.turns,
         reason=reason,
         opened_s=now,
         paused=world.record.paused,
@@ -130,3 +132,10 @@ def _next(
         dismissed=tuple(instance for instance in world.record.dismissed if instance in there),
     )
     return record, story
+
+
+def _turns(world: World) -> tuple[Turn, ...]:
+    """All that incidents tell of, after what was known before and no incident tells of: etcd may have lost its data."""
+    told = [turn for incident in world.incidents if (turn := incident.turn)]
+    known = Counter(world.record.turns if world.record else ())
+    return (*(known - Counter(told)).elements(), *told)

@@ -21,8 +21,8 @@ _LONG_S = 120.0
 def headline(world: World) -> str:
     """What the job is doing, and since what; empty: nothing is known of it."""
     record = world.record
-    if record is None or not world.begun:
-        return describe.awaited(world)
+    if (awaited := describe.awaited(world)) or record is None or not world.begun:
+        return awaited
     if record.phase not in _DOING:
         return f"generation {record.number}, {record.phase}: {record.reason}"
     now = f"generation {record.number}, {_DOING[record.phase]}"

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from weakref import WeakSet
@@ -176,6 +176,17 @@ class MemoryStore:
     def revoke(self, lease: int) -> None:
         with self._settled():
             self._end(lease)
+
+    def lose(self, backup: Iterable[Entry] = ()) -> None:
+        """Begin anew, as etcd on an empty disk, or with what it had at a backup but for what is on leases: they have run out since."""
+        with self._lock:
+            self._entries = {entry.key: entry for entry in backup if not entry.lease}
+            self._revision = max((entry.mod_revision for entry in self._entries.values()), default=1)
+            self._leases.clear()
+            self._history.clear()
+            for watch in [watch for watches in self._watches.values() for watch in watches]:
+                watch.hear((), lost=True)
+            self._watches.clear()
 
     def close(self) -> None:
         """Nothing: others in this process go on using the store."""

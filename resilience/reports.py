@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from .findings import Complaint, InPlaceRewind, Mismatch, RankExit, RankStall, Shortage, Sighting, Straggler
 from .terms import Generation, Step
+from .windows import Window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,7 @@ class NodeRecord:
     copies_port: int = 0
     """Where copies of snapshots are taken and given (`agent/buddy.py`); 0: nowhere."""
     home: str = ""
-    """What tells the holder of this name from another who claims it: the host's boot, and the run directory."""
+    """What tells the holder of this name from another who claims it: the host's boot, and the run directory, with its inode."""
     fit: str = ""
     """Why it is not to be used, a sentence: a check before it joined has failed; empty: none has."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -174,5 +175,7 @@ class Spec:
     """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""
     given_up: Generation = Generation(0)
     """Nothing is left of the generations up to this one: somebody gave the command again when none of its agents was there."""
+    windows: tuple[Window, ...] = ()
+    """Batches that earlier lives of the job have left out: they stay out, wherever this one begins."""
     alike: dict[str, str] = field(default_factory=dict)
     """What else all nodes have to be told alike, as far as it is not the default (`agent/alike.py`)."""

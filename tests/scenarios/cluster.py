@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from string import ascii_lowercase
 from typing import Any
@@ -21,6 +21,7 @@ from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import Decision, GenerationRecord
 from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.recovery import RecoveryPolicy
+from mt_resilient.resilience.store import Entry
 from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.wishes import Request
@@ -106,7 +107,9 @@ class Job:
         self.nodes: dict[NodeId, Node] = {}
         """Those with an agent, or whose agent has left in order."""
         self.late: list[NodeId] = []
-        """Those whose agent waits for others to leave, before it joins."""
+        """Those whose agent waits for others to leave, or to be back, before it joins;"""
+        self.late_s: dict[NodeId, float] = {}
+        """and since when."""
         self.worlds: dict[int, Ranks] = {}
         """By generation."""
         self.strays: list[Ranks] = []
@@ -126,7 +129,8 @@ class Job:
 
     def start_agents(self) -> None:
         """The same command on all nodes that have no agent."""
-        absent = [name for name in self.names if name not in self.nodes or self.nodes[name].code is not None]
+        there = {*self.late, *(name for name, node in self.nodes.items() if node.code is None)}
+        absent = [name for name in self.names if name not in there]
         started = [name for name in absent if self._start(name)]
         if started and not self.alone:
             on = phrases.listed(started)
@@ -136,7 +140,7 @@ class Job:
 
     def start_agent(self, name: str = "a") -> None:
         on = "" if self.alone else f" on {name}"
-        if self._start(NodeId(name)):
+        if NodeId(name) not in self.late and self._start(NodeId(name)):
             self.say(f"an agent starts{on}" if on else "the agent is started again")
 
     def _start(self, name: NodeId) -> bool:
@@ -152,11 +156,16 @@ class Job:
         except _Waiting:
             self.late.append(name)
             return False
+        self.late_s.pop(name, None)
         return True
 
     def waits(self, _: float) -> None:
         """What an agent does that has to wait before it may join."""
         raise _Waiting
+
+    def left_s(self, name: NodeId, patience_s: float) -> float:
+        """Of the time that an agent which starts may wait for others."""
+        return max(0.0, self.late_s.setdefault(name, self.now_s) + patience_s - self.now_s)
 
     def kill_agent(self, name: str = "a") -> None:
         """SIGKILL: its ranks and its memory die with it, its lease lives on."""
@@ -248,6 +257,12 @@ class Job:
     def until_answered(self, ident: str) -> None:
         self.until(lambda job: ident in job.world().answers)
 
+    def lose_data(self, backup: Iterable[Entry] = ()) -> None:
+        """etcd begins anew, with nothing, or with what it had when `backup` was made."""
+        self.say(f"etcd has lost its data{', but for those of a backup' if backup else ''}")
+        self.store.inner.lose(backup)
+        self.watch.data_lost()
+
     def stop_store(self) -> None:
         self.say("etcd stops answering")
         self.store.down = True
@@ -318,7 +333,7 @@ class Job:
             if ranks.generation >= max(self.worlds):
                 self.last_state = ranks.state
         for node in there:
-            node.code = node.round(self.now_s)
+            node.code = node.live(self.now_s)
         if self.nodes and all(node.code is not None for node in self.nodes.values()):
             self.late.clear()  # for them there is nothing to join any more
             self.exit_code = max(node.code or 0 for node in self.nodes.values())

@@ -93,6 +93,8 @@ class Watch:
         for put in write.puts:
             if put.key == keys.generation:
                 record = loads(GenerationRecord, put.value)
+                if record == self.record and not write.guarded:  # an etcd that has lost its data is told again
+                    continue
                 self._hold(1, _follows(self.record, record, write))
                 if not _within_its_phase(self.record, record):
                     self._hold(1, _cleared(job, record))
@@ -110,6 +112,10 @@ class Watch:
                 self.incidents[incident.id] = incident
                 if incident.window:
                     self.windows.add(incident.window)
+
+    def data_lost(self) -> None:
+        """etcd knows of no incident any more: what it tells from now on is new."""
+        self.incidents = {}
 
     def _lost(self, record: GenerationRecord) -> tuple[NodeId, ...]:
         newest = max(self.incidents.values(), key=lambda incident: int(incident.id), default=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -22,6 +23,7 @@ from mt_resilient.agent.gang import Gang
 from mt_resilient.agent.heartbeat import Heartbeat
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.lookout import Lookout
+from mt_resilient.agent.outage import Outage
 from mt_resilient.agent.registration import described, register
 from mt_resilient.agent.replicas import Replicas
 from mt_resilient.agent.run_directory import RunDirectory
@@ -32,7 +34,7 @@ from mt_resilient.checkpoint.header import MARKS
 from mt_resilient.checkpoint.tensors import plan
 from mt_resilient.resilience import assignment
 from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.errors import MachineError, StoreUnavailable
+from mt_resilient.resilience.errors import MachineError, StoreUnavailable, UsageError
 from mt_resilient.resilience.findings import InPlaceRewind
 from mt_resilient.resilience.hang import HangPolicy
 from mt_resilient.resilience.keys import Keys
@@ -122,10 +124,14 @@ class Node:
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
         spec = described(launch, job.sizes, job.spares, "0" * 8, first)
         run, kept = RunDirectory(Path("mt-runs/train")), max(self.disk, default=-1)
-        spec, self.over = register(self.store, KEYS, spec, run, name, registration, job.waits, kept=kept)
+        spec, self.over = register(
+            self.store, KEYS, spec, run, name, registration, job.waits, kept=kept, lease_s=job.left_s(name, LEASE_S)
+        )
         self.nothing_left = self.over >= spec.first_generation
         self.heartbeat = Heartbeat(self.store, KEYS, name, registration, LEASE_S)
         self.controller = job.controller(instance, name)
+        telling: Any = SimpleNamespace(say=lambda words, _: self._says(words))
+        self.outage = Outage(self, telling, None, self.store, KEYS, spec, "")  # type: ignore[arg-type]
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
@@ -193,6 +199,16 @@ class Node:
 
     # -- observe, publish, obey -------------------------------------------------------------------------------------------------
 
+    def live(self, now_s: float) -> int | None:
+        """One round; the exit code when the job is over, or cannot go on here."""
+        try:
+            return self.round(now_s)
+        except (UsageError, MachineError) as error:
+            self._says(f"it leaves: {error}")
+            self._end_ranks()
+            self.heartbeat.end()
+            return error.exit_code
+
     def round(self, now_s: float) -> int | None:
         """One round of the supervisor; the exit code when the job is over."""
         if self.nothing_left:
@@ -209,7 +225,7 @@ class Node:
             self.compare(now_s, self.gang.generation)
         self.lookout.look(self.gang, self.pages, now_s, self.job.wall_s)
         for _, sentence in self.lookout.words():
-            self.say(f"the agent{'' if self.job.alone else f' of {self.name}'}: {sentence}")
+            self._says(sentence)
         try:
             if self.held_until_s:
                 if now_s < self.held_until_s:
@@ -217,6 +233,7 @@ class Node:
                 self.held_until_s = 0.0
                 return self._obey(now_s)
             self.heartbeat.beat(now_s)
+            self.outage.held(self.heartbeat.lease, self.record)
             if self.dead:
                 self.store.put(KEYS.death(self.dead), dumps(Death(at_s=self.job.wall_s)), self.heartbeat.lease)
                 self.dead = ""
@@ -226,7 +243,8 @@ class Node:
                 self._publish(now_s)
             self.controller.tick(self.heartbeat.lease, self.job.wall_s)
             entry = self.store.get(KEYS.generation)
-            self.record = loads(GenerationRecord, entry.value) if entry else None
+            found = loads(GenerationRecord, entry.value) if entry else None
+            self.record = self.outage.looked(found, self.record, now_s)
             if self.record and self.record.phase is Phase.ENDED and self.record.number <= self.over:
                 self.record = None
             if self.record and self.instance not in self.record.members.values():
@@ -240,6 +258,9 @@ class Node:
         except StoreUnavailable:
             pass  # ranks go on training; the next round tries again
         return None
+
+    def _says(self, sentence: str) -> None:
+        self.say(f"the agent{'' if self.job.alone else f' of {self.name}'}: {sentence}")
 
     def _fence(self, now_s: float) -> None:
         """Without a lease the others may go on without this node: its ranks end, unless they finish steps."""

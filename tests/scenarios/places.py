@@ -51,7 +51,8 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
     move = before and before.moving and after.reason.startswith(before.moving)  # else a fault has struck
     if needless and len(usable) >= min(job.sizes) and move:
         return f"{told}, and {', '.join(needless)} has been dismissed"
-    if before and known and len(after.members) > len(known) and not before.moving:
+    grows = before and known and len(after.members) > len(known) and not before.moving
+    if grows and len(known) in job.sizes:
         return f"{told}, and was of {', '.join(known)}: what memory holds of so many is thrown away"
     stay = [node for node in known if node in after.members]
     if stay != [node for node in after.members if node in known]:

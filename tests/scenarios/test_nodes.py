@@ -1,9 +1,12 @@
 """Episodes of several nodes: one of them dies, is cut off, leaves or comes back, and another one takes its place, or none does."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from mt_resilient.agent.launch import sizes
+from mt_resilient.resilience.assignment import NodesPolicy
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
@@ -537,3 +540,89 @@ def test_the_spare_is_lost_while_it_takes_the_place_of_a_node_that_is_drained() 
     job.until_answered(asked)
     assert members(job) == ["a", "c"]
     ends_well(job, "moved", "agent_lost", "moved")
+
+
+def test_a_host_that_was_replaced_by_another_of_its_name_leaves_when_it_is_back() -> None:
+    """Cut off from everything, it was replaced, as a pod of a StatefulSet or a virtual machine is; then its network is mended."""
+    job = Job(nodes="2", total=60)
+    job.until(lambda job: 4 in job.disk)
+    old = job.nodes[NodeId("b")]
+    old.heartbeat._record = replace(old.heartbeat._record, home="another boot")
+    job.kill_node("b")
+    for _ in range(14):
+        job.tick()
+    job.start_agent("b")
+    job.until_step(20)
+    generation, old.job = max(job.worlds), job
+    while old.code is None:
+        old.code = old.live(job.now_s)
+    job.to_the_end()
+    assert (old.code, job.exit_code, max(job.worlds)) == (2, 0, generation)
+
+
+def given_anew(job: Job, nodes: str, spares: int = 0) -> None:
+    """The command, with other numbers."""
+    job.sizes, job.spares = sizes(nodes), spares
+    job.seated = NodesPolicy(number=nodes, spares=spares, grow_after_s=5.0)
+
+
+@pytest.mark.parametrize("trained", ["1", "1:2"])
+def test_all_have_died_and_the_command_is_given_for_more_nodes(trained: str) -> None:
+    """They come one after the other, and what was left of the job was on fewer than are allowed now."""
+    job = Job(nodes=trained, spares=3 - max(sizes(trained)), total=40)
+    job.until(lambda job: 4 in job.disk)
+    for name in "ab" if trained == "1:2" else "":
+        job.kill_node(name)
+    job.until(lambda job: bool((r := job.world().record) and len(r.members) == 1 and r.phase is Phase.RUN))
+    for name in "abc":
+        if NodeId(name) in job.nodes:
+            job.kill_node(name)
+    for _ in range(12):
+        job.tick()
+    given_anew(job, "3")
+    for name in "abc":
+        job.start_agent(name)
+        job.tick()
+        job.tick()
+    job.until(lambda job: len(members(job)) == 3)
+    job.to_the_end()
+    assert (job.exit_code, len(job.worlds[max(job.worlds)].record.members)) == (0, 3)
+
+
+def test_nodes_that_stood_by_are_started_again_while_those_that_train_have_lost_etcd() -> None:
+    """More stand by than were announced: that the others are dead nobody has said who only starts an agent again."""
+    job = Job(nodes="2", more=2, total=60)
+    job.until(lambda job: 4 in job.disk)
+    for name in "ab":
+        job.cut_off(name, etcd=True)
+    for _ in range(12):
+        job.tick()
+    for name in "cd":
+        job.kill_agent(name)
+    for _ in range(12):
+        job.tick()
+    for name in "cd":
+        job.start_agent(name)
+        job.tick()
+    for _ in range(15):
+        job.tick()
+    job.mend_network()
+    job.to_the_end()
+    assert (job.exit_code, job.computed, max(job.worlds)) == (0, 60, 1)
+
+
+def test_a_spare_is_started_again_just_when_etcd_is_there_again_for_all() -> None:
+    """It is the first that is there; those that train are back a moment later."""
+    job = Job(nodes="2", spares=1, total=60)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_agent("c")
+    for name in "abc":
+        job.cut_off(name, etcd=True)
+    for _ in range(14):
+        job.tick()
+    job.cut.etcd.discard(NodeId("c"))
+    job.start_agent("c")
+    job.tick()
+    job.mend_network()
+    job.to_the_end()
+    assert (job.exit_code, job.computed, max(job.worlds)) == (0, 60, 1)

@@ -77,9 +77,13 @@ def test_who_leads(instance: str, node_: NodeId | None) -> None:
     ("changes", "sentence"),
     [
         ({}, "generation 1, training"),
-        ({"record": record(Phase.GATHER, reason="first start")}, "generation 1, gathering"),
-        ({"record": record(Phase.LAUNCH, 2, reason="x")}, "generation 2, starting; it began after: x"),
-        ({"record": record(number=2, reason="x")}, "generation 2, training; it began after: x"),
+        ({"record": record(Phase.GATHER, members=("b", "a"))}, "generation 1, gathering"),
+        ({"record": record()}, "waiting for nodes: a, b and c are here, and the job is for 2 and 1 spare"),
+        (
+            {"record": record(Phase.LAUNCH, 2, members=("b", "a"), reason="x")},
+            "generation 2, starting; it began after: x",
+        ),
+        ({"record": record(number=2, members=("b", "a"), reason="x")}, "generation 2, training; it began after: x"),
         ({"record": record(Phase.ENDING, reason="asked by root")}, "generation 1, ending: asked by root"),
         ({"record": record(Phase.ENDED, reason="asked by root")}, "generation 1, ended: asked by root"),
         ({"record": None, "nodes": {A: node()}}, "waiting for nodes: a is here, and the job is for 2 and 1 spare"),

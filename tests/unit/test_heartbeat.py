@@ -5,11 +5,12 @@ from contextlib import suppress
 import pytest
 
 from mt_resilient.agent.heartbeat import Heartbeat
-from mt_resilient.resilience.errors import StoreUnavailable
+from mt_resilient.resilience.errors import StoreUnavailable, UsageError
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.reports import NodeRecord
+from mt_resilient.resilience.reports import Death, NodeRecord
 from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.wire import dumps, loads
 
 from ..scenarios.etcd import NEVER, Client, Etcd
 
@@ -40,7 +41,8 @@ def test_a_record_of_a_life_before_that_comes_to_pass_late_does_not_stay(late: b
     heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-2", host="a", pid=4, ranks=2), TTL_S)
     heartbeat.beat(now_s)
     if late:
-        store.put(KEYS.node(NODE), b"life-1's", store.grant(TTL_S))
+        life_1 = NodeRecord(instance="life-1", host="a", pid=3, ranks=2)
+        store.put(KEYS.node(NODE), dumps(life_1), store.grant(TTL_S))
     mine = heartbeat.lease
     heartbeat.confirm()
     heartbeat.beat(now_s)
@@ -48,3 +50,30 @@ def test_a_record_of_a_life_before_that_comes_to_pass_late_does_not_stay(late: b
     assert entry is not None
     assert entry.lease == heartbeat.lease
     assert (heartbeat.lease == mine) is not late
+
+
+def test_of_two_machines_that_go_by_one_name_the_second_leaves() -> None:
+    """Started together, neither has seen the other; or the first was cut off, and replaced by another machine of its name."""
+    now_s = 100.0
+    store = MemoryStore(lambda: now_s)
+    one, two = (NodeRecord(instance=home, host=home, pid=4, ranks=2, home=home) for home in ("this", "that"))
+    first, second = (Heartbeat(store, KEYS, NODE, record, TTL_S) for record in (one, two))
+    first.beat(now_s)
+    with pytest.raises(UsageError, match="an agent on this goes by the name a as well; this one leaves"):
+        second.beat(now_s)
+    now_s += 2 * TTL_S
+    second.beat(now_s)
+    with pytest.raises(UsageError, match="an agent on that goes by the name a as well"):
+        first.beat(now_s)
+    entry = store.get(KEYS.node(NODE))
+    assert entry is not None
+    assert loads(NodeRecord, entry.value).instance == "that"
+
+
+def test_who_registers_is_not_dead() -> None:
+    """A neighbour was misled: its connection was reset, and the next one refused, by something in between."""
+    store = MemoryStore(lambda: 100.0)
+    heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)
+    store.put(KEYS.death("life-1"), dumps(Death(at_s=99.0)), store.grant(TTL_S))
+    heartbeat.beat(100.0)
+    assert store.get(KEYS.death("life-1")) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,24 +10,38 @@ import pytest
 
 from mt_resilient.agent.outage import EMPTIED_S, Outage
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
+from mt_resilient.resilience.keys import Keys
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.reports import Spec
+from mt_resilient.resilience.wire import dumps, loads
 
 from .worlds import record
 
+KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), run="aaaaaaaa")
+
 
 class Seen:
-    """The outage, what was said, and what etcd was told again."""
+    """The outage, what was said, and what etcd knows."""
 
-    def __init__(self, gang: Any = None) -> None:
+    def __init__(self, gang: Any = None, spec: Spec = SPEC) -> None:
         self.said: list[str] = []
-        self.reminded: list[GenerationRecord] = []
         self.mended = 0
+        self.store = MemoryStore(lambda: 0.0)
         telling: Any = SimpleNamespace(say=lambda words, mood="info": self.said.append(words))
         node: Any = SimpleNamespace(gang=gang)
-        self.outage = Outage(node, telling, self.mend, self.reminded.append)
+        self.outage = Outage(node, telling, self.mend, self.store, KEYS, spec, "secret")
 
     def mend(self) -> None:
         self.mended += 1
+
+    def knows(self) -> tuple[GenerationRecord | None, Spec | None]:
+        read = self.store.get(KEYS.generation), self.store.get(KEYS.spec)
+        return (
+            loads(GenerationRecord, read[0].value) if read[0] else None,
+            loads(Spec, read[1].value) if read[1] else None,
+        )
 
 
 def gang(generation: int, fenced: bool = False) -> Any:
@@ -40,7 +55,7 @@ FIFTH, SIXTH = record(number=5), record(number=6)
 def test_nothing_is_lost(found: GenerationRecord | None, known: GenerationRecord | None) -> None:
     seen = Seen(gang(5))
     assert seen.outage.looked(found, known, 1.0) is found
-    assert (seen.said, seen.reminded) == ([], [])
+    assert (seen.said, seen.knows()) == ([], (None, None))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +66,7 @@ def test_who_has_ranks_of_this_generation_tells_an_emptied_etcd(ours: Any, tells
     seen = Seen(ours)
     for now_s in (1.0, 2.0):
         assert seen.outage.looked(None, FIFTH, now_s) is FIFTH
-    assert seen.reminded == ([FIFTH, FIFTH] if tells else [])
+    assert seen.knows() == ((FIFTH, SPEC) if tells else (None, None))
     assert len(seen.said) == 1
     if tells:
         assert seen.outage.looked(None, FIFTH, EMPTIED_S + 2) is FIFTH
@@ -92,3 +107,50 @@ def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
     seen = Seen()
     seen.outage.lasts(StoreUnavailable("etcd did not answer"), 1.0, fenced_soon=True)
     assert "then its ranks are ended" in seen.said[0]
+
+
+@pytest.mark.parametrize(
+    ("has", "knew", "tells"),
+    [
+        (FIFTH, SIXTH, True),
+        (record(Phase.GATHER, number=6), SIXTH, True),
+        (record(Phase.LAUNCH, number=6), SIXTH, True),
+        (SIXTH, record(Phase.ENDING, number=6), True),
+        (record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6), False),
+        (record(Phase.ENDED, number=6), record(Phase.ENDING, number=6), False),
+        (record(Phase.GATHER, number=7), SIXTH, False),
+    ],
+)
+def test_what_a_backup_lacks_it_is_told(has: GenerationRecord, knew: GenerationRecord, tells: bool) -> None:
+    """Ranks that have not been started may gather once more."""
+    seen = Seen(gang(6))
+    seen.store.put(KEYS.generation, dumps(has))
+    assert seen.outage.looked(has, knew, 1.0) == (knew if tells else has)
+    assert seen.knows()[0] == (knew if tells else has)
+
+
+def test_the_end_of_a_job_anybody_tells_who_knows_of_it() -> None:
+    """Their ranks are gone by then, and nothing can have begun after it."""
+    ends = record(Phase.ENDING, number=5)
+    seen = Seen()
+    seen.outage.looked(None, ends, 1.0)
+    assert seen.knows() == (ends, SPEC)
+
+
+def test_before_the_job_begins_each_that_waits_tells_what_it_is() -> None:
+    seen = Seen()
+    seen.store.put(KEYS.spec, dumps(SPEC))
+    seen.outage.held(1, None)
+    seen.store.lose()
+    seen.outage.held(1, None)
+    assert seen.knows() == (None, None), "its lease has gone with the data, and it has not found out"
+    seen.outage.held(2, None)
+    assert seen.knows() == (None, SPEC)
+
+
+def test_who_started_before_an_emptied_etcd_was_told_again_does_not_go_by_a_run_of_its_own() -> None:
+    """What it writes would be of another attempt than the others'."""
+    seen = Seen(spec=replace(SPEC, run="cccccccc"))
+    seen.store.put(KEYS.spec, dumps(SPEC))
+    with pytest.raises(MachineError, match="Give the same command again"):
+        seen.outage.looked(FIFTH, None, 1.0)

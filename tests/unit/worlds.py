@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mt_resilient.resilience.findings import Mismatch, RankExit
@@ -72,7 +73,7 @@ def incident(ident: int = 1, generation: int = 1, rung: int = 2, at: int = 10, *
 
 
 def world(**changes: Any) -> World:
-    """One node whose ranks have been attached and are training in generation 1, but for `changes`."""
+    """One node whose ranks have been attached and are training in generation 1, but for `changes`; for as many nodes as are members."""
     healthy: dict[str, Any] = {
         "spec": Spec(command=("torchrun", "train.py")),
         "record": record(),
@@ -82,4 +83,7 @@ def world(**changes: Any) -> World:
         "incidents": (),
         "requests": (),
     }
-    return World(**{**healthy, **changes})
+    told = {**healthy, **changes}
+    if "spec" not in changes and told["record"]:
+        told["spec"] = replace(told["spec"], sizes=(max(1, len(told["record"].members)),))
+    return World(**told)

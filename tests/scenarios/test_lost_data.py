@@ -1,0 +1,137 @@
+"""etcd loses its data, or comes back with those of an older backup: who trains goes on, and what has been done stays done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.wishes import Wish
+
+from ..simulation.faults import bit_flips
+from .cluster import Job
+
+
+def job(**more: Any) -> Job:
+    """Two nodes that train, and one that stands by."""
+    return Job(**{"nodes": "2", "spares": 1, "total": 80, **more})
+
+
+def test_an_order_to_go_back_is_obeyed_although_its_number_would_come_again() -> None:
+    episode = job()
+    episode.until_step(10)
+    episode.until_answered(episode.order(Wish.REWIND, step=8))
+    episode.until_step(20)
+    episode.lose_data()
+    for _ in range(3):
+        episode.tick()
+    episode.until_answered(episode.order(Wish.REWIND, step=20))
+    assert episode.ranks.rewinds == 2
+    episode.to_the_end()
+
+
+@pytest.mark.parametrize("before", ["a flipped bit", "an order"])
+def test_replicas_that_go_apart_after_it_go_back(before: str) -> None:
+    episode = job()
+    episode.until_step(10)
+    if before == "an order":
+        episode.until_answered(episode.order(Wish.REWIND, step=8))
+    else:
+        bit_flips(episode, 1)
+    episode.until(lambda job: job.ranks.rewinds == 1)
+    episode.until_step(25)
+    episode.lose_data()
+    for _ in range(3):
+        episode.tick()
+    episode.until_step(32)
+    bit_flips(episode, 1)
+    episode.until(lambda job: job.ranks.rewinds == 2)
+    episode.to_the_end()
+    assert min(episode.last_state) > 0
+
+
+def test_replicas_that_were_apart_long_before_are_not_answered_again() -> None:
+    """Statuses go on telling of it."""
+    episode = job()
+    episode.until_step(6)
+    episode.kill_rank(3)
+    episode.until_phase(Phase.RUN, 2)
+    episode.until_step(12)
+    bit_flips(episode, 1)
+    episode.until(lambda job: job.ranks.rewinds == 1)
+    episode.until_step(30)
+    ranks = episode.ranks
+    episode.lose_data()
+    episode.to_the_end()
+    assert (ranks.rewinds, max(episode.worlds)) == (1, 2)
+
+
+@pytest.mark.parametrize("phase", [Phase.RUN, Phase.GATHER, Phase.LAUNCH])
+def test_a_backup_of_an_earlier_time_is_told_what_has_come_since(phase: Phase) -> None:
+    """Of the generation before, or of the same while it began."""
+    episode = job(total=60)
+    episode.until_step(6)
+    backup = episode.store.inner.range("").values()
+    episode.kill_rank(3)
+    if phase is not Phase.RUN:
+        episode.until_phase(phase, 2)
+        backup = episode.store.inner.range("").values()
+    episode.until_phase(Phase.RUN, 2)
+    episode.until_step(20)
+    episode.lose_data(backup)
+    for _ in range(5):
+        episode.tick()
+    episode.kill_rank(3)
+    episode.to_the_end()
+    assert episode.computed < 75
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_before_the_job_has_begun(third: bool) -> None:
+    """Two of three nodes are there, and wait for the last one; it comes, or does not."""
+    episode = job(nodes="2:3", spares=0, total=20)
+    del episode.nodes[NodeId("c")]
+    for _ in range(3):
+        episode.tick()
+    episode.lose_data()
+    for _ in range(5):
+        episode.tick()
+    if third:
+        episode.start_agent("c")
+    episode.to_the_end()
+    assert (episode.exit_code, len(episode.world().members)) == (0, 3 if third else 2)
+
+
+def test_leases_that_are_renewed_later_than_the_leader_s_are_waited_for() -> None:
+    """Those of many nodes live for long; ranks whose steps take long do not show that they train."""
+    episode = job(nodes="3", total=20)
+    episode.until(lambda job: 4 in job.disk)
+    for name, due_s in zip("abcd", (0.1, 3.2, 3.2, 3.2), strict=True):
+        episode.nodes[NodeId(name)].heartbeat._due_s = episode.now_s + due_s
+    episode.faults.busy_at = {episode.ranks.step + 1: 3}
+    episode.lose_data()
+    episode.to_the_end()
+    assert max(episode.worlds) == 1
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_data_that_was_left_out_by_order_stays_out(loses: bool) -> None:
+    """Although what the next ones begin with is from before the order."""
+    episode = job(spares=2, total=24, durable_every=8)
+    episode.until(lambda job: 8 in job.disk)
+    episode.until_answered(episode.order(Wish.REWIND, step=8, skip=2))
+    episode.until_step(10)
+    episode.kill_rank(3)
+    episode.until_phase(Phase.RUN, 2)
+    episode.until_step(12)
+    if loses:
+        episode.lose_data()
+        for _ in range(2):
+            episode.tick()
+    assert max(episode.disk) == 8
+    for name in "ab":
+        episode.kill_node(name)
+    episode.to_the_end()
+    assert not {9, 10} & {*episode.last_state}
