@@ -41,9 +41,10 @@ def say_the_end(
     run: RunDirectory,
     telling: Telling,
     drained: bool,
+    through: bool,
 ) -> None:
     """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is; drained: the job goes on
-    without this node."""
+    without this node; through: its own ranks have come to the end of the training."""
     again = "begins anew" if newest is None else f"goes on from step {newest}"
     ended = f"ended, {record.reason}" if record and record.over else "ended as asked"
     if drained and record:
@@ -64,7 +65,10 @@ def say_the_end(
             "bad",
         )
     elif code == 0 and record and record.complete:
-        run.finished.touch()
+        if (
+            through or newest is None or newest >= record.replay_until
+        ):  # whether others could write theirs they have not told
+            run.finished.touch()
         telling.say(record.reason, "good")
     elif code == 0 and record:
         telling.say(f"{record.reason}; the same command {again}", "good")

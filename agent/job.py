@@ -38,7 +38,7 @@ from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
-from ..resilience.terms import NodeId
+from ..resilience.terms import NodeId, RankPhase
 from ..resilience.windows import Window, merged
 from . import whereabouts
 from .alike import alike
@@ -139,7 +139,7 @@ def run_job(
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
         node_id = NodeId(control.node)
-        place = (control, endpoints[0], root, run)
+        place = (control, endpoints, root, run)
         told = alike(policies, windows, origin)
         joined = join(store, keys, node_id, launch, counts, *place, policies, told, telling, closing)
         if joined.done:
@@ -204,7 +204,8 @@ def run_job(
         if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.held.durable_steps(), default=None)
-        say_the_end(code, record, lost, newest, run, supervisor.telling, drained)
+        through = any(page.phase == RankPhase.FINISHED for page in node.board.pages)
+        say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through)
         journal.write("end", wall_s(), code=code)
         return code
 

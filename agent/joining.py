@@ -60,7 +60,7 @@ def join(
     launch: Launch,
     counts: tuple[Sequence[int], int],
     control: ControlPolicy,
-    endpoint: str,
+    endpoints: Sequence[str],
     root: Place,
     run: RunDirectory,
     policies: Mapping[str, Any],
@@ -68,7 +68,7 @@ def join(
     telling: Telling,
     closing: ExitStack,
 ) -> Joined:
-    """counts: how many nodes the job may have, and how many spares; endpoint: of etcd; told: what all nodes have to be told alike. Raises
+    """counts: how many nodes the job may have, and how many spares; endpoints: of etcd; told: what all nodes have to be told alike. Raises
     NodeUnfit, what `register` raises, and StoreUnavailable."""
     numbers, spares = counts
     expected = max(numbers) + spares
@@ -88,7 +88,7 @@ def join(
         pid=os.getpid(),
         ranks=launch.ranks,
         port=neighbour.port if neighbour else 0,
-        address=whereabouts.named(control.address) if control.address else whereabouts.address(endpoint),
+        address=whereabouts.named(control.address) if control.address else whereabouts.address(endpoints),
         home=_home(run) if neighbour else "",
         labels={**scheduler.labels(os.environ), **control.labelled},
     )

@@ -159,8 +159,8 @@ class Performer:
         grace_s = self._policy.stop_grace_s
         if record.leave_in_s:
             grace_s = max(0.0, self._leave_by_s(record) - self._drain_asked_s)
-        asked = self.hurry or record.exit_code != 0
-        if asked and not drain.finished and monotonic_s() - self._drain_asked_s > grace_s:
+        hurry = self.hurry or record.exit_code != 0 or record.leave_in_s > 0
+        if hurry and not drain.finished and monotonic_s() - self._drain_asked_s > grace_s:
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")
             drain.stop()
             drain.finished = True

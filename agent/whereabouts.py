@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -121,18 +122,22 @@ def named(address: str) -> str:
     return address if ip_address(found).is_loopback or "%" in found else found
 
 
-def address(endpoint: str) -> str:
-    """This node's address on the way to etcd: that of the cluster's network."""
-    etcd = parse_endpoint(endpoint)
-    try:
-        family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise MachineError(
-            f"this node's address on the way to {endpoint} cannot be found ({error}); name it with --address"
-        ) from error
+def address(endpoints: Sequence[str]) -> str:
+    """This node's address on the way to etcd: that of the cluster's network. Of a member that is down, the name may not be known. Raises
+    MachineError."""
+    why: OSError | None = None
+    for endpoint in endpoints:
+        etcd = parse_endpoint(endpoint)
+        try:
+            family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            why = error
+    raise MachineError(
+        f"this node's address on the way to {phrases.listed(endpoints)} cannot be found ({why}); name it with --address"
+    )
 
 
 def endpoints(

@@ -77,13 +77,13 @@ def _answer(
         return generations.reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
     seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started}) if verdict else None
-    if seats and move is Move.REOPEN and not assignment.will_do(world, seats.members):
-        move = Move.IGNORE  # all had died, and not as many have come as are allowed now
-    if event is None or move is Move.IGNORE:
+    # All had died, and not as many have come as are allowed now.
+    short = move is Move.REOPEN and seats is not None and not assignment.will_do(world, seats.members)
+    if event is None or move is Move.IGNORE or short:
         ruling = cut_short(world)
         if ruling == Decision():
             ruling = rule(world, now, kept.step_reached(world))
-        if ruling == Decision():
+        if ruling == Decision() and not short:
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
     if verdict and answer and seats:

@@ -50,10 +50,10 @@ def leaving(world: World, now: float) -> Request | None:
 
 
 def cut_short(world: World) -> Decision:
-    """Where the job ends as somebody has asked, and an agent has gone in the middle of it: its part of a last snapshot does not come, and
-    the others do not wait for it."""
+    """Where the job ends before the end of its training, and an agent has gone in the middle of it: its part of a last snapshot does not
+    come, and the others do not wait for it."""
     record = world.record
-    if record is None or record.phase is not Phase.ENDING or not record.exit_code:
+    if record is None or record.phase is not Phase.ENDING or record.complete:
         return Decision()
     here = {node.instance for node in world.nodes.values()}
     done = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}

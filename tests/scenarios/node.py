@@ -411,7 +411,8 @@ class Node:
                 self._clear(now_s, record.number)
                 self.drain(now_s, finish=True)
                 self.drain_asked_s = self.drain_asked_s or now_s
-                hurry = (self.asked is not None or record.exit_code != 0) and now_s - self.drain_asked_s > GRACE_S
+                asked = self.asked is not None or record.exit_code != 0 or record.leave_in_s > 0
+                hurry = asked and now_s - self.drain_asked_s > GRACE_S
                 if hurry or not any(k.sealed and k.durable and not k.drained for k in self.arena.values()):
                     self._ack(AckKind.ENDED, now_s)
             case Action.STAND_DOWN:

@@ -58,7 +58,7 @@ class Ranks(Processes):
                 reach_steps=100,
                 policy=job.judged_by,
                 turns=record.turns,
-                windows=(),
+                windows=spec.windows if (spec := job.world().spec) else (),
                 modules="",
             )
         )

@@ -104,18 +104,6 @@ def test_before_the_job_has_begun(third: bool) -> None:
     assert (episode.exit_code, len(episode.world().members)) == (0, 3 if third else 2)
 
 
-def test_leases_that_are_renewed_later_than_the_leader_s_are_waited_for() -> None:
-    """Those of many nodes live for long; ranks whose steps take long do not show that they train."""
-    episode = job(nodes="3", total=20)
-    episode.until(lambda job: 4 in job.disk)
-    for name, due_s in zip("abcd", (0.1, 3.2, 3.2, 3.2), strict=True):
-        episode.nodes[NodeId(name)].heartbeat._due_s = episode.now_s + due_s
-    episode.faults.busy_at = {episode.ranks.step + 1: 3}
-    episode.lose_data()
-    episode.to_the_end()
-    assert max(episode.worlds) == 1
-
-
 @pytest.mark.parametrize("loses", [False, True])
 def test_data_that_was_left_out_by_order_stays_out(loses: bool) -> None:
     """Although what the next ones begin with is from before the order."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from mt_resilient.resilience.errors import SnapshotError, UsageError
 from mt_resilient.resilience.terms import Step
 from mt_resilient.resilience.wishes import Wish
@@ -127,3 +129,24 @@ def test_drained_and_started_again(golden: Golden) -> None:
     ends(job, *range(1, 13))
     assert job.computed == 12
     golden(job.transcript())
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_was_left_out_by_order_stays_out_when_the_command_is_given_again(killed: bool, nodes: str) -> None:
+    """And the newest snapshot is from before the order."""
+    job = Job(nodes=nodes, total=30, durable_every=8)
+    job.until(lambda job: 8 in job.disk)
+    job.until_answered(job.order(Wish.REWIND, step=8, skip=2))
+    job.until_step(10)
+    if killed:
+        for name in job.names:
+            job.kill_agent(name)
+        for _ in range(12):
+            job.tick()
+    else:
+        job.ask_to_stop(snapshot=False)
+        job.until(lambda job: job.exit_code is not None)
+    assert max(job.disk) == 8
+    job.start_agents()
+    ends(job, *range(1, 9), *range(11, 33))

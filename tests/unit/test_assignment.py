@@ -48,6 +48,7 @@ AGAIN = {
     ("ac", "bc", (2, 3)): ("b c", "a>b", "", "", ""),
     ("ac", "bcd", (2, 3)): ("b c d", "a>b", "", "d", ""),
     ("a", "", (1,)): ("a", "", "", "", "a"),
+    ("c", "ab", (3,)): ("a", "c>a", "", "", ""),  # so many were allowed once
 }
 
 
@@ -59,6 +60,12 @@ def test_places_are_kept_taken_left_and_added(
     successors = " ".join(f"{gone}>{new}" for gone, new in found.successors.items())
     told = (seated(found), successors, *map(" ".join, (found.dropped, found.joined, found.missed)))
     assert told == expected
+
+
+def test_from_a_number_that_is_not_allowed_any_more_a_job_grows_at_a_fault() -> None:
+    """All had died, and with them what memory held; the command was given again for more."""
+    assert seated(assignment.again(cluster("c", "abc"), NOW)) == "c a b"
+    assert seated(assignment.again(cluster("c", "abc", (1, 3)), NOW)) == "c"
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,22 @@ def test_how_long_a_node_is_silent_is_measured_by_the_clock_of_who_leads() -> No
     assert scene.record().number == 2
 
 
+@pytest.mark.parametrize(("lease_s", "wait_s"), [(3.0, 3.0), (10.0, 5.0)])
+def test_who_has_lost_its_lease_gives_the_others_time_to_be_back(lease_s: float, wait_s: float) -> None:
+    """They find out when they renew theirs, at a third of its life."""
+    scene = Scene()
+    scene.say(spec=Spec(command=("torchrun",), sizes=(2,)), record=record(members=("a", "b")), node=node())
+    scene.store.put(KEYS.node(B), dumps(node("b")))
+    controller, lease = scene.controller("one", lease_s)
+    controller.tick(lease, NOW)
+    scene.store.revoke(lease)
+    scene.store.delete(KEYS.node(B))
+    lease = scene.store.grant(10)
+    controller.tick(lease, NOW + 1.0)
+    assert not controller.tick(lease, NOW + 1.0 + wait_s - 0.1)
+    assert controller.tick(lease, NOW + 1.0 + wait_s)
+
+
 def test_record_and_incident_are_written_in_one_revision() -> None:
     scene = Scene()
     controller, lease = scene.controller("one")

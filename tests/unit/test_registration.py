@@ -32,10 +32,10 @@ def node(name: str) -> NodeRecord:
 
 
 def starts(
-    store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, **told: str
+    store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, name: str = "a", **told: str
 ) -> tuple[Spec, Generation]:
     spec = described(LAUNCH, sizes, 0, run, 1, told)
-    return register(store, KEYS, spec, RunDirectory(place), NodeId("a"), node("a"), lambda _: None, kept=kept)
+    return register(store, KEYS, spec, RunDirectory(place), NodeId(name), node(name), lambda _: None, kept=kept)
 
 
 def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
@@ -116,6 +116,35 @@ def test_what_was_given_up_before_it_began_is_described_anew(tmp_path: Path) -> 
     etcds[0] += BEGIN_S + 1
     assert starts(store, tmp_path, 3)[0].sizes == (3,)
     assert store.get(KEYS.place(1)) is None
+
+
+@pytest.mark.parametrize("before", ["never", "killed", "stopped"])
+def test_nodes_that_start_together_and_were_told_something_else(before: str, store: Store, tmp_path: Path) -> None:
+    """Neither is known to be there when the second one comes, as where a scheduler starts all of them at once."""
+    if before != "never":
+        starts(store, tmp_path, 2)
+        phase = Phase.RUN if before == "killed" else Phase.ENDED
+        store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
+    starts(store, tmp_path, 2)
+    with pytest.raises(UsageError, match="were told something else"):
+        starts(store, tmp_path, 2, name="b", precision="true")
+    with pytest.raises(UsageError, match="Give the same --nodes everywhere"):
+        starts(store, tmp_path, 1, 2, name="b")
+    starts(store, tmp_path, 2, name="b")
+
+
+def test_what_was_given_again_and_given_up_before_it_began_is_described_anew(tmp_path: Path) -> None:
+    """It had been stopped; for the nodes that it was then given again for, one was missing."""
+    etcds = [0.0]
+    store = MemoryStore(lambda: etcds[0])
+    starts(store, tmp_path, 7)
+    ended(store, complete=False)
+    assert starts(store, tmp_path, 8)[0].first_generation == 4
+    store.put(KEYS.place(4), b"somewhere")
+    etcds[0] += BEGIN_S + 1
+    spec, over = starts(store, tmp_path, 7)
+    assert (spec.sizes, spec.first_generation, over) == ((7,), 4, 3)
+    assert store.get(KEYS.place(4)) is None
 
 
 def test_nodes_that_come_one_after_the_other_begin_the_same_life(store: Store, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from mt_resilient.resilience.errors import MachineError
 
 def own() -> str:
     """An address of this machine that others may know."""
-    return whereabouts.address("192.0.2.1:2379")
+    return whereabouts.address(["192.0.2.1:2379"])
 
 
 def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +26,10 @@ def test_one_that_leads_to_this_machine_only_here_stays_a_name() -> None:
 def test_one_that_leads_elsewhere_is_refused() -> None:
     with pytest.raises(MachineError, match=r"--address 192\.0\.2\.1"):
         whereabouts.named("192.0.2.1")
+
+
+def test_a_member_of_etcd_whose_name_is_not_known_is_passed_over() -> None:
+    """It is down, and Kubernetes' DNS has forgotten it."""
+    assert whereabouts.address(["no.such.invalid:2379", "127.0.0.1:2379"]) == "127.0.0.1"
+    with pytest.raises(MachineError, match="name it with --address"):
+        whereabouts.address(["no.such.invalid:2379"])
