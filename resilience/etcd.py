@@ -28,7 +28,8 @@ _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT: "check the request against this etcd's limits",
     grpc.StatusCode.UNAUTHENTICATED: "check control.etcd_user and its password",
     grpc.StatusCode.PERMISSION_DENIED: "grant the user (control.etcd_user, else the name in the certificate) a role for /mt/",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "if its database is full, compact and defragment it or raise --quota-backend-bytes",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "if its database is full, compact and defragment it, disarm its alarm, and start it with "
+    "--auto-compaction-mode=revision --auto-compaction-retention=1000",
 }
 """What the cluster itself answers, whichever member is asked, and what to do. After any other error the next member may do better."""
 _IN_WORDS = {

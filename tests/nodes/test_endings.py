@@ -9,7 +9,7 @@ from mt_resilient.resilience.machine import Phase
 from ..harness import PLAIN, undisturbed
 from .hosts import Cluster, train
 
-SLOWLY = ("--set", "snapshots.max_write_mb_per_s=0.01")
+SLOWLY = ("--set", "snapshots.max_write_mb_per_s=0.005")
 """A part of a snapshot takes seconds."""
 
 
