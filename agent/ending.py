@@ -65,9 +65,8 @@ def say_the_end(
             "bad",
         )
     elif code == 0 and record and record.complete:
-        if (
-            through or newest is None or newest >= record.replay_until
-        ):  # whether others could write theirs they have not told
+        # Whether others could write their last state they have not told.
+        if through or newest is None or newest >= record.replay_until:
             run.finished.touch()
         telling.say(record.reason, "good")
     elif code == 0 and record:
