@@ -60,9 +60,9 @@ class Copies:
         }
         """For the drain process; and what it must not be told as an argument:"""
         self.environment = {TOKEN: token}
-        self.unfetched: list[Step] = []
+        self.unfetched: list[Stamp] = []
         """What could not be had from its holder."""
-        self.fetching: Step | None = None
+        self.fetching: Stamp | None = None
         self._took_s = 0.0
         self._next_s = 0.0
         self._given_up_s = 0.0

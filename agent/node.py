@@ -158,13 +158,16 @@ class Node:
             raise
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
-        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`; its ranks may
-        start and build meanwhile."""
+        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`; empty:
+        nowhere. Its ranks may start and build meanwhile."""
         assert self.copies
-        self.held.settle(record, node_rank)
         stamp = Stamp(source.generation, source.rewinds, record.resume_step)
+        if not address:
+            self.copies.unfetched.append(stamp)
+            return
+        self.held.settle(record, node_rank)
         self.held.fetches(stamp, record.number)
-        self.copies.fetching = record.resume_step
+        self.copies.fetching = stamp
         self.drain.fetch(address, *stamp, node_rank * self.launch.ranks)
 
     @property

@@ -118,15 +118,12 @@ class Performer:
     def _begin_to_fetch(self, record: GenerationRecord) -> None:
         """This node's part of the state, from another's memory, where it lacks it; once. Where it does not come, the ranks find out: they
         take it from the disk, if it is there too."""
-        source, copies = record.sources.get(self._id), self._node.copies
-        if source is None or copies is None or self._fetched == record.number:
+        source = record.sources.get(self._id)
+        if source is None or self._node.copies is None or self._fetched == record.number:
             return
         where = address(self._store, self._keys, record, source.holder)
         self._fetched = record.number
-        if where:
-            self._node.fetch(record, record.node_rank(self._id), source, where)
-        else:
-            copies.unfetched.append(record.resume_step)
+        self._node.fetch(record, record.node_rank(self._id), source, where)
 
     def _launch(self, record: GenerationRecord) -> None:
         self._node.start_gang(record, record.node_rank(self._id))

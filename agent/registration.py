@@ -27,7 +27,7 @@ from .launch import Launch
 from .run_directory import RunDirectory
 
 LEAVE_S = 15.0
-"""How long agents of a life of the job that is over may take to leave: longer than the lease of one that was killed."""
+"""How long agents of a life of the job that is over may take to leave; and one that was killed is known until its lease is over."""
 BEGIN_S = 60
 """A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
 
@@ -92,7 +92,7 @@ def register(
     namesake = others.pop(node, me)
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
-        if _waited(lambda: node in _nodes(store, keys), pause):
+        if _waited(lambda: node in _nodes(store, keys), pause, LEAVE_S + lease_s):
             return anew()
         raise UsageError(
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
@@ -104,7 +104,9 @@ def register(
         _same(known, spec)
         return known, last  # another node has let it begin anew
     if last and others:
-        if not _waited(lambda: bool(_nodes(store, keys).keys() - {node} and _over(store, keys)), pause):
+        if not _waited(
+            lambda: bool(_nodes(store, keys).keys() - {node} and _over(store, keys)), pause, LEAVE_S + lease_s
+        ):
             raise UsageError(
                 f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
@@ -148,7 +150,7 @@ def forget_leaving(store: Store, keys: Keys) -> None:
             store.delete(key)
 
 
-def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float = LEAVE_S) -> bool:
+def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
     """Whether it is over in time. Thousands of nodes may wait at once, and ask etcd."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
     while still() and wait_s < most_s:

@@ -54,7 +54,7 @@ def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
                 courses[step].add(course)
     found: dict[NodeId, dict[Step, Source]] = {}
     for owner, node, copy in lacking:
-        refused = owner in held and copy.step in world.status[owner].unfetched
+        refused = owner in held and (copy.generation, copy.rewinds, copy.step) in world.status[owner].unfetched
         deaf = owner in world.nodes and not world.nodes[owner].copies_port
         if not (refused or deaf) and courses[copy.step] == {(copy.generation, copy.rewinds)}:
             source = Source(holder=node, generation=copy.generation, rewinds=copy.rewinds)

@@ -60,8 +60,8 @@ class NodeStatus:
     """and of each the generation and the number of rewinds in which it was taken."""
     copies: tuple[Copy, ...] = ()
     """Of another node's snapshots."""
-    unfetched: tuple[Step, ...] = ()
-    """Those of its own that this node could not have from who holds them."""
+    unfetched: tuple[tuple[int, int, int], ...] = ()
+    """Those of its own that this node could not have from who holds them: generation, number of rewinds and step."""
     durable_steps: tuple[Step, ...] = ()
     """Newest committed steps that this node can read."""
     storage: bool = True

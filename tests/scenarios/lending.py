@@ -30,7 +30,7 @@ class Lending:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.guests: dict[Stamp, Kept] = {}
-        self.unfetched: list[Step] = []
+        self.unfetched: list[Stamp] = []
         self.fetched: dict[Stamp, int] = {}
         self._asked = 0
         """Generation for which this node's part has been asked of another."""
@@ -99,7 +99,7 @@ class Lending:
             self.fetched[stamp] = record.number
             self._node.say(f"{name} gets its part of step {record.resume_step} from {source.holder}")
         else:
-            self.unfetched.append(record.resume_step)
+            self.unfetched.append(stamp)
             self._node.say(f"{name} does not get its part of step {record.resume_step} from {source.holder}")
 
     def forget(self, wrong: Callable[[Stamp], bool]) -> None:
@@ -132,7 +132,7 @@ def lent(nodes: list[Node]) -> list[dict[int, Kept]]:
     for node in nodes:
         for stamp, kept in node.lending.guests.items():
             rank, count = kept.seat
-            if count != len(nodes) or nodes[rank] is node or stamp.step in nodes[rank].lending.unfetched:
+            if count != len(nodes) or nodes[rank] is node or stamp in nodes[rank].lending.unfetched:
                 continue
             held = {
                 each.arena[stamp.step].stamp

@@ -8,7 +8,7 @@ import pytest
 from mt_resilient.agent.copies import Copies
 from mt_resilient.checkpoint.arena import Slot, State
 from mt_resilient.checkpoint.cadence import CopiesPolicy
-from mt_resilient.checkpoint.header import Header, overwrite_order
+from mt_resilient.checkpoint.header import Header, Stamp, overwrite_order
 from mt_resilient.resilience import copies
 from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import UsageError
@@ -57,7 +57,13 @@ def gathered(*said: NodeStatus, members: tuple[str, ...] = ABC, **changes: objec
         (told(0, (9,)), told(1, (9,), copies=(copied(2, 9, rewinds=1),)), told(2), set()),  # of another course
         (told(0, (9,)), told(1, (9,), course=(1, 1), copies=(copied(2, 9),)), told(2), set()),  # whose is it?
         (told(0, (12,)), told(1, (12,), copies=(copied(2, 9),)), told(2), set()),  # nobody holds that step itself
-        (told(0, (9,)), told(1, (9,), copies=(copied(2, 9),)), told(2, unfetched=(Step(9),)), set()),
+        (told(0, (9,)), told(1, (9,), copies=(copied(2, 9),)), told(2, unfetched=((1, 0, 9),)), set()),
+        (
+            told(0, (9,)),
+            told(1, (9,), copies=(copied(2, 9),)),
+            told(2, unfetched=((1, 1, 9),)),
+            {9},
+        ),  # of another course
         (told(0, (9,)), told(1, (9,), copies=(copied(2, 9),)), told(2, (9,)), set()),  # it has it
         (told(0, (9,)), told(1, (9,)), told(2, copies=(copied(2, 9),)), set()),  # a holder is another
     ],
@@ -182,11 +188,11 @@ def test_no_other_one_is_asked_for_while_a_copy_is_on_its_way() -> None:
 
 def test_what_could_not_be_had_is_told() -> None:
     asked = Copies(1, "127.0.0.1", "5eed" * 16, CopiesPolicy())
-    asked.fetching = Step(9)
+    asked.fetching = nine = Stamp(1, 0, 9)
     asked.heard({"event": "died"})
-    assert (asked.fetching, asked.unfetched) == (Step(9), [])
+    assert (asked.fetching, asked.unfetched) == (nine, [])
     asked.heard({"event": "not fetched"})
-    assert (asked.fetching, asked.unfetched) == (None, [9])
+    assert (asked.fetching, asked.unfetched) == (None, [nine])
 
 
 @pytest.mark.parametrize("wrong", [{"every_s": -1.0}, {"stall_s": 0.0}, {"hold_s": 0.0}])
