@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -9,9 +10,12 @@ from ..resilience.errors import StoreUnavailable, UsageError
 from ..resilience.keys import Keys
 from ..resilience.reports import NodeRecord
 from ..resilience.scale import jittered
-from ..resilience.store import Delete, KeyAbsent, LeaseGone, Put, Store
+from ..resilience.store import Delete, KeyAbsent, LeaseGone, ModifiedAt, Put, Store
 from ..resilience.terms import NodeId
 from ..resilience.wire import dumps, loads
+
+STRANGE = 1.5
+"""So many lives of a lease an agent of another machine may have this one's name until it is there: its lease may be the last one's."""
 
 
 class Heartbeat:
@@ -34,6 +38,8 @@ class Heartbeat:
         self.lease = 0
         self._unanswered = 0
         """A lease that this agent's record was put on, with no answer: that may still come to pass, over a later record."""
+        self._strange_s = math.inf
+        """Since when another machine's agent has this one's name."""
 
     @property
     def instance(self) -> str:
@@ -47,20 +53,26 @@ class Heartbeat:
             return
         left_s = self._store.keepalive(self.lease) if self.lease else 0.0
         if left_s <= 0:
-            self._register()
+            self._register(now_s)
         self.until_s = now_s + (left_s or self.ttl_s)
         self._due_s = now_s + jittered(self.ttl_s / 3, self._draw())
 
-    def _register(self) -> None:
+    def _register(self, now_s: float) -> None:
         key = self._keys.node(self._node)
         before = self._store.get(key)
+        there = loads(NodeRecord, before.value) if before else self._record
+        if there.home == self._record.home:
+            self._strange_s = math.inf
+        else:
+            self._strange_s = min(self._strange_s, now_s)
+            # It may be a backup's that etcd has been restored from: its lease runs out.
+            if now_s - self._strange_s <= STRANGE * self.ttl_s:
+                raise LeaseGone(f"another agent, on {there.host}, goes by the name {self._node}")
+            raise UsageError(
+                f"an agent on {there.host} goes by the name {self._node} as well; this one leaves, and ends its ranks. Give each node a "
+                "name of its own with --node"
+            )
         if before is not None:
-            there = loads(NodeRecord, before.value)
-            if there.home != self._record.home:
-                raise UsageError(
-                    f"an agent on {there.host} goes by the name {self._node} as well; this one leaves, and ends its ranks. Give each node "
-                    "a name of its own with --node"
-                )
             # The holder of this node's run directory lock is this process: whoever wrote that record is dead, and its lease, which also
             # holds the leadership if it led, has no reason to live on.
             self._store.revoke(before.lease)
@@ -68,7 +80,9 @@ class Heartbeat:
             self._store.revoke(self._unanswered)
         self._unanswered = self._store.grant(self.ttl_s)
         alive = Delete(self._keys.death(self.instance))  # whoever says that this agent is dead has been misled
-        if not self._store.transact([KeyAbsent(key)], [Put(key, dumps(self._record), self._unanswered), alive]):
+        mirrored = before is not None and not before.lease  # by a copy of etcd's data, which leases are not part of
+        still = ModifiedAt(key, before.mod_revision) if before and mirrored else KeyAbsent(key)
+        if not self._store.transact([still], [Put(key, dumps(self._record), self._unanswered), alive]):
             raise LeaseGone(f"another agent has just come to go by the name {self._node}")
         # Not before: a lease without a record would be kept alive, and nobody would know of this agent.
         self.lease, self._unanswered = self._unanswered, 0

@@ -101,8 +101,7 @@ def join(
     # Of one node's job, the run directory knows whether it is done.
     durable = catalog.look(root).durable if several else ()
     kept = max((attempt.stamp.step for attempt in durable), default=-1)
-    lease_s = policies["agent"].lease_s(expected)
-    spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=lease_s)
+    spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:
         return joined
@@ -112,7 +111,7 @@ def join(
         met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
         # That took its time, and somebody may have described the job anew.
-        spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=lease_s)
+        spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
         joined = replace(joined, spec=spec, over=over)
     me = replace(me, fit=preflight.unfit(node_id, reasons))
     if me.fit:

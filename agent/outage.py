@@ -63,12 +63,15 @@ class Outage:
             self._telling.say(f"etcd answers again, after {phrases.seconds(now_s - self._down_s)}", "good")
         self._down_s = 0.0
 
-    def held(self, lease: int, known: GenerationRecord | None) -> None:
-        """The lease that this agent has now. Where it is another one, etcd may have lost its data before the job began: each that waits for
-        that tells what the job is. known: the newest record. Raises StoreUnavailable."""
-        if lease != self._lease and known is None:
+    def held(self, lease: int, known: GenerationRecord | None) -> bool:
+        """The lease that this agent has now: whether it is another one than before, for etcd may have lost its data. Before the job begins,
+        each that waits for that tells what it is. known: the newest record. Raises StoreUnavailable."""
+        if lease == self._lease:
+            return False
+        if known is None:
             self._store.transact([KeyAbsent(self._keys.spec)], self._job())
         self._lease = lease
+        return True
 
     def looked(
         self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float
@@ -77,7 +80,7 @@ class Outage:
         has ranks of this generation tells it: while they are not fenced, no later one can have begun. Once the job ends none can, and each
         tells it. Who knows of a later one than they waits in vain. Raises StoreUnavailable, and MachineError where nobody can tell it, or
         where it has been told of another job than the one that this agent has joined."""
-        if found is not None and not self._met:
+        if found is not None and (not self._met or (self._emptied_s and known and _as_far(found, known))):
             self._same()
             self._met = True
         if known is None or (found is not None and _as_far(found, known)):
@@ -111,12 +114,12 @@ class Outage:
         return [Put(self._keys.spec, dumps(self._spec)), *secret]
 
     def _same(self) -> None:
-        """An etcd that had lost its data when this agent joined, and that nobody had told again yet, knew no job: it was described anew."""
+        """An etcd that has lost its data, and that nobody has told again yet, knows no job: who comes then describes it anew."""
         entry = self._store.get(self._keys.spec)
         if entry and loads(Spec, entry.value).run != self._spec.run:
             raise MachineError(
-                "etcd had lost its data when this agent started, and has been told since of the job that goes on; nothing was started "
-                "here. Give the same command again: it joins that one"
+                "etcd has lost its data, and the job that it knows now has been described anew, while this agent was none of it; it "
+                "leaves. Give the same command again: it joins that one"
             )
 
 

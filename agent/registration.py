@@ -63,15 +63,14 @@ def register(
     pause: Callable[[float], None] = sleep,
     *,
     kept: int = -1,
-    lease_s: float = 0.0,
+    lease_s: Callable[[int], float] = lambda nodes: 0.0,
 ) -> tuple[Spec, Generation]:
     """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
 
     The job as it is known, and the number of the generation that it was over with; 0: it was not. Where all of several nodes' job is done,
     `first_generation` is no later than that: a scheduler starts one of them again, and there is nothing to do. Raises UsageError for
     another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
-    pause: waits so many seconds, while agents of the life that is over leave. kept: newest step on disk; lease_s: how long who trains
-    and has lost its lease may take to be back.
+    pause: waits so many seconds, while others leave or come back. kept: newest step on disk; lease_s: life of a lease, among so many nodes.
     """
 
     def anew() -> tuple[Spec, Generation]:
@@ -88,11 +87,12 @@ def register(
         return known, max(known.first_generation, _over(store, keys))
     if run.finished.exists():
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+    ttl_s = lease_s(max(known.sizes) + known.spares)
     others = _nodes(store, keys)
     namesake = others.pop(node, me)
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
-        if _waited(lambda: node in _nodes(store, keys), pause, LEAVE_S + lease_s):
+        if _waited(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s):
             return anew()
         raise UsageError(
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
@@ -101,31 +101,34 @@ def register(
     just = store.get(keys.described) is not None
     last, record = _over(store, keys), _last(store, keys)
     if last and known.first_generation > last and (others or just):
-        _same(known, spec)
+        _same(known, spec, bool(others))
         return known, last  # another node has let it begin anew
     if last and others:
-        if not _waited(
-            lambda: bool(_nodes(store, keys).keys() - {node} and _over(store, keys)), pause, LEAVE_S + lease_s
-        ):
+        if not _waited(lambda: bool(_over(store, keys) and _others(store, keys, node)), pause, LEAVE_S + ttl_s):
             raise UsageError(
                 f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
                 "command again when they have"
             )
         return anew()
     # Where nobody is there, another node may just have given the command again; or they train, and etcd does not hear them.
+    beside = several or (record is not None and len(record.members) > 1)
     again = record is not None and not last and just and known.given_up == record.number
-    joins = bool(others) or (several and (again or _unheard(store, keys, node)))
+    joins = bool(others) or (beside and (again or _unheard(store, keys, node)))
     if joins or (several and record is None):
-        _same(known, spec)
+        _same(known, spec, bool(others))
     reached(me, others)
     if joins:
         return known, Generation(0)
-    if record and several and not last and _waited(lambda: not _nodes(store, keys).keys() - {node}, pause, lease_s):
+    if record and beside and not last and _waited(lambda: not _others(store, keys, node), pause, ttl_s):
         return anew()
     forget_leaving(store, keys)
+    there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
     if last:
-        # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
         windows = merged((*known.windows, *_left_out(store, keys)))
+        if windows != known.windows:  # before what tells of them is deleted
+            store.transact([there], [Put(keys.spec, dumps(replace(known, windows=windows)))])
+            return anew()
+        # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
         for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
             store.delete_prefix(prefix)
         if known.first_generation > last:
@@ -138,7 +141,7 @@ def register(
         known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
     else:
         return known, last
-    if not _describe(store, keys, known, ModifiedAt(keys.spec, entry.mod_revision if entry else 0)):
+    if not _describe(store, keys, known, there):
         return anew()
     return known, last
 
@@ -153,14 +156,20 @@ def forget_leaving(store: Store, keys: Keys) -> None:
 def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
     """Whether it is over in time. Thousands of nodes may wait at once, and ask etcd."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
-    while still() and wait_s < most_s:
+    while still():
+        if wait_s >= most_s:
+            return False
         pause(every_s)
         wait_s += every_s
-    return wait_s < most_s
+    return True
 
 
 def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in store.range(keys.nodes).items()}
+
+
+def _others(store: Store, keys: Keys, node: NodeId) -> set[NodeId]:
+    return _nodes(store, keys).keys() - {node}
 
 
 def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
@@ -179,22 +188,23 @@ def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedA
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 
 
-def _same(known: Spec, spec: Spec) -> None:
-    """Raises UsageError where this node was told something else than the others."""
+def _same(known: Spec, spec: Spec, there: bool) -> None:
+    """Raises UsageError where this node was told something else than the others. there: they are; else they may have left."""
+    later = "" if there else f" (or once more in {BEGIN_S} s, where nobody is at it any more)"
     if known.sizes != spec.sizes:
         raise UsageError(
             f"the job was started for {phrases.listed(known.sizes)} nodes, and this command says {phrases.listed(spec.sizes)}; "
-            "nothing was started. Give the same --nodes everywhere"
+            f"nothing was started. Give the same --nodes everywhere{later}"
         )
     if known.spares != spec.spares:
         raise UsageError(
             f"the job was started with {phrases.count(known.spares, 'spare')}, and this command says {spec.spares}; nothing was started. "
-            "Give the same --spares everywhere"
+            f"Give the same --spares everywhere{later}"
         )
     if differs := apart(spec.alike, known.alike):
         raise UsageError(
             f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
-            "options and configuration everywhere. To change them, stop the job and start all of it again"
+            f"options and configuration everywhere{later}. To change them, stop the job and start all of it again"
         )
 
 
@@ -241,11 +251,12 @@ def _incidents(store: Store, keys: Keys) -> list[Incident]:
 
 
 def _unheard(store: Store, keys: Keys, node: NodeId) -> bool:
-    """Whether members are known to be cut off from etcd alone. Their ranks may be at work, unless this node's were among them."""
+    """Whether all members are known to be cut off from etcd alone. Their ranks may be at work, unless this node's were among them."""
     record = _last(store, keys)
-    if record is None or node in record.members:
+    if record is None or not record.members or node in record.members:
         return False
-    return any(i.open and i.cause == Cause.CUT_OFF and i.generation == record.number for i in _incidents(store, keys))
+    told = [i for i in _incidents(store, keys) if i.open and i.cause == Cause.CUT_OFF and i.generation == record.number]
+    return record.members.keys() <= {each for incident in told for each in incident.nodes}
 
 
 def _left_out(store: Store, keys: Keys) -> Iterator[Window]:

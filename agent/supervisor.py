@@ -174,7 +174,8 @@ class Supervisor:
         self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
-        self._outage.held(self.heartbeat.lease, self.record)
+        if self._outage.held(self.heartbeat.lease, self.record):
+            self._publisher.acked = (0, None)  # what was said is said again
         if self._company and self.record:
             with suppress(InternalError):  # a record that nobody can read: whoever leads meets it too, and tells
                 self._company.tell(self.record)

@@ -17,16 +17,21 @@ from .reports import NodeStatus
 from .spikes import Kind
 from .terms import Step
 from .verdict import Verdict
-from .world import World
+from .world import World, once
 
 
 def next_id(world: World, further: int = 0) -> str:
     """For an incident that is told together with `further` other new ones, which `world` does not know yet. An etcd that has lost its data
     knows of none, but ranks that have obeyed an order do not obey another one of its number."""
-    said = world.status.values()
-    orders = [order.number for order in (world.record.rewind, world.record.begins) if order] if world.record else []
-    orders += [number for status in said for number in (status.declined, *(told.order for told in status.rewinds))]
-    return f"{max([*(int(i.id) for i in world.incidents), *orders, 0]) + further + 1:04d}"
+    return f"{max([_ordered(world), *(int(i.id) for i in world.incidents)]) + further + 1:04d}"
+
+
+@once
+def _ordered(world: World) -> int:
+    """The greatest number of an order that anybody knows of."""
+    record, said = world.record, world.status.values()
+    orders = [order.number for order in (record.rewind, record.begins) if order] if record else []
+    return max([0, *orders, *(n for s in said for n in (s.declined, *(told.order for told in s.rewinds)))])
 
 
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:

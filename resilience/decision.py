@@ -74,19 +74,22 @@ def _answer(
     assert present
     late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s)
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
-        return generations.reopen(world.with_incidents((late,)), now, late, assignment.again(world, now))
+        seats = assignment.again(world, now)
+        if not assignment.will_do(world, seats.members):
+            return Decision()
+        return generations.reopen(world.with_incidents((late,)), now, late, seats)
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
-    seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started}) if verdict else None
-    # All had died, and not as many have come as are allowed now.
-    short = move is Move.REOPEN and seats is not None and not assignment.will_do(world, seats.members)
-    if event is None or move is Move.IGNORE or short:
+    if event is None or move is Move.IGNORE:
         ruling = cut_short(world)
         if ruling == Decision():
             ruling = rule(world, now, kept.step_reached(world))
-        if ruling == Decision() and not short:
+        if ruling == Decision():
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
-    if verdict and answer and seats:
+    if verdict and answer:
+        seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started})
+        if move is Move.REOPEN and not assignment.will_do(world, seats.members):
+            return Decision()  # all had died, and not as many have come as are allowed now
         answer = seated(answer, seats)
         incident = open_incident(world, verdict, answer, kept.step_reached(world))
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:

@@ -144,6 +144,8 @@ def awaited(world: World, join_s: float | None = None) -> str:
     """For which nodes a job waits that has not begun, or not anew; empty: it has. join_s: how long, where those that are there would do;
     None: who looks does not know."""
     spec = world.spec
+    if _unheard(world):
+        return f"waiting for {phrases.listed(world.members)}, which do not reach etcd: {_AT_WORK}"
     if spec is None or (world.record and world.begun and not _short(world.record, spec)):
         return ""
     unfit = [node for node, here in world.nodes.items() if here.fit]
@@ -165,6 +167,17 @@ def awaited(world: World, join_s: float | None = None) -> str:
 def _short(record: GenerationRecord, spec: Spec) -> bool:
     """All had died, and the job has been given again for more nodes than have come."""
     return not record.over and len(record.members) not in spec.sizes
+
+
+def _unheard(world: World) -> bool:
+    """All members are gone, and have to be waited for: who joins now is told, too."""
+    cut = {
+        n
+        for i in world.incidents
+        if i.open and i.cause == "cut_off" and world.record and i.generation == world.record.number
+        for n in i.nodes
+    }
+    return bool(world.members) and cut.issuperset(world.members) and world.nodes.keys().isdisjoint(world.members)
 
 
 def remedies(done: Sequence[Remedy]) -> str:

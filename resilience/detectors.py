@@ -231,9 +231,10 @@ def replicas_apart(world: World) -> list[Suspicion]:
 
 
 def _gone_behind(found: Mismatch, status: NodeStatus) -> bool:
-    """Whether the ranks have gone back behind it since, as the same node says by the same clock: an etcd that has lost its data knows of no
-    incident."""
-    return any(told.to < found.onset and told.at_s > found.at_s for told in status.rewinds)
+    """Whether the ranks have gone back behind it since, for it, as the same node says by the same clock: an etcd that has lost its data
+    knows of no incident."""
+    behind = [told for told in status.rewinds if told.cause == OrderedBy.COMPARISON and told.to < found.onset]
+    return any(told.at_s > found.at_s for told in behind)
 
 
 def _answered(found: Mismatch, world: World) -> bool:

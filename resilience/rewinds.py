@@ -31,7 +31,8 @@ def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
     for status in world.statuses():
         for told in status.rewinds:
             if told.order:
-                obeyed |= {i.id: _obeyed(i, told) for i in world.incidents if int(i.id) == told.order and not i.remedy}
+                orders = [i for i in world.incidents if int(i.id) == told.order] or [_forgotten(told)]
+                obeyed |= {i.id: _obeyed(i, told) for i in orders if not i.remedy}
                 continue
             signature = f"rewind:{told.generation}:{told.ordinal}"
             if signature not in known:
@@ -56,6 +57,22 @@ def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
         window=told.window,
         open=False,
         phases_s={"restore": round(told.restore_s, 4)},
+    )
+
+
+def _forgotten(told: InPlaceRewind) -> Incident:
+    """The order that was obeyed, of which etcd knows nothing any more."""
+    return Incident(
+        id=f"{told.order:04d}",
+        generation=told.generation,
+        cause=told.cause,
+        rung=REWIND_IN_PLACE,
+        summary=f"a rewind to step {told.to} was ordered; etcd has lost its data since, and by whom",
+        plan="",
+        at_s=told.at_s,
+        step_at_fault=told.reached,
+        started=True,
+        signature=f"order:{told.generation}:{told.order}",
     )
 
 

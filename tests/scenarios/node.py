@@ -125,7 +125,15 @@ class Node:
         spec = described(launch, job.sizes, job.spares, "0" * 8, first)
         run, kept = RunDirectory(Path("mt-runs/train")), max(self.disk, default=-1)
         spec, self.over = register(
-            self.store, KEYS, spec, run, name, registration, job.waits, kept=kept, lease_s=job.left_s(name, LEASE_S)
+            self.store,
+            KEYS,
+            spec,
+            run,
+            name,
+            registration,
+            job.waits,
+            kept=kept,
+            lease_s=lambda _: job.left_s(name, LEASE_S),
         )
         self.nothing_left = self.over >= spec.first_generation
         self.heartbeat = Heartbeat(self.store, KEYS, name, registration, LEASE_S)
@@ -233,7 +241,8 @@ class Node:
                 self.held_until_s = 0.0
                 return self._obey(now_s)
             self.heartbeat.beat(now_s)
-            self.outage.held(self.heartbeat.lease, self.record)
+            if self.outage.held(self.heartbeat.lease, self.record):
+                self.acked = (0, None)
             if self.dead:
                 self.store.put(KEYS.death(self.dead), dumps(Death(at_s=self.job.wall_s)), self.heartbeat.lease)
                 self.dead = ""

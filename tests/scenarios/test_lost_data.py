@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.reports import AckKind
 from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wishes import Wish
 
@@ -104,15 +105,17 @@ def test_before_the_job_has_begun(third: bool) -> None:
     assert (episode.exit_code, len(episode.world().members)) == (0, 3 if third else 2)
 
 
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("loses", [False, True])
-def test_data_that_was_left_out_by_order_stays_out(loses: bool) -> None:
-    """Although what the next ones begin with is from before the order."""
+def test_data_that_was_left_out_by_order_stays_out(loses: bool, later: bool) -> None:
+    """Although what the next ones begin with is from before the order. later: a generation after the one that has obeyed it."""
     episode = job(spares=2, total=24, durable_every=8)
     episode.until(lambda job: 8 in job.disk)
     episode.until_answered(episode.order(Wish.REWIND, step=8, skip=2))
     episode.until_step(10)
-    episode.kill_rank(3)
-    episode.until_phase(Phase.RUN, 2)
+    if later:
+        episode.kill_rank(3)
+        episode.until_phase(Phase.RUN, 2)
     episode.until_step(12)
     if loses:
         episode.lose_data()
@@ -123,3 +126,13 @@ def test_data_that_was_left_out_by_order_stays_out(loses: bool) -> None:
         episode.kill_node(name)
     episode.to_the_end()
     assert not {9, 10} & {*episode.last_state}
+
+
+def test_while_the_job_ends() -> None:
+    """One node has said that it has, and says so again."""
+    episode = job(spares=0, total=12)
+    episode.until(lambda job: any(ack.kind is AckKind.ENDED for ack in job.world().acks.values()))
+    assert len(episode.world().acks) == 2
+    episode.lose_data()
+    episode.to_the_end()
+    assert episode.exit_code == 0

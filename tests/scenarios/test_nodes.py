@@ -13,7 +13,9 @@ from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
 from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.wishes import Wish
 
+from ..simulation.faults import bit_flips
 from .cluster import START_S, Job
+from .node import LEASE_S
 
 Golden = Callable[[str], None]
 
@@ -554,9 +556,12 @@ def test_a_host_that_was_replaced_by_another_of_its_name_leaves_when_it_is_back(
     job.start_agent("b")
     job.until_step(20)
     generation = max(job.worlds)
-    code = old.live(job.now_s)
+    codes = []
+    for _ in range(2 * LEASE_S):
+        job.tick()
+        codes += [code] if not codes and (code := old.live(job.now_s)) is not None else []
     job.to_the_end()
-    assert (code, job.exit_code, max(job.worlds)) == (2, 0, generation)
+    assert (codes, job.exit_code, max(job.worlds)) == ([2], 0, generation)
 
 
 def given_anew(job: Job, nodes: str, spares: int = 0) -> None:
@@ -625,3 +630,42 @@ def test_a_spare_is_started_again_just_when_etcd_is_there_again_for_all() -> Non
     job.mend_network()
     job.to_the_end()
     assert (job.exit_code, job.computed, max(job.worlds)) == (0, 60, 1)
+
+
+def test_all_die_while_one_has_lost_etcd_and_the_command_is_given_on_other_nodes() -> None:
+    """Who was heard to the last is dead, so nobody makes steps."""
+    job = Job(nodes="2", more=2, total=30)
+    for name in "cd":
+        job.kill_node(name)
+    job.until(lambda job: 4 in job.disk)
+    job.cut_off("b", etcd=True)
+    for _ in range(14):
+        job.tick()
+    assert [i.cause for i in job.incidents.values() if i.open] == ["cut_off"]
+    for name in "ab":
+        job.kill_node(name)
+    job.mend_network()
+    for _ in range(20):
+        job.tick()
+    for name in "cd":
+        job.start_agent(name)
+    job.to_the_end()
+    assert (job.exit_code, members(job)) == (0, ["c", "d"])
+
+
+def test_all_die_before_they_go_back_and_not_as_many_come_as_are_wanted_now() -> None:
+    job = Job(nodes="2", spares=1, total=40)
+    job.until_step(10)
+    bit_flips(job, 1)
+    job.until(lambda job: bool((r := job.world().record) and r.rewind))
+    for name in "abc":
+        job.kill_node(name)
+    for _ in range(30):
+        job.tick()
+    given_anew(job, "3")
+    for name in "abc":
+        job.start_agent(name)
+        for _ in range(30):
+            job.tick()
+    job.to_the_end()
+    assert (job.exit_code, len(members(job))) == (0, 3)

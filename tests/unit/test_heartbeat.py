@@ -52,22 +52,63 @@ def test_a_record_of_a_life_before_that_comes_to_pass_late_does_not_stay(late: b
     assert (heartbeat.lease == mine) is not late
 
 
+class Clock:
+    """A store, and its time."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.store = MemoryStore(lambda: self.now_s)
+
+    def there(self) -> NodeRecord:
+        entry = self.store.get(KEYS.node(NODE))
+        assert entry is not None
+        return loads(NodeRecord, entry.value)
+
+
+def heartbeat(etcd: Clock, home: str) -> Heartbeat:
+    return Heartbeat(etcd.store, KEYS, NODE, NodeRecord(instance=home, host=home, pid=4, ranks=2, home=home), TTL_S)
+
+
+def together(etcd: Clock, *beating: Heartbeat) -> None:
+    """For two lives of a lease."""
+    for _ in range(2 * TTL_S):
+        for each in beating:
+            try:
+                each.beat(etcd.now_s)
+            except StoreUnavailable:
+                each.lost()
+        etcd.now_s += 1.0
+
+
 def test_of_two_machines_that_go_by_one_name_the_second_leaves() -> None:
     """Started together, neither has seen the other; or the first was cut off, and replaced by another machine of its name."""
-    now_s = 100.0
-    store = MemoryStore(lambda: now_s)
-    one, two = (NodeRecord(instance=home, host=home, pid=4, ranks=2, home=home) for home in ("this", "that"))
-    first, second = (Heartbeat(store, KEYS, NODE, record, TTL_S) for record in (one, two))
-    first.beat(now_s)
+    etcd = Clock()
+    one, two = (heartbeat(etcd, home) for home in ("this", "that"))
+    one.beat(etcd.now_s)
     with pytest.raises(UsageError, match="an agent on this goes by the name a as well; this one leaves"):
-        second.beat(now_s)
-    now_s += 2 * TTL_S
-    second.beat(now_s)
+        together(etcd, two, one)
+    etcd.now_s += 2 * TTL_S
+    two.beat(etcd.now_s)
     with pytest.raises(UsageError, match="an agent on that goes by the name a as well"):
-        first.beat(now_s)
-    entry = store.get(KEYS.node(NODE))
-    assert entry is not None
-    assert loads(NodeRecord, entry.value).instance == "that"
+        together(etcd, one, two)
+    assert etcd.there().instance == "that"
+
+
+def test_what_an_etcd_has_from_a_backup_of_another_machine_of_this_name_runs_out() -> None:
+    """It keeps leases, and they begin to live anew."""
+    etcd = Clock()
+    mine = heartbeat(etcd, "this")
+    heartbeat(etcd, "before").beat(etcd.now_s)
+    together(etcd, mine)
+    assert etcd.there().instance == "this"
+
+
+def test_a_record_without_a_lease_is_written_over() -> None:
+    """Somebody has copied etcd's data to another one."""
+    etcd = Clock()
+    etcd.store.put(KEYS.node(NODE), dumps(NodeRecord(instance="copied", host="a", pid=4, ranks=2, home="this")))
+    heartbeat(etcd, "this").beat(etcd.now_s)
+    assert etcd.there().instance == "this"
 
 
 def test_who_registers_is_not_dead() -> None:

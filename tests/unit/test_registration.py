@@ -23,6 +23,8 @@ from mt_resilient.resilience.terms import Generation, NodeId, Step
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wire import dumps, loads
 
+from .worlds import incident
+
 KEYS = Keys("job")
 LAUNCH = Launch(program=("torchrun",), python="python", options=(), ranks=1, script=("train.py",))
 
@@ -131,6 +133,38 @@ def test_nodes_that_start_together_and_were_told_something_else(before: str, sto
     with pytest.raises(UsageError, match="Give the same --nodes everywhere"):
         starts(store, tmp_path, 1, 2, name="b")
     starts(store, tmp_path, 2, name="b")
+
+
+def test_what_was_left_out_is_known_before_what_tells_of_it_is_forgotten(store: Store, tmp_path: Path) -> None:
+    """The agent is killed amid its registration; the next one goes on."""
+    starts(store, tmp_path, 2)
+    ended(store, complete=False)
+    left_out = incident(generation=3, rung=1, remedy="skip", resume_step=Step(8), window=Window(8, 10), open=False)
+    store.put(KEYS.incident("0001"), dumps(left_out))
+    with pytest.MonkeyPatch.context() as killed:
+        killed.setattr(store, "grant", lambda _: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            starts(store, tmp_path, 2)
+    assert store.get(KEYS.incident("0001")) is None
+    assert starts(store, tmp_path, 2)[0].windows == (Window(8, 10),)
+
+
+def test_members_that_are_back_at_the_last_moment_are_not_taken_for_dead(store: Store, tmp_path: Path) -> None:
+    starts(store, tmp_path, 2)
+    store.delete(KEYS.described)
+    last = GenerationRecord(number=Generation(3), phase=Phase.RUN, members={NodeId("b"): "b", NodeId("c"): "c"})
+    store.put(KEYS.generation, dumps(last))
+    waited = []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        if sum(waited) >= 2.5:
+            store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), address="10.0.0.2")))
+
+    spec = described(LAUNCH, (2,), 0, "0" * 8, 1, {})
+    me, run = replace(node("a"), address="10.0.0.1"), RunDirectory(tmp_path)
+    known, _ = register(store, KEYS, spec, run, NodeId("a"), me, pause, lease_s=lambda nodes: 1.25 * nodes)
+    assert (known.given_up, sum(waited)) == (0, 2.5)
 
 
 def test_what_was_given_again_and_given_up_before_it_began_is_described_anew(tmp_path: Path) -> None:
