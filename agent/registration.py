@@ -3,26 +3,24 @@ of it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 
 from ..resilience import phrases
 from ..resilience.clock import sleep
-from ..resilience.detectors import Cause
 from ..resilience.errors import UsageError
 from ..resilience.incident import Incident
 from ..resilience.keys import Keys
-from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import NodeRecord, Spec
 from ..resilience.requests import LEAVING
 from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
 from ..resilience.terms import Generation, NodeId
-from ..resilience.windows import Window, merged
 from ..resilience.wire import dumps, loads
 from ..resilience.wishes import Request
 from .alike import apart
+from .entry import Course, Found, beside, course
 from .launch import Launch
 from .run_directory import RunDirectory
 
@@ -82,14 +80,17 @@ def register(
     if several:
         _begun_anew(store, keys, spec)
     entry = store.get(keys.spec)
-    known = _known(loads(Spec, entry.value) if entry else spec, spec, run, several)
-    if several and (run.finished.exists() or _done(store, keys, known, kept)):
-        return known, max(known.first_generation, _over(store, keys))
+    known = loads(Spec, entry.value) if entry else spec
+    _comparable(known, spec, run, several)
+    others = _nodes(store, keys)
+    namesake = others.pop(node, me)
+    found = _found(store, keys, known, others)
+    what = course(found, node, several=several, finished=run.finished.exists(), kept=kept)
+    if what is Course.DONE:
+        return known, max(known.first_generation, found.over)
     if run.finished.exists():
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     ttl_s = lease_s(max(known.sizes) + known.spares)
-    others = _nodes(store, keys)
-    namesake = others.pop(node, me)
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
         if _waited(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s):
@@ -98,52 +99,40 @@ def register(
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
         )
-    just = store.get(keys.described) is not None
-    last, record = _over(store, keys), _last(store, keys)
-    if last and known.first_generation > last and (others or just):
+    if what is Course.LEAVERS:
+        if _waited(lambda: bool(_over(store, keys) and _nodes(store, keys).keys() - {node}), pause, LEAVE_S + ttl_s):
+            return anew()
+        raise UsageError(
+            f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
+            "command again when they have"
+        )
+    if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
         _same(known, spec, bool(others))
-        return known, last  # another node has let it begin anew
-    if last and others:
-        if not _waited(lambda: bool(_over(store, keys) and _others(store, keys, node)), pause, LEAVE_S + ttl_s):
-            raise UsageError(
-                f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
-                "command again when they have"
-            )
-        return anew()
-    # Where nobody is there, another node may just have given the command again; or they train, and etcd does not hear them.
-    beside = several or (record is not None and len(record.members) > 1)
-    again = record is not None and not last and just and known.given_up == record.number
-    joins = bool(others) or (beside and (again or _unheard(store, keys, node)))
-    if joins or (several and record is None):
-        _same(known, spec, bool(others))
+    if what is Course.JOIN_LIFE:
+        return known, found.over
     reached(me, others)
-    if joins:
-        return known, Generation(0)
-    if record and beside and not last and _waited(lambda: not _others(store, keys, node), pause, ttl_s):
+    if what is Course.JOIN:
+        return known, found.over
+    # Those that train have perhaps only lost etcd, and are about to be back.
+    waits_s = ttl_s if what is Course.ALL_DEAD and beside(found, several) else 0.0
+    if _waited(lambda: not _nodes(store, keys).keys() - {node}, pause, waits_s):
         return anew()
     forget_leaving(store, keys)
     there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
-    if last:
-        windows = merged((*known.windows, *_left_out(store, keys)))
-        if windows != known.windows:  # before what tells of them is deleted
-            store.transact([there], [Put(keys.spec, dumps(replace(known, windows=windows)))])
+    changed = known
+    if what is Course.NEXT_LIFE:
+        if found.windows != known.windows:  # before what tells of them is deleted
+            store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
-        # It was stopped, or gave up: to start it again means to go on, with budgets as new. The journal keeps what was.
-        for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
-            store.delete_prefix(prefix)
-        if known.first_generation > last:
-            store.delete(keys.place(known.first_generation))  # who has described it has left before it began
-        first = Generation(max(known.first_generation, last + 1))
-        known = replace(spec, run=known.run, first_generation=first, windows=windows)
-    elif record or (known.sizes, known.spares, known.alike) != (spec.sizes, spec.spares, spec.alike):
-        # All have died, as whoever starts it again says, and it goes on with as many as are left.
-        given_up = record.number if record else known.given_up
-        known = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
-    else:
-        return known, last
-    if not _describe(store, keys, known, there):
-        return anew()
-    return known, last
+        _forget_life(store, keys, known, found.over)  # the journal keeps it
+        first = Generation(max(known.first_generation, found.over + 1))
+        changed = replace(spec, run=known.run, first_generation=first, windows=known.windows)
+    elif not several or what is Course.ALL_DEAD:
+        given_up = found.record.number if found.record else known.given_up
+        changed = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
+    if what is Course.BEGIN and changed == known:
+        return known, found.over
+    return (changed, found.over) if _describe(store, keys, changed, there) else anew()
 
 
 def forget_leaving(store: Store, keys: Keys) -> None:
@@ -168,8 +157,32 @@ def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in store.range(keys.nodes).items()}
 
 
-def _others(store: Store, keys: Keys, node: NodeId) -> set[NodeId]:
-    return _nodes(store, keys).keys() - {node}
+def _found(store: Store, keys: Keys, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
+    return Found(
+        known=known,
+        record=_last(store, keys),
+        others=others,
+        incidents=tuple(loads(Incident, entry.value) for entry in store.range(keys.incidents).values()),
+        just=store.get(keys.described) is not None,
+    )
+
+
+def _over(store: Store, keys: Keys) -> bool:
+    last = _last(store, keys)
+    return last is not None and last.over
+
+
+def _last(store: Store, keys: Keys) -> GenerationRecord | None:
+    entry = store.get(keys.generation)
+    return loads(GenerationRecord, entry.value) if entry else None
+
+
+def _forget_life(store: Store, keys: Keys, known: Spec, over: Generation) -> None:
+    """What is known of the life that is over, and of a next one that nobody has begun."""
+    for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
+        store.delete_prefix(prefix)
+    if known.first_generation > over:
+        store.delete(keys.place(known.first_generation))
 
 
 def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
@@ -227,7 +240,7 @@ def _own(address: str) -> bool:
         return address == "localhost"
 
 
-def _known(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> Spec:
+def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> None:
     """Raises UsageError where it is another job."""
     if known.command != spec.command and several:
         raise UsageError(
@@ -243,44 +256,3 @@ def _known(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> Spec:
         raise UsageError(
             f"the job has {phrases.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
         )
-    return known
-
-
-def _incidents(store: Store, keys: Keys) -> list[Incident]:
-    return [loads(Incident, entry.value) for entry in store.range(keys.incidents).values()]
-
-
-def _unheard(store: Store, keys: Keys, node: NodeId) -> bool:
-    """Whether all members are known to be cut off from etcd alone. Their ranks may be at work, unless this node's were among them."""
-    record = _last(store, keys)
-    if record is None or not record.members or node in record.members:
-        return False
-    told = [i for i in _incidents(store, keys) if i.open and i.cause == Cause.CUT_OFF and i.generation == record.number]
-    return record.members.keys() <= {each for incident in told for each in incident.nodes}
-
-
-def _left_out(store: Store, keys: Keys) -> Iterator[Window]:
-    """What the life that is over has left out of the data, by order or by its ranks' own judgement."""
-    record = _last(store, keys)
-    turns = [*(record.turns if record else ()), *(incident.turn for incident in _incidents(store, keys))]
-    return (turn.window for turn in turns if turn and turn.window)
-
-
-def _last(store: Store, keys: Keys) -> GenerationRecord | None:
-    entry = store.get(keys.generation)
-    return loads(GenerationRecord, entry.value) if entry else None
-
-
-def _done(store: Store, keys: Keys, known: Spec, kept: int) -> bool:
-    """Whether the job has ended with its training over and the state of that on disk, and nobody has let it begin anew. kept: the newest
-    step there; -1: none is, and what the script has saved is all there is."""
-    last = _last(store, keys)
-    if last is None or last.phase is not Phase.ENDED or not last.complete or last.number < known.first_generation:
-        return False
-    return kept < 0 or kept >= last.replay_until
-
-
-def _over(store: Store, keys: Keys) -> Generation:
-    """The number of the generation that the job has ended with; 0: it is not over."""
-    last = _last(store, keys)
-    return last.number if last and last.over else Generation(0)
