@@ -88,7 +88,7 @@ def course(found: Found, node: NodeId, *, several: bool, finished: bool, kept: i
         return Course.JOIN
     if found.record is None:
         return Course.BEGIN
-    given_again = found.just and found.known.given_up == found.record.number
+    given_again = found.just and found.known.given_up >= found.record.number
     return Course.JOIN if beside(found, several) and (given_again or found.unheard(node)) else Course.ALL_DEAD
 
 

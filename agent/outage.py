@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ..resilience import phrases
 from ..resilience.errors import MachineError, ResilientError
 from ..resilience.keys import Keys
+from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import Spec
 from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
@@ -20,6 +21,7 @@ from .telling import Telling
 
 EMPTIED_S = 30.0
 """How long those that train may take to tell an etcd that has lost its data what the job is."""
+PHASES = tuple(Phase)
 
 
 class Outage:
@@ -78,21 +80,24 @@ class Outage:
     ) -> GenerationRecord | None:
         """The record to obey. found: what etcd has; known: what it had. Where it has begun anew without its data, or with a backup's, who
         has ranks of this generation tells it: while they are not fenced, no later one can have begun. Once the job ends none can, and each
-        tells it. Who knows of a later one than they waits in vain. Raises StoreUnavailable, and MachineError where nobody can tell it, or
-        where it has been told of another job than the one that this agent has joined."""
-        if found is not None and (not self._met or (self._emptied_s and known and _as_far(found, known))):
+        tells it; on one node nobody else does. Who knows of a later one than they waits in vain. Raises StoreUnavailable, and MachineError
+        where nobody can tell it, or where it has been told of another job than the one that this agent has joined."""
+        gang = self._node.gang
+        ours = gang is not None and known is not None and gang.generation == known.number and not gang.fenced
+        nothing_lost = known is None or (found is not None and _as_far(found, known, begun=ours or known.settled))
+        if found is not None and (not self._met or (self._emptied_s and nothing_lost)):
             self._same()
             self._met = True
-        if known is None or (found is not None and _as_far(found, known)):
+        if known is None or nothing_lost:
             self._emptied_s = 0.0
             return found
-        gang = self._node.gang
         if not self._emptied_s:
             self._emptied_s = now_s
             self._telling.say(
                 "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
             )
-        if known.over or (gang and gang.generation == known.number and not gang.fenced):
+        alone = max(self._spec.sizes) + self._spec.spares == 1
+        if alone or known.over or ours:
             self._remind(known)
         elif now_s - self._emptied_s > EMPTIED_S:
             raise MachineError(
@@ -104,7 +109,7 @@ class Outage:
     def _remind(self, record: GenerationRecord) -> None:
         """Unless somebody else has."""
         there = self._store.get(self._keys.generation)
-        if there is not None and _as_far(loads(GenerationRecord, there.value), record):
+        if there is not None and _as_far(loads(GenerationRecord, there.value), record, begun=True):
             return
         unchanged = ModifiedAt(there.key, there.mod_revision) if there else KeyAbsent(self._keys.generation)
         self._store.transact([unchanged], [*self._job(), Put(self._keys.generation, dumps(record))])
@@ -123,8 +128,8 @@ class Outage:
             )
 
 
-def _as_far(found: GenerationRecord, known: GenerationRecord) -> bool:
-    """Whether nothing is missing in what was found. A generation whose ranks have not been started may gather once more."""
+def _as_far(found: GenerationRecord, known: GenerationRecord, *, begun: bool) -> bool:
+    """Whether nothing is missing in what was found. begun: ranks may have been started; else the generation may gather once more."""
     if found.number != known.number:
         return found.number > known.number
-    return found.settled >= known.settled and found.over >= known.over
+    return not begun or PHASES.index(found.phase) >= PHASES.index(known.phase)

@@ -125,10 +125,10 @@ def register(
             store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
         _forget_life(store, keys, known, found.over)  # the journal keeps it
-        first = Generation(max(known.first_generation, found.over + 1))
+        first = Generation(max(known.first_generation, spec.first_generation, found.over + 1))
         changed = replace(spec, run=known.run, first_generation=first, windows=known.windows)
     elif not several or what is Course.ALL_DEAD:
-        given_up = found.record.number if found.record else known.given_up
+        given_up = Generation(max(found.record.number, spec.first_generation - 1)) if found.record else known.given_up
         changed = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
     if what is Course.BEGIN and changed == known:
         return known, found.over

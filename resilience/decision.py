@@ -43,7 +43,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     told = tuple(i for i in world.incidents if (known := before.get(i.id)) is not i and known != i)
     decision = _answer(world, now, policy, event, verdict, answer)
     told = tuple({incident.id: incident for incident in (*told, *decision.incidents)}.values())
-    ending = decision.record is not None and decision.record.phase is Phase.ENDING
+    ending = decision.record is not None and decision.record.over
     return replace(decision, incidents=_closed(world, told) if ending else told)
 
 

@@ -108,7 +108,8 @@ def _next(
     """And the incidents that change with it."""
     assert world.record
     order, story = carried(world)
-    number, before = Generation(world.record.number + 1), world.record
+    before = world.record
+    number = Generation(max(before.number, world.spec.given_up if world.spec else 0) + 1)
     known, there = assignment.elders(world), {node.instance for node in world.nodes.values()}
     record = GenerationRecord(
         number=number,

@@ -174,7 +174,8 @@ class Spec:
     first_generation: Generation = Generation(1)
     """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""
     given_up: Generation = Generation(0)
-    """Nothing is left of the generations up to this one: somebody gave the command again when none of its agents was there."""
+    """Nothing is left of the generations up to this one, but what is on disk: somebody gave the command again when none of its agents was
+    there. The next one has a greater number."""
     windows: tuple[Window, ...] = ()
     """Batches that earlier lives of the job have left out: they stay out, wherever this one begins."""
     alike: dict[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from mt_resilient.resilience.wire import dumps, loads
 
 from .worlds import record
 
-KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), run="aaaaaaaa")
+KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), sizes=(2,), run="aaaaaaaa")
 
 
 class Seen:
@@ -116,17 +116,30 @@ def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
         (record(Phase.GATHER, number=6), SIXTH, True),
         (record(Phase.LAUNCH, number=6), SIXTH, True),
         (SIXTH, record(Phase.ENDING, number=6), True),
-        (record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6), False),
+        (record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6), True),
         (record(Phase.ENDED, number=6), record(Phase.ENDING, number=6), False),
         (record(Phase.GATHER, number=7), SIXTH, False),
     ],
 )
 def test_what_a_backup_lacks_it_is_told(has: GenerationRecord, knew: GenerationRecord, tells: bool) -> None:
-    """Ranks that have not been started may gather once more."""
     seen = Seen(gang(6))
     seen.store.put(KEYS.generation, dumps(has))
     assert seen.outage.looked(has, knew, 1.0) == (knew if tells else has)
     assert seen.knows()[0] == (knew if tells else has)
+
+
+def test_who_is_alone_tells_it_without_ranks() -> None:
+    """They have died, and it gathers."""
+    alone = replace(SPEC, sizes=(1,))
+    seen = Seen(spec=alone)
+    seen.outage.looked(None, FIFTH, 1.0)
+    assert seen.knows() == (FIFTH, alone)
+
+
+def test_who_has_not_started_its_ranks_may_gather_once_more() -> None:
+    gathers, launches = record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6)
+    seen = Seen(gang(5))
+    assert seen.outage.looked(gathers, launches, 1.0) is gathers
 
 
 def test_the_end_of_a_job_anybody_tells_who_knows_of_it() -> None:

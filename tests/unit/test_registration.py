@@ -149,6 +149,16 @@ def test_what_was_left_out_is_known_before_what_tells_of_it_is_forgotten(store: 
     assert starts(store, tmp_path, 2)[0].windows == (Window(8, 10),)
 
 
+@pytest.mark.parametrize("phase", [Phase.RUN, Phase.ENDED])
+def test_generations_go_on_behind_all_that_have_left_a_snapshot(phase: Phase, store: Store, tmp_path: Path) -> None:
+    """etcd has been restored from an older backup, and everybody has died since."""
+    starts(store, tmp_path, 2)
+    store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
+    seventh = described(LAUNCH, (2,), 0, "0" * 8, 7, {})
+    spec, _ = register(store, KEYS, seventh, RunDirectory(tmp_path), NodeId("a"), node("a"), lambda _: None)
+    assert (spec.given_up + 1 if phase is Phase.RUN else spec.first_generation) == 7
+
+
 def test_members_that_are_back_at_the_last_moment_are_not_taken_for_dead(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 2)
     store.delete(KEYS.described)
