@@ -76,8 +76,8 @@ class Mirror:
             raise
         self._changed |= {key: None for key in self._entries if key not in found.entries}
         for key, entry in found.entries.items():
-            known = self._entries.get(key)
-            if known is None or known.mod_revision != entry.mod_revision:
+            # A store that was restored from a backup counts its revisions anew from there.
+            if self._entries.get(key) != entry:
                 self._changed[key] = entry.value
         self._entries, self.revision, self._old = found.entries, found.revision, False
         if self._watch is None:

@@ -65,3 +65,18 @@ def test_own_writes_are_in_it(come: int, listed: int) -> None:
     store.trickle.let_go(come)
     assert len(mirror.entries()) == 12
     assert store.listed == listed
+
+
+def test_a_store_that_counts_anew_from_a_backup_is_read_as_it_is() -> None:
+    """The new write has the revision of one that is lost."""
+    store = MemoryStore(lambda: 0.0)
+    store.put("a/x", b"kept")
+    backup = store.range("").values()
+    store.put("a/y", b"lost")
+    mirror = Mirror(store, "a/")
+    mirror.entries()
+    mirror.changed()
+    store.lose(backup)
+    store.put("a/y", b"new")
+    assert mirror.entries()["a/y"].value == b"new"
+    assert mirror.changed() == {"a/y": b"new"}
