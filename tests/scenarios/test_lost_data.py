@@ -136,3 +136,14 @@ def test_while_the_job_ends() -> None:
     episode.lose_data()
     episode.to_the_end()
     assert episode.exit_code == 0
+
+
+def test_a_member_that_does_not_know_of_it_yet_is_waited_for() -> None:
+    """Its agent is held up, and takes its lease for alive; the spare leads by now."""
+    episode = Job(nodes="1", spares=1, total=30)
+    episode.until_phase(Phase.RUN, 1)
+    episode.lose_data()
+    episode.tick()
+    episode.faults.obeys_late_s = 6
+    episode.to_the_end()
+    assert (episode.exit_code, max(episode.worlds), episode.computed) == (0, 1, 30)
