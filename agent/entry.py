@@ -54,12 +54,13 @@ class Found:
         return merged((*self.known.windows, *(turn.window for turn in turns if turn and turn.window)))
 
     def unheard(self, node: NodeId) -> bool:
-        """Whether all members are known to be cut off from etcd alone. Their ranks may be at work, unless `node` was one."""
+        """Whether a member is known to be cut off from etcd alone. Its ranks may be at work, and with them the others', which nobody was
+        there to tell; unless `node` was a member."""
         record = self.record
-        if record is None or not record.members or node in record.members:
+        if record is None or node in record.members:
             return False
         told = [i for i in self.incidents if i.open and i.cause == Cause.CUT_OFF and i.generation == record.number]
-        return record.members.keys() <= {each for incident in told for each in incident.nodes}
+        return any(not record.members.keys().isdisjoint(incident.nodes) for incident in told)
 
     def done(self, kept: int) -> bool:
         """Whether the job has ended with its training over and the state of that on disk, and nobody has let it begin anew. kept: the

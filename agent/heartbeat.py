@@ -16,6 +16,8 @@ from ..resilience.wire import dumps, loads
 
 STRANGE = 1.5
 """So many lives of a lease an agent of another machine may have this one's name until it is there: its lease may be the last one's."""
+STRANGE_S = 1.0
+"""Between two looks at it."""
 
 
 class Heartbeat:
@@ -50,6 +52,8 @@ class Heartbeat:
         """Renew the lease when a third of its life is over; register (again) when there is none. now_s: monotonic. Raises
         StoreUnavailable, and UsageError where another machine's agent has come to go by this name."""
         if now_s < self._due_s:
+            if self._strange_s < math.inf:
+                raise LeaseGone("another agent goes by this one's name")
             return
         left_s = self._store.keepalive(self.lease) if self.lease else 0.0
         if left_s <= 0:
@@ -67,6 +71,7 @@ class Heartbeat:
             self._strange_s = min(self._strange_s, now_s)
             # It may be a backup's that etcd has been restored from: its lease runs out.
             if now_s - self._strange_s <= STRANGE * self.ttl_s:
+                self._due_s = now_s + STRANGE_S
                 raise LeaseGone(f"another agent, on {there.host}, goes by the name {self._node}")
             raise UsageError(
                 f"an agent on {there.host} goes by the name {self._node} as well; this one leaves, and ends its ranks. Give each node a "
@@ -95,7 +100,7 @@ class Heartbeat:
 
     def lost(self) -> None:
         """The store says that the lease is gone: register anew at the next beat."""
-        self.lease, self._due_s = 0, 0.0
+        self.lease, self._due_s = 0, self._due_s if self._strange_s < math.inf else 0.0
 
     def end(self) -> None:
         """Leave: the node's record and the leadership vanish at once."""

@@ -98,9 +98,12 @@ def join(
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
     spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), told)
-    # Of one node's job, the run directory knows whether it is done.
-    durable = catalog.look(root).durable if several else ()
-    kept = max((attempt.stamp.step for attempt in durable), default=-1)
+
+    def kept() -> int:
+        # Of one node's job, the run directory knows whether it is done.
+        durable = catalog.look(root).durable if several else ()
+        return max((attempt.stamp.step for attempt in durable), default=-1)
+
     spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:

@@ -60,7 +60,7 @@ def register(
     me: NodeRecord,
     pause: Callable[[float], None] = sleep,
     *,
-    kept: int = -1,
+    kept: Callable[[], int] = lambda: -1,
     lease_s: Callable[[int], float] = lambda nodes: 0.0,
 ) -> tuple[Spec, Generation]:
     """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
@@ -68,7 +68,8 @@ def register(
     The job as it is known, and the number of the generation that it was over with; 0: it was not. Where all of several nodes' job is done,
     `first_generation` is no later than that: a scheduler starts one of them again, and there is nothing to do. Raises UsageError for
     another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
-    pause: waits so many seconds, while others leave or come back. kept: newest step on disk; lease_s: life of a lease, among so many nodes.
+    pause: waits so many seconds, while others leave or come back. kept: newest step on disk, now; lease_s: life of a lease, among so many
+    nodes.
     """
 
     def anew() -> tuple[Spec, Generation]:
@@ -85,7 +86,7 @@ def register(
     others = _nodes(store, keys)
     namesake = others.pop(node, me)
     found = _found(store, keys, known, others)
-    what = course(found, node, several=several, finished=run.finished.exists(), kept=kept)
+    what = course(found, node, several=several, finished=run.finished.exists(), kept=kept())
     if what is Course.DONE:
         return known, max(known.first_generation, found.over)
     if run.finished.exists():
@@ -107,7 +108,7 @@ def register(
             "command again when they have"
         )
     if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
-        _same(known, spec, bool(others))
+        _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
     if what is Course.JOIN_LIFE:
         return known, found.over
     reached(me, others)
@@ -201,23 +202,29 @@ def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedA
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 
 
-def _same(known: Spec, spec: Spec, there: bool) -> None:
-    """Raises UsageError where this node was told something else than the others. there: they are; else they may have left."""
-    later = "" if there else f" (or once more in {BEGIN_S} s, where nobody is at it any more)"
+_LATER = f" (or once more in {BEGIN_S} s, where nobody is at it any more)"
+_HEEDLESS = (
+    "; its members may be at work where etcd does not hear them: where they are gone for good, give the command as it was, stop the job "
+    "(mt-resilient stop), and give the new one"
+)
+
+
+def _same(known: Spec, spec: Spec, otherwise: str) -> None:
+    """Raises UsageError where this node was told something else than the others. otherwise: what to do where none is there."""
     if known.sizes != spec.sizes:
         raise UsageError(
             f"the job was started for {phrases.listed(known.sizes)} nodes, and this command says {phrases.listed(spec.sizes)}; "
-            f"nothing was started. Give the same --nodes everywhere{later}"
+            f"nothing was started. Give the same --nodes everywhere{otherwise}"
         )
     if known.spares != spec.spares:
         raise UsageError(
             f"the job was started with {phrases.count(known.spares, 'spare')}, and this command says {spec.spares}; nothing was started. "
-            f"Give the same --spares everywhere{later}"
+            f"Give the same --spares everywhere{otherwise}"
         )
     if differs := apart(spec.alike, known.alike):
         raise UsageError(
             f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
-            f"options and configuration everywhere{later}. To change them, stop the job and start all of it again"
+            f"options and configuration everywhere{otherwise}. To change them, stop the job and start all of it again"
         )
 
 

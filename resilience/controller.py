@@ -29,7 +29,7 @@ from .wire import dumps
 from .world import World, world_of
 
 RETURN_S = 3.0
-"""When this agent's lease is new, others have lost theirs, too: etcd was away or has lost its data, or everybody slept. So long they may
+"""When this agent has lost its lease, others have too: etcd was away or has lost its data, or everybody slept. So long they may
 take to be back in it, or for the life of a lease: so long who does not know of it lets its ranks train (`agent/fencing.py`)."""
 
 
@@ -49,9 +49,7 @@ class Controller:
         self._policy = policy
         self._told = told
         self._read_anew()
-        self._lease = 0
-        self._anew = (-math.inf, 0)
-        """Since when this agent has its lease, and the generation that was under way then."""
+        self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
         """Where this agent leads a job that has not begun: for which nodes it waits, a sentence."""
         self._met: dict[NodeId, tuple[str, float]] = {}
@@ -82,8 +80,7 @@ class Controller:
         """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
         round may find more to do at once. Raises StoreUnavailable."""
         if lease != self._lease:
-            known = self.record()
-            self._lease, self._anew = lease, (now, known.number if known and not known.over else 0)
+            self._anew_s, self._lease = now if self._lease else -math.inf, lease
         if not self._leads(lease, now):
             self._whole.close()
             return False
@@ -116,12 +113,12 @@ class Controller:
         return accepted
 
     def _others_may_be_back(self, world: World, now: float) -> bool:
-        since_s, number = self._anew
+        """Whether members are missing that may have lost their leases as this agent has."""
         spec, record = world.spec, world.record
-        if spec is None or record is None or record.number != number or number <= spec.given_up:
+        if spec is None or record is None or record.number <= spec.given_up:
             return False
         missing = record.members.keys() - world.nodes.keys()
-        return bool(missing) and 0 <= now - since_s < max(RETURN_S, self._policy.lease_s)
+        return bool(missing) and 0 <= now - self._anew_s < max(RETURN_S, self._policy.lease_s)
 
     def forget(self) -> None:
         """All that was heard: it is read anew. After an error, nobody knows what of it was taken in."""

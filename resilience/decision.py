@@ -89,7 +89,8 @@ def _answer(
     if verdict and answer:
         seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started})
         if move is Move.REOPEN and not assignment.will_do(world, seats.members):
-            return Decision()  # all had died, and not as many have come as are allowed now
+            # All had died, and not as many have come as are allowed now.
+            return rule(world, now, kept.step_reached(world))
         answer = seated(answer, seats)
         incident = open_incident(world, verdict, answer, kept.step_reached(world))
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:

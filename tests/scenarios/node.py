@@ -123,7 +123,7 @@ class Node:
         self.store: Any = job.client(instance, name)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
         spec = described(launch, job.sizes, job.spares, "0" * 8, first)
-        run, kept = RunDirectory(Path("mt-runs/train")), max(self.disk, default=-1)
+        run = RunDirectory(Path("mt-runs/train"))
         spec, self.over = register(
             self.store,
             KEYS,
@@ -132,7 +132,7 @@ class Node:
             name,
             registration,
             job.waits,
-            kept=kept,
+            kept=lambda: max(self.disk, default=-1),
             lease_s=lambda _: job.left_s(name, LEASE_S),
         )
         self.nothing_left = self.over >= spec.first_generation

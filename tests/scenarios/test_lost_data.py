@@ -147,3 +147,21 @@ def test_a_member_that_does_not_know_of_it_yet_is_waited_for() -> None:
     episode.faults.obeys_late_s = 6
     episode.to_the_end()
     assert (episode.exit_code, max(episode.worlds), episode.computed) == (0, 1, 30)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_spares_that_find_out_first_do_not_begin_without_those_that_train(nodes: str) -> None:
+    """They register before a member has told the record again."""
+    episode = Job(nodes=nodes, spares=2, total=30)
+    episode.until_phase(Phase.RUN, 1)
+    episode.until_step(5)
+    episode.lose_data()
+    for name in "abcd"[: int(nodes)]:
+        episode.faults.stalled.add(NodeId(name))
+    episode.tick()
+    episode.tick()
+    episode.faults.stalled.clear()
+    for name in "abcd"[: int(nodes)]:
+        episode.nodes[NodeId(name)].heartbeat._due_s = episode.now_s + 4
+    episode.to_the_end()
+    assert (episode.exit_code, max(episode.worlds), episode.computed) == (0, 1, 30)

@@ -632,25 +632,49 @@ def test_a_spare_is_started_again_just_when_etcd_is_there_again_for_all() -> Non
     assert (job.exit_code, job.computed, max(job.worlds)) == (0, 60, 1)
 
 
-def test_all_die_while_one_has_lost_etcd_and_the_command_is_given_on_other_nodes() -> None:
-    """Who was heard to the last is dead, so nobody makes steps."""
-    job = Job(nodes="2", more=2, total=30)
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_way_to_etcd_is_lost_on_one_node_after_the_other_and_a_spare_is_started(dies: bool) -> None:
+    """That the last one that led is cut off too, nobody was there to tell: both are waited for. dies: they have, and somebody says so."""
+    job = Job(nodes="2", spares=1, more=1, total=40)
+    job.until(lambda job: 4 in job.disk)
     for name in "cd":
         job.kill_node(name)
-    job.until(lambda job: 4 in job.disk)
-    job.cut_off("b", etcd=True)
-    for _ in range(14):
-        job.tick()
-    assert [i.cause for i in job.incidents.values() if i.open] == ["cut_off"]
-    for name in "ab":
+    for name in "ba":
+        job.cut_off(name, etcd=True)
+        for _ in range(14):
+            job.tick()
+    for name in "ab" if dies else "":
         job.kill_node(name)
-    job.mend_network()
-    for _ in range(20):
-        job.tick()
     for name in "cd":
         job.start_agent(name)
+    for _ in range(20):
+        job.tick()
+    job.mend_network()
+    if dies:
+        assert job.watch.record
+        assert job.watch.record.number == 1
+        job.order(Wish.STOP)
+        job.until(lambda job: job.exit_code is not None)
+        job.start_agents()
     job.to_the_end()
-    assert (job.exit_code, members(job)) == (0, ["c", "d"])
+    assert (job.exit_code, job.computed > 40, max(job.worlds) > 1) == (0, dies, dies)
+
+
+def test_a_spare_that_has_just_come_leaves_the_lead_to_who_need_not_wait() -> None:
+    """Else the dead node would be answered only when its own lease is as old as one lives."""
+    job = Job(nodes="1", spares=2, total=60)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("b")
+    for _ in range(14):
+        job.tick()
+    job.kill_node("a")
+    struck_s = job.now_s
+    for _ in range(8):
+        job.tick()
+    job.start_agent("b")
+    job.until(lambda job: bool(job.watch.record and job.watch.record.number == 2))
+    assert job.now_s - struck_s <= LEASE_S + 2
+    job.to_the_end()
 
 
 def test_all_die_before_they_go_back_and_not_as_many_come_as_are_wanted_now() -> None:

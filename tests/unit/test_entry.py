@@ -39,7 +39,10 @@ TABLE = [
     (found(phase=Phase.RUN, just=True, given_up=3), Course.JOIN),
     (found(phase=Phase.RUN, given_up=3), Course.ALL_DEAD),  # who has said so has left
     (found(phase=Phase.RUN, incidents=CUT_OFF), Course.JOIN),
-    (found(phase=Phase.RUN, incidents=CUT_OFF[:1]), Course.ALL_DEAD),  # the other one was heard to the last
+    (
+        found(phase=Phase.RUN, incidents=CUT_OFF[:1]),
+        Course.JOIN,
+    ),  # the other one led, and nobody was there to tell that it is, too
     (found(phase=Phase.ENDING, others=OTHERS), Course.LEAVERS),
     (found(phase=Phase.ENDED), Course.NEXT_LIFE),
     (found(phase=Phase.ENDED, first_generation=4), Course.NEXT_LIFE),  # who has begun it has left

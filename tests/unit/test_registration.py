@@ -37,7 +37,7 @@ def starts(
     store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, name: str = "a", **told: str
 ) -> tuple[Spec, Generation]:
     spec = described(LAUNCH, sizes, 0, run, 1, told)
-    return register(store, KEYS, spec, RunDirectory(place), NodeId(name), node(name), lambda _: None, kept=kept)
+    return register(store, KEYS, spec, RunDirectory(place), NodeId(name), node(name), lambda _: None, kept=lambda: kept)
 
 
 def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
