@@ -192,6 +192,8 @@ def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
         return _of_certificate(endpoint, access, error)
     except ssl.SSLError as error:
         return _of_handshake(access, error)
+    except ConnectionError:  # as one does that speaks plain text, before it has read all of ours
+        return ""
     return ""
 
 
