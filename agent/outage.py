@@ -43,6 +43,8 @@ class Outage:
         self._emptied_s = 0.0
         """Since when etcd knows nothing of the job any more; 0: it does."""
         self._lease = 0
+        self._again = False
+        """Whether what this agent has said was perhaps for another generation of the same number."""
         self._met = False
         """Whether a record of the job has been seen."""
 
@@ -66,13 +68,15 @@ class Outage:
         self._down_s = 0.0
 
     def held(self, lease: int, known: GenerationRecord | None) -> bool:
-        """The lease that this agent has now: whether it is another one than before, for etcd may have lost its data. Before the job begins,
-        each that waits for that tells what it is. known: the newest record. Raises StoreUnavailable."""
-        if lease == self._lease:
+        """Whether etcd may have lost what this agent has said. lease: the one that it has now; it is another one then. Before the job, or
+        this life of it, begins, each that waits for that tells what it is. known: the newest record. Raises StoreUnavailable, and
+        MachineError where etcd knows of an earlier life only."""
+        if lease == self._lease and not self._again:
             return False
-        if known is None:
+        if known is None or known.number < self._spec.first_generation:
             self._store.transact([KeyAbsent(self._keys.spec)], self._job())
-        self._lease = lease
+            self._same()
+        self._lease, self._again = lease, False
         return True
 
     def looked(
@@ -89,6 +93,7 @@ class Outage:
             self._same()
             self._met = True
         if known is None or nothing_lost:
+            self._again |= self._emptied_s > 0
             self._emptied_s = 0.0
             return found
         if not self._emptied_s:
@@ -121,7 +126,13 @@ class Outage:
     def _same(self) -> None:
         """An etcd that has lost its data, and that nobody has told again yet, knows no job: who comes then describes it anew."""
         entry = self._store.get(self._keys.spec)
-        if entry and loads(Spec, entry.value).run != self._spec.run:
+        there = loads(Spec, entry.value) if entry else self._spec
+        if there.first_generation < self._spec.first_generation:
+            raise MachineError(
+                "etcd has the data of an older backup, of a life of this job that was over when this agent joined; it leaves. Give the "
+                "same command again: it goes on from the newest snapshot"
+            )
+        if there.run != self._spec.run:
             raise MachineError(
                 "etcd has lost its data, and the job that it knows now has been described anew, while this agent was none of it; it "
                 "leaves. Give the same command again: it joins that one"

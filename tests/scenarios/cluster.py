@@ -209,6 +209,11 @@ class Job:
 
     def joined(self, node: Node, record: GenerationRecord) -> Ranks:
         """The ranks of a generation, with those of one more node."""
+        later = [ranks.record for number, ranks in self.worlds.items() if number >= record.number]
+        if later and not any((r.opened_s, r.members) == (record.opened_s, record.members) for r in later):
+            # etcd has lost its data: the numbers come again.
+            self.watch.counted_anew(self, record)
+            self.worlds = {number: ranks for number, ranks in self.worlds.items() if number < record.number}
         ranks = self.worlds.setdefault(record.number, Ranks(self, record))
         ranks.join(node)
         return ranks

@@ -86,6 +86,8 @@ class Watch:
     """Generation whose ranks did a step last."""
     idle: bool = True
     """Whether the ranks had reason to stand still."""
+    forgotten: bool = False
+    """Whether etcd has lost its data: then a record need not follow from the one before, nor be judged by all that has happened."""
 
     def accepted(self, job: Job, write: Accepted, keys: Keys) -> None:
         """A controller's write, or a registration's, as it is made."""
@@ -93,14 +95,17 @@ class Watch:
         for put in write.puts:
             if put.key == keys.generation:
                 record = loads(GenerationRecord, put.value)
-                if record == self.record and not write.guarded:  # an etcd that has lost its data is told again
+                if not write.guarded and self.forgotten:  # an etcd that has lost its data is told again
+                    self.record = record
                     continue
-                self._hold(1, _follows(self.record, record, write))
+                if not self.forgotten:
+                    self._hold(1, _follows(self.record, record, write))
                 if not _within_its_phase(self.record, record):
                     self._hold(1, _cleared(job, record))
-                    self._hold(9, places.wrong(job, self.record, record, self._lost(record)))
-                    self._hold(6, _newest_there_is(job, self, record))
-                    self._hold(7, _within_budget(job, self, record))
+                    if not self.forgotten:
+                        self._hold(9, places.wrong(job, self.record, record, self._lost(record)))
+                        self._hold(6, _newest_there_is(job, self, record))
+                        self._hold(7, _within_budget(job, self, record))
                     self._note(record, write)
                     if record.phase is Phase.GATHER:
                         known = {*self.record.members.values()} if self.record else {*record.members.values()}
@@ -108,14 +113,21 @@ class Watch:
                 self.record = record
             else:
                 incident = loads(Incident, put.value)
-                self._hold(1, _one_story(self.incidents.get(incident.id), incident))
+                if not self.forgotten:
+                    self._hold(1, _one_story(self.incidents.get(incident.id), incident))
                 self.incidents[incident.id] = incident
                 if incident.window:
                     self.windows.add(incident.window)
 
     def data_lost(self) -> None:
-        """etcd knows of no incident any more: what it tells from now on is new."""
-        self.incidents = {}
+        """What etcd tells from now on is new."""
+        self.incidents, self.forgotten = {}, True
+
+    def counted_anew(self, job: Job, record: GenerationRecord) -> None:
+        """A generation begins whose number there was before."""
+        alive = any(node.gang and node.gang.generation >= record.number for node in job.nodes.values())
+        self._hold(1, f"generation {record.number} begins once more while ranks are at work" if alive else "")
+        self.newest = record.number
 
     def _lost(self, record: GenerationRecord) -> tuple[NodeId, ...]:
         newest = max(self.incidents.values(), key=lambda incident: int(incident.id), default=None)
@@ -189,7 +201,10 @@ def _cleared(job: Job, record: GenerationRecord) -> str:
     if record.phase is not Phase.LAUNCH:
         return ""
     for node in _members(job, record):
-        if node.gang:
+        again = (
+            node.gang and job.watch.forgotten and node.gang.generation == record.number
+        )  # told as of an older backup
+        if node.gang and not again:
             return f"generation {record.number} was launched before the ranks of {node.gang.generation} were ended"
     return ""
 

@@ -165,3 +165,18 @@ def test_spares_that_find_out_first_do_not_begin_without_those_that_train(nodes:
         episode.nodes[NodeId(name)].heartbeat._due_s = episode.now_s + 4
     episode.to_the_end()
     assert (episode.exit_code, max(episode.worlds), episode.computed) == (0, 1, 30)
+
+
+def test_who_came_after_an_end_that_the_backup_lacks_leaves_and_can_come_again() -> None:
+    """The number of the generation that had ended came again, and whoever waited for a later one never left."""
+    episode = Job(total=30)
+    episode.until_step(6)
+    backup = episode.store.inner.range("").values()
+    episode.ask_to_stop(snapshot=True)
+    episode.until(lambda job: job.exit_code == 130)
+    episode.start_agents()
+    episode.lose_data(backup)
+    episode.until(lambda job: job.exit_code == 3)
+    episode.start_agents()
+    episode.to_the_end()
+    assert (episode.exit_code, len(episode.last_state)) == (0, 30)

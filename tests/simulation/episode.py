@@ -49,6 +49,8 @@ _MORE = (0, 0, 0, 1, 2, 4)
 """How many have come beyond those."""
 SEVERAL = 0.2
 """How many episodes have several nodes."""
+FORGOTTEN = 0.1
+"""In how many etcd loses its data."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ def draw(seed: int) -> Episode:
         place = dice.choice(places) if dice.random() < 0.3 else ""
         wait_s = dice.choice((0, 0, 1, 2, 3, 5, 8, 12)) + (20 if long and not moments else 0)
         moments.append(Moment(wait_s, place, dice.choice(few).__name__, dice.randrange(1 << 16)))
+    data = random.Random(f"data {seed}")  # of its own too
+    if data.random() < FORGOTTEN and not {m.fault for m in moments} & {fault.__name__ for fault in faults.DEAF}:
+        place = data.choice(places) if data.random() < 0.5 else ""
+        lost = Moment(data.choice((0, 1, 3, 8)), place, data.choice(faults.OF_DATA).__name__, data.randrange(1 << 16))
+        moments.insert(data.randrange(len(moments) + 1), lost)
     return Episode(
         seed=seed,
         total=32 if long else 12,
@@ -241,6 +248,8 @@ class Player:
             not self.episode.alone and "agent_killed" in drawn
         ):
             codes.add(MachineError.exit_code)  # whose part of the last snapshot is lost when it dies while the job ends
+        if drawn & {fault.__name__ for fault in faults.OF_DATA}:
+            codes.add(MachineError.exit_code)  # an agent that finds a job there which is not its own leaves
         if drawn & {"disk_rots", "storage_unreadable", "bit_flips"}:
             codes |= {SnapshotError.exit_code, MachineError.exit_code}
         return codes
@@ -294,9 +303,9 @@ class Player:
         known = {(window.start, window.stop) for window in job.watch.windows}
         batches = {batch for start, stop in known for batch in range(start, stop)}
         # Another leader may open a generation before an agent that is held up, or whose node trains alone and is cut off, could tell
-        # what its ranks did: that is lost.
+        # what its ranks did: that is lost, or etcd's data are.
         drawn = {moment.fault for moment in self.episode.moments}
-        unheard = job.standby or (1 in job.sizes and drawn & {"node_cut_off", "members_cut_off"})
+        unheard = job.standby or job.watch.forgotten or (1 in job.sizes and drawn & {"node_cut_off", "members_cut_off"})
         assert unheard or all({*range(*window)} <= batches for window in left_out), (
             f"{left_out} is left out, {known} was told"
         )

@@ -165,6 +165,20 @@ def etcd_away(job: Job, number: int) -> tuple[int, End] | None:
     return 1 + number % 15, lambda job: job.start_store() if job.store.down else None
 
 
+def etcd_loses_its_data(job: Job, number: int) -> None:
+    if not job.store.down:
+        job.lose_data()
+
+
+def etcd_is_restored(job: Job, number: int) -> tuple[int, End] | None:
+    """From a backup of some seconds ago."""
+    if job.store.down:
+        return None
+    job.say("etcd's data are backed up")
+    backup = [*job.store.inner.range("").values()]
+    return 1 + number % 20, lambda job: job.lose_data(backup)
+
+
 def writes_unanswered(job: Job, number: int) -> None:
     """The next few: made and not answered, lost, or made late."""
     job.store.unanswered.extend((0.0, NEVER, 1.0, 3.0, 7.0)[(number >> shift) % 5] for shift in range(1 + number % 4))
@@ -442,6 +456,11 @@ PERSISTENT: tuple[Fault, ...] = (rank_killed_again_and_again, nan_without_end)
 """Those that only somebody who mends them ends."""
 LONG: tuple[Fault, ...] = (state_hurt,)
 """Those that want a longer training."""
+OF_DATA: tuple[Fault, ...] = (etcd_loses_its_data, etcd_is_restored)
+"""Those that one episode of some has once: after them, what is written is no longer held against what was written before."""
+DEAF: tuple[Fault, ...] = (node_cut_off, members_cut_off, agent_held_up, agent_stalls, machine_sleeps)
+"""Those with which members cannot tell an etcd that has lost its data how far the job is, and others begin without them. Known, and not
+played together."""
 BY_NAME: dict[str, Fault] = {
-    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG)
+    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA)
 }

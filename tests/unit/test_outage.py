@@ -15,6 +15,7 @@ from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.reports import Spec
+from mt_resilient.resilience.terms import Generation
 from mt_resilient.resilience.wire import dumps, loads
 
 from .worlds import record
@@ -167,3 +168,24 @@ def test_who_started_before_an_emptied_etcd_was_told_again_does_not_go_by_a_run_
     seen.store.put(KEYS.spec, dumps(SPEC))
     with pytest.raises(MachineError, match="Give the same command again"):
         seen.outage.looked(FIFTH, None, 1.0)
+
+
+@pytest.mark.parametrize("known", [None, record(Phase.ENDED, number=6)])
+def test_who_goes_on_after_an_end_that_a_backup_lacks_leaves(known: GenerationRecord | None) -> None:
+    """It would not see that generation's end when it comes again: it takes it for the one that it has come after."""
+    seen = Seen(spec=replace(SPEC, first_generation=Generation(7)))
+    seen.store.put(KEYS.spec, dumps(seen.outage._spec))
+    seen.outage.held(1, known)
+    seen.store.put(KEYS.spec, dumps(SPEC))
+    with pytest.raises(MachineError, match="an older backup, of a life of this job that was over"):
+        seen.outage.held(2, known)
+
+
+def test_what_was_said_is_said_again_once_etcd_knows_again() -> None:
+    """Generations may be counted anew: what was said may have been for another one of the same number."""
+    seen, gathers = Seen(), record(Phase.GATHER, number=6)
+    seen.outage.held(1, FIFTH)
+    seen.outage.looked(FIFTH, gathers, 1.0)
+    assert not seen.outage.held(1, gathers)
+    seen.outage.looked(replace(gathers, opened_s=9.0), gathers, 2.0)
+    assert [seen.outage.held(1, gathers) for _ in range(2)] == [True, False]
