@@ -1,13 +1,15 @@
 """Which nodes are to train no more for a while: World → those that their own faults speak against. Pure.
 
 A fault is a node's own where its hardware is blamed (a replica that computed wrongly, a gradient that was out of line once and not
-again), or where it has struck there before anywhere else (its rank died or hung, its agent was lost). Nobody is shut out whom the job
-cannot do without.
+again), or where it has struck there before anywhere else (its rank died or hung, its agent was lost). A node on which the script fails
+before its first step, after a fault there, is to blame for that where it has worked before: on another one it may again. Nobody is shut
+out whom the job cannot do without.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from . import assignment, phrases
@@ -16,6 +18,7 @@ from .errors import UsageError
 from .incident import Incident
 from .ladder import Origin
 from .orders import Quarantine
+from .recovery import RESTARTS
 from .terms import NodeId
 from .world import World
 
@@ -56,15 +59,18 @@ def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quar
     held = [(node, i) for i in recent for node in i.nodes if not _forgiven(world, node, i)]
     hardware = Counter(node for node, incident in held if _hardware(incident))
     struck = Counter(node for node, incident in held if _counts(incident))
+    fails = _fails_at_start([incident for _, incident in held])
     found: dict[NodeId, Quarantine] = {}
-    blamed = (n for n in struck if n in world.nodes and not assignment.unusable(world, n, now))
+    blamed = (n for n in {*struck, *fails} if n in world.nodes and not assignment.unusable(world, n, now))
     for node in sorted(blamed, key=assignment.natural):
-        last_s = max((i.at_s for i in recent if node in i.nodes), default=0.0)
+        last_s = max((i.at_s for i in recent if node in i.nodes and i.rung), default=0.0)
         known = world.quarantine.get(node)
         if known and known.until_s - policy.lasts_h * 3600 >= last_s:
             continue  # it was shut out for these
         if hardware[node] >= policy.hardware_faults:
             why = f"its hardware is blamed for {phrases.count(hardware[node], 'fault')} within {policy.within_h:g} h"
+        elif node in fails:
+            why = "after a fault there the script fails before its first step, and the job has trained before"
         elif struck[node] >= policy.faults:
             have = "has" if struck[node] == 1 else "have"
             why = f"{phrases.count(struck[node], 'fault')} {have} struck it within {policy.within_h:g} h"
@@ -75,6 +81,16 @@ def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quar
             found[node] = entry
             world = replace(world, quarantine={**world.quarantine, node: entry})
     return found
+
+
+def _fails_at_start(held: Sequence[Incident]) -> tuple[NodeId, ...]:
+    """The node that the last two restarts were for, the script having failed at the second one before its first step."""
+    last = [incident for incident in held if incident.rung in RESTARTS and incident.cause != Cause.MOVED][-2:]
+    if len(last) < 2 or any(len(i.nodes) != 1 or i.cause not in (*_STRUCK, Cause.SCRIPT_RAISED) for i in last):
+        return ()
+    before, newest = last
+    early = newest.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not newest.started and newest.step_at_fault >= 0
+    return newest.nodes if early and before.nodes == newest.nodes else ()
 
 
 def _forgiven(world: World, node: NodeId, incident: Incident) -> bool:

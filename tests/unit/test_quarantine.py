@@ -37,6 +37,11 @@ def flip(number: int, **fields: Any) -> Incident:
     return fault(number, "fingerprint_mismatch", **fields)
 
 
+def raised(number: int, **fields: Any) -> Incident:
+    """Before the first step of these ranks; the job has come further before."""
+    return fault(number, "script_raised", **{"started": False, "step_at_fault": 8, **fields})
+
+
 def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
     return fault(number, "non_finite", rung=1, origin=origin, ranks=(Rank(1),), **fields)
 
@@ -51,7 +56,15 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((fault(1), fault(2), fault(3, ago_s=25 * HOUR)), False),
         ((fault(1), fault(2), fault(3, ago_s=24 * HOUR)), True),
         ((fault(1, "rank_hung"), fault(2, "agent_lost"), fault(3)), True),
-        ((fault(1, "script_raised"), fault(2, "script_raised"), fault(3, "script_raised")), False),
+        (tuple(raised(n, started=True) for n in (1, 2, 3)), False),
+        ((fault(1), raised(2)), True),
+        ((raised(1, started=True), raised(2)), True),
+        ((fault(1), raised(2, step_at_fault=-1)), False),
+        ((fault(1, node=A), raised(2)), False),
+        ((raised(1), raised(2, node=A)), False),
+        ((raised(1), replace(raised(2), nodes=(A, B))), False),
+        ((fault(1), raised(2), fault(3, "moved", node=A)), True),
+        ((raised(1),), False),
         ((fault(1, "agent_restarted"), fault(2, "agent_restarted"), fault(3, "agent_restarted")), False),
         (tuple(replace(fault(n, "agent_lost"), nodes=(A, B)) for n in (1, 2, 3)), False),
         ((fault(1, "moved"), fault(2, "ordered"), fault(3, "straggler")), False),
@@ -74,6 +87,15 @@ def test_nobody_is_shut_out_whom_the_job_cannot_do_without() -> None:
     assert B in quarantine.due(struck(*faults, there="ab", sizes=(1, 2)), NOW, POLICY)
     both = (*faults, flip(3, node=A), flip(4, node=A))
     assert list(quarantine.due(struck(*both), NOW, POLICY)) == [A]  # one spare, one place
+
+
+def test_what_is_only_told_of_it_does_not_shut_it_out_again() -> None:
+    old = tuple(fault(n, ago_s=1000.0) for n in (1, 2, 3))
+    served = {B: Quarantine(reason="bad", until_s=NOW - 640.0)}
+    told = replace(struck(*old, fault(4, "straggler", rung=0)), quarantine=served)
+    policy = replace(POLICY, lasts_h=0.1)
+    assert quarantine.due(told, NOW, policy) == {}
+    assert B in quarantine.due(told.with_incidents((fault(5),)), NOW, policy)
 
 
 def test_it_lasts_for_its_time_and_the_same_faults_count_once() -> None:
