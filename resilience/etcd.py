@@ -196,6 +196,7 @@ def _silence(error: Exception, name: str, member: Member) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "did not answer in time"
     said = details.rpartition(": ")[2].rstrip("]")  # of a list of errors, the last
-    if "Connection refused" not in details and not member.reconnect():
+    # A name server that does not answer would keep us for longer than any deadline.
+    if not any(known in details for known in ("Connection refused", "DNS")) and not member.reconnect():
         said = fault(member.endpoint, member.access, _FAULT_WITHIN_S) or said
     return f"{code.name.lower()}: {said}"

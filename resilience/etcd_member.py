@@ -39,6 +39,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 3_000),
 )
 _TOKEN_IS_OLD = ("invalid auth token", "user name is empty", "revision of auth store is old")
+_NO_USERS = "authentication is not enabled"
 
 
 class Member:
@@ -50,6 +51,8 @@ class Member:
         self._material = access.material() if endpoint.tls else None
         self.channel = self._connected()
         self._token = ""
+        self._open = False
+        """Whether it wants no user any more, as it did before."""
 
     def call(self, name: str, request: Any, timeout_s: float) -> Any:
         """Raises grpc.RpcError, ValueError when the channel is closed."""
@@ -73,7 +76,12 @@ class Member:
         said = (error.details() or "") if isinstance(error, grpc.Call) else ""
         if not self.access.user or not any(sign in said for sign in _TOKEN_IS_OLD):
             return False
-        self.renew(timeout_s)
+        try:
+            self.renew(timeout_s)
+        except grpc.RpcError as refusal:
+            if not isinstance(refusal, grpc.Call) or _NO_USERS not in (refusal.details() or ""):
+                raise
+            self._open = True  # somebody has switched it off while we were known
         return True
 
     def renew(self, timeout_s: float) -> None:
@@ -82,11 +90,12 @@ class Member:
             self._token = ""
             asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.secret())
             self._token = self._ask("Authenticate", asked, timeout_s).token
+            self._open = False
 
     def introduce(self, timeout_s: float) -> None:
         """Show user and password for the first time. Raises grpc.RpcError."""
         # Not only when it is asked for: without a token, etcd takes the name in our certificate for the user.
-        if self.access.user and not self._token:
+        if self.access.user and not self._token and not self._open:
             self.renew(timeout_s)
 
     def reconnect(self) -> bool:

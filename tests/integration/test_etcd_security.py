@@ -140,6 +140,24 @@ def test_tokens_die_with_the_server_and_are_had_anew(authority: Authority, tmp_p
         cluster.stop()
 
 
+def test_authentication_that_is_switched_off_and_on_again_stops_nothing(tmp_path: Path) -> None:
+    cluster, root = Cluster(tmp_path, 1).start(), Access(user="root", password=ROOT)
+    try:
+        cluster.ready()
+        cluster.require_users(root=ROOT)
+        with closing(EtcdStore(cluster.endpoints, access=root)) as store:
+            lease = store.grant(30)
+            assert store.keepalive(lease) > 0
+            ask(cluster.endpoints[0], "Auth", "AuthDisable", root)
+            store.put("/job/a", b"1")
+            assert store.keepalive(lease) > 0
+            ask(cluster.endpoints[0], "Auth", "AuthEnable", Access())
+            store.put("/job/a", b"2")
+            assert store.keepalive(lease) > 0
+    finally:
+        cluster.stop()
+
+
 def test_a_wrong_password_is_named(guarded: Cluster, authority: Authority) -> None:
     said = refusal(guarded.endpoints[0], shown(authority, user="mt", password="wrong"))
     assert "correct control.etcd_user or its password" in said
