@@ -7,6 +7,7 @@ import math
 from ..resilience import story
 from ..resilience.clock import monotonic_s
 from ..resilience.keys import Keys
+from ..resilience.moving import SAVE_S
 from ..resilience.orders import GenerationRecord
 from ..resilience.reports import AckKind
 from ..resilience.store import Store
@@ -153,10 +154,11 @@ class Performer:
             if record.last_snapshot:
                 self._node.held.want_newest_on_disk()
             drain.finish()
-        grace_s = self._policy.stop_grace_s
+        drained = record.last_snapshot and not record.complete and record.exit_code == 0
+        grace_s = SAVE_S if drained else self._policy.stop_grace_s
         if record.leave_in_s:
             grace_s = max(0.0, self._leave_by_s(record) - self._drain_asked_s)
-        hurry = self.hurry or record.exit_code != 0 or record.leave_in_s > 0
+        hurry = self.hurry or drained or record.exit_code != 0 or record.leave_in_s > 0
         if hurry and not drain.finished and monotonic_s() - self._drain_asked_s > grace_s:
             self._telling.say(f"the last snapshot was not on disk after {grace_s:.0f} s; leaving without it", "warn")
             drain.stop()
@@ -164,8 +166,8 @@ class Performer:
         if not drain.finished and not self._waiting_told and monotonic_s() - self._drain_asked_s > LONG_S:
             self._waiting_told = True
             self._telling.say(
-                "the ranks are through; what was to be written of their last steps is not on disk yet, here or on another node, and is "
-                "waited for. Ctrl-C, and some time for it, leaves without",
+                f"the ranks {'are through' if record.complete else 'have ended'}; what was to be written of their last steps is not on "
+                "disk yet, here or on another node, and is waited for. Ctrl-C, and some time for it, leaves without",
                 "warn",
             )
         if drain.finished:

@@ -302,4 +302,6 @@ class Supervisor:
         self.telling.say(f"{why}: ending at once, without a last snapshot", "warn")
         self.node.stop_gang()
         number = self.record.number if self.record else Generation(0)
-        self.record = GenerationRecord(number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code)
+        self.record = GenerationRecord(
+            number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"for {why}"
+        )

@@ -62,7 +62,9 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
     if event is Event.STOP:
         asked = leaving(world, now)
         assert asked
-        what = f"node {asked.node} is drained" if asked.kind == Wish.DRAIN else "asked"
+        several = world.spec is not None and max(world.spec.sizes) + world.spec.spares > 1
+        drained = f"node {asked.node}{', which the job cannot do without,' * several} is drained"
+        what = drained if asked.kind == Wish.DRAIN else "asked"
         record = replace(
             record,
             exit_code=asked.exit_code,

@@ -169,6 +169,9 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
     for request in asked:
         if request.node not in record.members and (record.phase is Phase.RUN or _has_left(request, world)):
             answers[request.id] = Answer(sentence=f"node {request.node} is drained; {on}", step=record.resume_step)
+        elif not request.instance and request.node not in world.nodes:
+            why = f"the agent of {request.node} is gone: there is nothing to drain"
+            answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
         elif _has_left(request, world):
             why = f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
             answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)

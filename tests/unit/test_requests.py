@@ -234,6 +234,21 @@ def test_a_drain_ends_the_job_of_one_node_with_a_snapshot_and_in_order(phase: Ph
     assert ending.reason == "node a is drained by alice"
 
 
+def test_who_is_drained_and_cannot_be_done_without_is_named_as_such() -> None:
+    two = {"record": record(members=("a", "b")), "spec": Spec(command=("torchrun",), sizes=(2,))}
+    ending = decided(
+        there(asked(Wish.DRAIN, node="a", instance="agent-a"), nodes={A: node("a"), B: node("b")}, **two)
+    ).record
+    assert ending
+    assert ending.reason == "node a, which the job cannot do without, is drained by alice"
+
+
+def test_a_drain_of_a_node_that_is_gone_and_waited_for_is_answered() -> None:
+    two = {"record": record(members=("a", "b")), "spec": Spec(command=("torchrun",), sizes=(2,))}
+    answer = rule(there(asked(Wish.DRAIN, node="b"), nodes={A: node("a")}, **two), NOW, Step(10)).answers["1"]
+    assert (answer.exit_code, answer.sentence) == (3, "the agent of b is gone: there is nothing to drain")
+
+
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
