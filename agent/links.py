@@ -155,7 +155,7 @@ class Meeting:
         with closing(Listener(self._address, self._policy.link_s)) as listener:
             me = Present(node=self._node, address=self._address, port=listener.port)
             self._store.put(key, dumps(me), lease)
-            roster, written = self._roster(expected, session, lease)
+            roster, written = self._roster(me, expected, session, lease)
             try:
                 if me not in roster.nodes or len(roster.nodes) < 2:
                     return ()
@@ -170,17 +170,26 @@ class Meeting:
     def _here(self) -> tuple[Present, ...]:
         return tuple(loads(Present, each.value) for each in self._store.range(self._keys.meeting).values())
 
-    def _roster(self, expected: int, session: str, lease: int) -> tuple[Roster, int]:
-        """Written by whoever sees all first, or has waited for long enough; and the revision that did."""
+    def _roster(self, me: Present, expected: int, session: str, lease: int) -> tuple[Roster, int]:
+        """Written by whoever sees all first, or has waited for long enough; and the revision that did. One of agents that were killed,
+        which names a predecessor of this one, is deleted when none of them is left."""
         ends = monotonic_s() + self._policy.wait_s
-        while (entry := self._store.get(self._keys.roster)) is None:
-            here = self._here()
-            if len(here) >= expected or monotonic_s() >= ends:
+        while True:
+            here, over = self._here(), monotonic_s() >= ends
+            entry = self._store.get(self._keys.roster)
+            if entry is None and (len(here) >= expected or over):
                 roster = Roster(session=session, nodes=here)
                 entry = first_put(self._store, self._keys.roster, dumps(roster), lease)
-                break
+            if entry:
+                roster = loads(Roster, entry.value)
+                known = {each.node: each for each in roster.nodes}
+                if over or known.get(me.node, me) == me:
+                    return roster, entry.create_revision
+                if not {*known.values()} & {*here}:
+                    self._store.transact(
+                        [CreatedAt(self._keys.roster, entry.create_revision)], [Delete(self._keys.roster)]
+                    )
             sleep(_POLL_S)
-        return loads(Roster, entry.value), entry.create_revision
 
     def _measured(self, roster: Roster, lease: int) -> tuple[Link, ...]:
         names = [each.node for each in roster.nodes]

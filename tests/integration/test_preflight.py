@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent import probes
-from mt_resilient.agent.links import Listener, Meeting, Present, measure
+from mt_resilient.agent.links import Listener, Meeting, Present, Roster, measure
 from mt_resilient.agent.preflight import Link, PreflightPolicy, neighbours
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.store import Entry
 from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.wire import dumps
 
 from ..harness import MINIMAL, Job, cli, environment
 
@@ -80,6 +81,17 @@ def meet(
     for thread in threads:
         thread.join(60)
     return found
+
+
+def test_agents_that_were_killed_while_they_measured_keep_nobody_from_measuring() -> None:
+    store, keys = MemoryStore(time.monotonic), Keys("job")
+    killed = tuple(Present(node=name, address="127.0.0.1", port=9) for name in ("n0", "n1", "n2"))
+    store.put(keys.roster, dumps(Roster(session="old", nodes=killed)))
+    for each in killed:
+        store.put(keys.met(NodeId(each.node)), dumps(each))
+    found = meet(store, ["n0", "n1", "n2"], 3, QUICK)
+    assert [len(links) for links in found.values()] == [2, 2, 2]
+    assert not any(link.error for links in found.values() for link in links)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
