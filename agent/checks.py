@@ -60,7 +60,8 @@ def together(
     links = Meeting(store, keys, node, address, policy).links(expected, session)
     ours = [link for link in links if node in (link.one, link.other)]
     figures = ", ".join(
-        f"{link.other if link.one == node else link.one}: {link.error or f'{link.mb_per_s:.0f} MB/s'}" for link in ours
+        f"{link.other if link.one == node else link.one}: {link.error or preflight.figures(link, policy)}"
+        for link in ours
     )
     return Check(
         what="links", reasons=preflight.neighbours(node, links, policy), figures=figures or "nobody to measure"

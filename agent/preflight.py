@@ -101,6 +101,16 @@ class Link:
     """Why there is nothing of that."""
 
 
+def clocks_agree(link: Link, policy: PreflightPolicy) -> bool:
+    return abs(link.ahead_s) - link.within_s <= policy.clock_s
+
+
+def figures(link: Link, policy: PreflightPolicy) -> str:
+    """What was measured; clocks only where they are apart, for of two nodes nobody can say whose is wrong."""
+    apart = "" if clocks_agree(link, policy) else f", clocks {abs(link.ahead_s):.0f} s apart"
+    return f"{link.mb_per_s:.0f} MB/s{apart}"
+
+
 def devices(readings: Sequence[DeviceReading], ranks: int, policy: PreflightPolicy) -> tuple[str, ...]:
     """What is wrong with the devices of a node. ranks: that want one each; 0: not known."""
     there = sum(each.device.partition(":")[0] != "cpu" and bool(each.products) for each in readings)
@@ -185,9 +195,7 @@ def slow(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str]
 
 def apart(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
     """Each pair whose clocks have been compared, and whether they may be the same."""
-    return {
-        (each.one, each.other): abs(each.ahead_s) - each.within_s <= policy.clock_s for each in links if not each.error
-    }
+    return {(each.one, each.other): clocks_agree(each, policy) for each in links if not each.error}
 
 
 def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tuple[str, ...]:

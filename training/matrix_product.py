@@ -14,10 +14,12 @@ repeat its rows and columns: so does their product.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +91,15 @@ def devices() -> list[str]:
     return ["cpu"]
 
 
+def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Devices that this torch is `built` for, and the machine has, and that torch does not find though nobody has hidden them: their driver
+    is dead."""
+    for kind, pattern in (("musa", "mtgpu*"), ("cuda", "nvidia[0-9]*")):
+        files = sorted(file.name for file in dev.glob(pattern))
+        if built[kind] and files and environment.get(f"{kind.upper()}_VISIBLE_DEVICES") not in ("", "-1"):
+            yield {"device": kind, "error": f"torch finds no device, and the machine has {', '.join(files)}"}
+
+
 def _memory(device: str) -> tuple[int, int]:
     """Free and total bytes of a device, before anything of ours is on it but the context."""
     if device == "cpu":
@@ -100,5 +111,9 @@ def _memory(device: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in devices():
+    kinds = {"musa": hasattr(torch, "musa"), "cuda": torch.backends.cuda.is_built()}
+    found = devices()
+    for reading in unseen(kinds, Path("/dev"), os.environ) if found == ["cpu"] else ():
+        print(json.dumps(reading), flush=True)
+    for name in found:
         print(json.dumps(look(name, float(sys.argv[1]))), flush=True)

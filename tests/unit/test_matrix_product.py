@@ -1,9 +1,11 @@
 """The product whose bits are known: exact on this CPU, and a single wrong element is seen."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from mt_resilient.training.matrix_product import CASES, Case, block, look, products
+from mt_resilient.training.matrix_product import CASES, Case, block, look, products, unseen
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.dtype))
@@ -42,3 +44,24 @@ def test_a_device_that_is_not_there() -> None:
     found = look("cuda:77", 0.0)
     assert found["device"] == "cuda:77"
     assert found["error"]
+
+
+@pytest.mark.parametrize(
+    ("files", "built", "hidden", "named"),
+    [
+        ((), {"musa": False, "cuda": True}, None, []),
+        (("nvidia0", "nvidia1", "nvidiactl"), {"musa": False, "cuda": True}, None, ["cuda"]),
+        (("nvidiactl", "nvidia-uvm"), {"musa": False, "cuda": True}, None, []),
+        (("nvidia0",), {"musa": False, "cuda": False}, None, []),
+        (("nvidia0",), {"musa": False, "cuda": True}, "", []),
+        (("nvidia0",), {"musa": False, "cuda": True}, "0", ["cuda"]),
+        (("mtgpu.0",), {"musa": True, "cuda": False}, None, ["musa"]),
+    ],
+)
+def test_devices_that_the_machine_has_and_torch_does_not_find_are_broken(
+    files: tuple[str, ...], built: dict[str, bool], hidden: str | None, named: list[str], tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    environment = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
+    assert [each["device"] for each in unseen(built, tmp_path, environment)] == named

@@ -14,6 +14,7 @@ from mt_resilient.agent.preflight import (
     Link,
     PreflightPolicy,
     blamed,
+    figures,
     first_pairs,
     neighbours,
     second_pairs,
@@ -195,3 +196,8 @@ def test_the_sentence() -> None:
 def test_thresholds_that_make_no_sense(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"preflight.{name} is "):
         PreflightPolicy(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("ahead_s", "said"), [(0.5, "100 MB/s"), (-3600.0, "100 MB/s, clocks 3600 s apart")])
+def test_clocks_that_are_apart_are_told_though_nobody_is_to_blame(ahead_s: float, said: str) -> None:
+    assert figures(Link(one="a", other="b", mb_per_s=100.0, ahead_s=ahead_s, within_s=0.1), PreflightPolicy()) == said
