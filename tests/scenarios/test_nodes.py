@@ -693,3 +693,15 @@ def test_all_die_before_they_go_back_and_not_as_many_come_as_are_wanted_now() ->
             job.tick()
     job.to_the_end()
     assert (job.exit_code, len(members(job))) == (0, 3)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_on_which_the_script_cannot_start_any_more_is_done_without(spares: int) -> None:
+    """Its device is broken. Without another node the script is to blame, as on one node."""
+    job = Job(nodes="2", spares=spares, total=30)
+    job.until_step(6)
+    for number in (1, 2, 3)[: 3 - spares]:
+        job.until_phase(Phase.RUN, number)
+        job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId("b")])
+    job.to_the_end()
+    assert (job.exit_code, members(job)) == ((0, ["a", "c"]) if spares else (5, ["a", "b"]))
