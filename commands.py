@@ -206,6 +206,7 @@ def _run_on_hosts(
         spares=nodes.spares,
         job=control.job,
         snapshots=options.snapshots or "",
+        kept=policies["snapshots"],
         ending_s=policies["preemption"].budget_s + 60.0,
         words=tuple(ours.parse_known_args(words)[1]),
     )

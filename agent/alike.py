@@ -1,7 +1,9 @@
-"""What all nodes have to be told alike: configuration and options of `run` → what differs from the defaults, by its name. Pure.
+"""What all nodes have to be told alike: configuration and options of `run` → what differs from the defaults, by its name; and the version
+of this program. Pure.
 
 At each boundary all ranks judge the same figures, and each by its own node's configuration: where that differs, some go back and others
-wait for them, or a snapshot that one node writes another never begins. Which batches are left out decides what is trained.
+wait for them, or a snapshot that one node writes another never begins. Which batches are left out decides what is trained. Agents of two
+versions may judge, or write to the store, otherwise.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ SHARED: dict[str, tuple[str, ...]] = {
 """By section: the keys that ranks judge by together; none named: all."""
 
 
-def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | None) -> dict[str, str]:
-    """windows: of data, that are left out; origin: what --start-from names."""
-    told = {}
+def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | None, version: str) -> dict[str, str]:
+    """windows: of data, that are left out; origin: what --start-from names; version: of this program."""
+    told = {"the version of mt-resilient": version}
     for section, names in SHARED.items():
         policy = policies[section]
         usual = type(policy)()

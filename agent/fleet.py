@@ -52,14 +52,18 @@ def how_lost(code: int) -> str:
     return "the connection broke" if code == SSH_FAILED else "its agent was killed"
 
 
-def hopeless(members: Sequence[Member], least: int) -> str:
-    """Why the job cannot begin any more; empty: it can, or may yet."""
+def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
+    """Why the job cannot begin any more; empty: it can, or may yet. begun: it has; who leaves then, with whatever code, has had a part in
+    it."""
     unusable = [member.node for member in members if member.phase is Phase.UNUSABLE]
-    left = len(members) - len(unusable)
-    if not unusable or left >= least:
+    failed = [member for member in members if member.phase is Phase.ENDED and member.code and not begun]
+    left = len(members) - len(unusable) - len(failed)
+    if left >= least or not (unusable or failed):
         return ""
+    why = [f"{', '.join(unusable)} cannot be used"] if unusable else []
+    why += [f"the agent on {member.node} has left with code {member.code}" for member in failed]
     return (
-        f"{least} of the {len(members)} hosts are wanted, and {', '.join(unusable)} cannot be used; the others were told to leave. "
+        f"{least} of the {len(members)} hosts are wanted, and {', '.join(why)}; the others were told to leave. "
         "Mend that and give the same command again, or do with fewer nodes: --spares K, --nodes MIN:MAX"
     )
 

@@ -7,6 +7,7 @@ shared one, and all have one place for the snapshots.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..checkpoint import stores
+from ..checkpoint.cadence import SnapshotPolicy
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError, ResilientError, UsageError
@@ -75,6 +78,8 @@ class Wanted:
     """Empty: by the run directory."""
     snapshots: str = ""
     """Empty: in the run directory."""
+    kept: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    """Says which object store that is."""
     ending_s: float
     """How long an agent may take to leave when its connection is gone."""
     words: tuple[str, ...] = ()
@@ -96,15 +101,14 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
         terminal = Recorded(terminal, journal)
         _slots_told(hosts, launch.ranks, terminal)
         endpoints, watch = _etcd(wanted, hosts, run, terminal, stack)
-        job = wanted.job or f"{run.root.name}-{_identity(run)}"
+        job = wanted.job or named_after(run.root.name, _identity(run))
         if not wanted.endpoints:
             with suppress(ResilientError), closing(EtcdStore([endpoints])) as store:
                 forget_leaving(
                     store, Keys(job)
                 )  # of a launch whose terminal was killed, which told its agents to leave
-        journal.write(
-            "start", wall_s(), command=list(command), snapshots=wanted.snapshots or str(run.root), pid=os.getpid()
-        )
+        place = stores.at(stores.address(wanted.snapshots or str(run.root), wanted.kept.endpoint, wanted.kept.region))
+        journal.write("start", wall_s(), command=list(command), snapshots=place.address, pid=os.getpid())
         run.publish(job, endpoints.split(","), wanted.papers)
         terminal.say(
             f"job {job}: an agent on each of {phrases.count(len(hosts), 'host')}, etcd at {endpoints}; everything about it in {run.root}",
@@ -120,23 +124,23 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
                 wanted.snapshots or str(run.root),
             ]
             said = [word for key, value in host.labels.items() for word in ("--label", f"{key}={value}")]
-            return [
-                sys.executable,
-                "-P",
-                "-m",
-                "mt_resilient",
-                "run",
-                *wanted.words,
-                *fixed,
-                *said,
-                *places,
-                "--",
-                *command,
-            ]
+            run_here = [sys.executable, "-P", "-m", "mt_resilient", "run"]
+            return [*run_here, *wanted.words, *fixed, *said, *places, "--", *command]
 
+        def last() -> GenerationRecord | None:
+            with closing(EtcdStore(endpoints.split(","), access=wanted.papers.access(os.environ))) as store:
+                entry = store.get(Keys(job).generation)
+                return loads(GenerationRecord, entry.value) if entry else None
+
+        begun = Begun(last)
         least = min(sizes(nodes))
-        code = SshLaunch(hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch).run()
-        complete = _finished(endpoints.split(","), wanted.papers, job)
+        code = SshLaunch(
+            hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch, begun
+        ).run()
+        complete = False
+        with suppress(ResilientError):
+            record = last()
+            complete = record is not None and record.complete
         if complete:
             run.finished.touch()
         how = "is complete" if complete else "has not reached its end"
@@ -158,14 +162,6 @@ def _etcd(
     stack.callback(server.stop)
     endpoint = server.start()
     return endpoint, _Revived(server, endpoint, terminal)
-
-
-def _finished(endpoints: Sequence[str], papers: Papers, job: str) -> bool:
-    """Whether the training has reached its end, as the store has it."""
-    with suppress(ResilientError), closing(EtcdStore(endpoints, access=papers.access(os.environ))) as store:
-        entry = store.get(Keys(job).generation)
-        return entry is not None and loads(GenerationRecord, entry.value).complete
-    return False
 
 
 def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
@@ -244,12 +240,37 @@ def _hosts(file: Path) -> tuple[Host, ...]:
     return hosts
 
 
+def named_after(folder: str, identity: str) -> str:
+    """What a job is called that nobody has named."""
+    return re.sub(r"[^\w.:@-]", "_", f"{folder}-{identity}", flags=re.ASCII)
+
+
 def _identity(run: RunDirectory) -> str:
     """The same for each launch from this directory, and no other's."""
     file = run.root / "launch"
     if not file.exists():
         file.write_text(uuid.uuid4().hex)
     return file.read_text()[:8]
+
+
+class Begun:
+    """Whether the job has since this was made: there is a generation that was not there before. Where the store does not answer, it may
+    have."""
+
+    def __init__(self, last: Callable[[], GenerationRecord | None]) -> None:
+        """last: the newest generation. Raises ResilientError where the store does not answer."""
+        self._last = last
+        self._before = self._number()
+
+    def __call__(self) -> bool:
+        return (now := self._number()) != self._before or now is None
+
+    def _number(self) -> int | None:
+        """0: there is none; None: not known."""
+        with suppress(ResilientError):
+            record = self._last()
+            return record.number if record else 0
+        return None
 
 
 class _Revived:

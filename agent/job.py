@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def run_job(
         telling = Telling(terminal, journal, metrics)
         node_id = NodeId(control.node)
         place = (control, endpoints, root, run)
-        told = alike(policies, windows, origin)
+        told = alike(policies, windows, origin, version("mt-resilient"))
         joined = join(store, keys, node_id, launch, counts, *place, policies, told, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)

@@ -22,6 +22,8 @@ SITE = Path(__file__).parents[1] / "training" / "site"
 
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
+_OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
+"""Where torchrun reads what the command line does not say."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"}
 _VALUED |= {"monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"}
@@ -82,7 +84,8 @@ class Launch:
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What ranks, and the warm process they are forked from, find in their environment. environ: the agent's."""
         known = environ.get("PYTHONPATH")
-        found = {**environ, "PYTHONPATH": f"{SITE}{os.pathsep}{known}" if known else str(SITE)}
+        found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES}
+        found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
         if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
             found.setdefault("OMP_NUM_THREADS", "1")
         return found

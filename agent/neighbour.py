@@ -24,7 +24,9 @@ class Neighbour:
     """Belongs to the agent's loop: nothing in here waits."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("", 0), backlog=64)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=64, dualstack_ipv6=both)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._held: dict[int, socket.socket] = {}

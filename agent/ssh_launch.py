@@ -2,12 +2,15 @@
 
 hosts ──▶ ssh … agent.remote ──▶ an agent each          stdout and stderr come back line by line, behind the node's name
 Ctrl-C, SIGTERM … ──▶ a word to each far end ──▶ the agents' own ending; a second one ends them at once; a third leaves without them
+
+Nothing here waits for whoever reads (`printing.py`): words go to the far ends all the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import select
 import shlex
@@ -15,9 +18,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
-from typing import IO
 
 from ..resilience import leash
 from ..resilience.clock import monotonic_s, wall_s
@@ -25,6 +27,7 @@ from ..resilience.errors import MachineError
 from . import fleet
 from .fleet import Member, Phase
 from .hosts import Host
+from .printing import Printing
 from .remote import SIGNALS
 from .terminal import Terminal
 
@@ -32,6 +35,8 @@ ALIVE_S, SILENCE_S = 5.0, 60.0
 """Between two words to each far end, and how long a silence it takes for the end."""
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=3", "LogLevel=ERROR")
 """Never ask; find out within 45 s that a host has vanished. What the user gives comes first, and the first one counts (ssh_config(5))."""
+_READ_S = 5.0
+"""How long the last lines may take to be read, once somebody has asked for the end."""
 _WORDS = 3
 """Last lines of ssh's own that are repeated."""
 
@@ -118,39 +123,52 @@ class SshLaunch:
         ending_s: float,
         terminal: Terminal,
         watch: Callable[[], None] = lambda: None,
+        begun: Callable[[], bool] = lambda: True,
     ) -> None:
         """options: for `ssh -o`; agent: the command on a host, whose program is at the same place there; least: hosts without which the
-        job cannot begin; ending_s: how long an agent may take to leave when its connection is gone; watch: called about once a second."""
+        job cannot begin; ending_s: how long an agent may take to leave when its connection is gone; watch: called about once a second;
+        begun: whether the job has, as far as is known."""
         self._hosts, self._options, self._agent, self._least = hosts, options, agent, least
         self._ending_s = ending_s
-        self._environment, self._terminal, self._watch = environment, terminal, watch
+        self._environment, self._terminal, self._watch, self._has_begun = environment, terminal, watch, begun
+        self._begun = False
         self._signals: list[int] = []
         self._obeyed = 0
-        self._gave_up = ""
+        self._gave_up = 0
+        """The exit code for it."""
         self._reached: list[Reached] = []
+        self._printing: dict[int, Printing] = {}
 
     def run(self) -> int:
-        """Until all agents have left; the job's exit code. Raises MachineError where too few hosts can be used, or ssh is not there."""
+        """Until all agents have left; the job's exit code, or that of what has kept it from beginning. Raises MachineError where no ssh
+        can be started."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS.values()}
         before[signal.SIGTSTP] = signal.signal(
             signal.SIGTSTP, signal.SIG_IGN
         )  # stopped by Ctrl-Z, this would fall silent
         previous = signal.set_wakeup_fd(woken)
+        self._printing = {fd: Printing(fd) for fd in (1, 2)}
         try:
             self._start()
-            return self._attend(wake)
+            with redirect_stderr(self._printing[2]):
+                return self._attend(wake)
         finally:
-            signal.set_wakeup_fd(previous)
-            for number, handler in before.items():
-                signal.signal(number, handler)
             for reached in self._reached:
                 reached.process.kill()  # its far end notices, and ends its agent
                 reached.process.wait()
+            for printing in self._printing.values():
+                self._let_read(printing)
+            signal.set_wakeup_fd(previous)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             os.close(wake)
             os.close(woken)
 
     def _start(self) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each ssh takes three descriptors
         hello = f"mt-resilient {secrets.token_hex(8)}"
         for host in self._hosts:
             order = {
@@ -161,7 +179,13 @@ class SshLaunch:
                 "silence_s": SILENCE_S,
                 "ending_s": self._ending_s,
             }
-            self._reached.append(Reached(host, self._options, order))
+            try:
+                self._reached.append(Reached(host, self._options, order))
+            except OSError as error:
+                raise MachineError(
+                    f"no ssh to {host.node} can be started ({error.strerror}); the {len(self._reached)} before it were ended again. "
+                    "Raise this machine's limits (for open files: ulimit -Hn), or name fewer hosts"
+                ) from error
 
     def _attend(self, wake: int) -> int:
         poller = select.poll()
@@ -183,7 +207,7 @@ class SshLaunch:
                 self._tell_all("")
             self._watch()
         if self._gave_up:
-            raise MachineError(self._gave_up)
+            return self._gave_up
         if owner:
             self._say("asked a third time: leaving without waiting for the agents, which end by themselves", "warn")
             return 128 + self._signals[0]
@@ -197,10 +221,10 @@ class SshLaunch:
         if reached.outputs:
             return
         reached.settle()
-        member, reason = reached.member, fleet.hopeless(self.members, self._least)
+        member, reason = reached.member, "" if self._gave_up else self._hopeless()
         match member.phase:
             case Phase.UNUSABLE:
-                without = "" if reason else "; the job goes without it"
+                without = "" if reason or self._gave_up else "; the job goes without it"
                 self._say(f"{member.node} cannot be used ({reached.words}){without}", "bad")
             case Phase.LOST:
                 self._say(f"{member.node} is lost: {fleet.how_lost(member.code)}; the others go on as they can", "bad")
@@ -209,9 +233,17 @@ class SshLaunch:
                     self._say(f"once {member.node} is well again, this brings it back, given there: {back}")
             case _:
                 self._say(f"the agent on {member.node} has left, with code {member.code}")
-        if reason and not self._gave_up:
-            self._gave_up = reason
+        if reason:
+            self._gave_up = member.code if member.phase is Phase.ENDED else MachineError.exit_code
             self._tell_all(signal.SIGINT.name)  # which ends the job; SIGTERM is a word to one node
+            self._say(reason, "bad")
+
+    def _hopeless(self) -> str:
+        reason = fleet.hopeless(self.members, self._least, begun=self._begun or bool(self._signals))
+        if reason and not self._begun and self._has_begun():
+            self._begun = True
+            return self._hopeless()
+        return reason
 
     def _hand_on(self) -> None:
         for number in self._signals[self._obeyed : 2]:
@@ -229,14 +261,17 @@ class SshLaunch:
         self._signals.append(number)
 
     def _shower(self, reached: Reached) -> Callable[[int, bytes], None]:
-        streams: dict[int, IO[bytes]] = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
-
         def show(stream: int, line: bytes) -> None:
-            with suppress(OSError):  # nobody reads: the job is more than its output
-                streams[stream].write(reached.member.node.encode() + b": " + line + b"\n")
-                streams[stream].flush()
+            self._printing[stream].show(reached.member.node.encode() + b": " + line + b"\n")
 
         return show
+
+    def _let_read(self, printing: Printing) -> None:
+        """What was said last; a word meanwhile, and nobody is waited for."""
+        printing.end()
+        while printing.thread.is_alive() and not self._signals:
+            printing.thread.join(1.0)
+        printing.thread.join(_READ_S)
 
     def _say(self, sentence: str, mood: str = "info") -> None:
         self._terminal.say(sentence, wall_s(), mood)

@@ -109,17 +109,22 @@ def counted(
 
 def named(address: str) -> str:
     """The address that somebody has given this node, if it leads here; a name as what it stands for, so that nobody has to look it up while
-    ranks train, but for one that stands for this machine only to itself (Debian's 127.0.1.1). Raises MachineError."""
+    ranks train, but for one that stands for this machine only to itself (Debian's 127.0.1.1). Raises UsageError for what leads to no one
+    machine, MachineError."""
     try:
         family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        found = ip_address(place[0])
+        if found.is_unspecified or found.is_multicast:
+            raise UsageError(
+                f"--address {address} leads to no one machine; nothing was started. Name this node as the others reach it"
+            )
         with socket.socket(family, socket.SOCK_DGRAM) as here:  # the ranks of node 0 are to be met there, and copies
             here.bind(place)
     except OSError as error:
         raise MachineError(
             f"--address {address}: {error.strerror or error}; nothing was started. Name this node as the others reach it"
         ) from error
-    found = str(place[0])
-    return address if ip_address(found).is_loopback or "%" in found else found
+    return address if found.is_loopback or "%" in str(found) else str(found)
 
 
 def address(endpoints: Sequence[str]) -> str:

@@ -3,12 +3,14 @@ agents' place."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +21,7 @@ import pytest
 
 from mt_resilient.agent import inspect
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.journal import Journal
 
 from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
 from ..sshd import PROGRAM, Sshd
@@ -56,17 +59,21 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 class Launch:
     """The launcher in a process of its own, in `place`."""
 
-    def __init__(self, place: Path, sshd: Sshd, hosts: str, least: int, **agents: str) -> None:
+    def __init__(
+        self, place: Path, sshd: Sshd, hosts: str, least: int, *, files: str = "", output: int = -1, **agents: str
+    ) -> None:
+        """files: how many it may have open, as SOFT:HARD; output: a descriptor for it."""
         self.place = place
         commands = {node: [str(STAND_IN), node, *words.split()] for node, words in agents.items()}
         told = json.dumps([hosts, sshd.options, commands, least])
+        limited = ["prlimit", f"--nofile={files}"] if files else []
         self.output, self.errors = place / "output", place / "errors"
-        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+        with self.output.open("wb") as file, self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", DRIVE, told],
+                [*limited, sys.executable, "-c", DRIVE, told],
                 cwd=place,
                 env=environment(NCCL_TEST_WORD="a word"),
-                stdout=output,
+                stdout=output if output >= 0 else file,
                 stderr=errors,
             )
 
@@ -134,6 +141,37 @@ def test_one_ctrl_c_ends_all(tmp_path: Path, sshd: Sshd) -> None:
     assert code == 130
     assert {"one: heard SIGINT", "two: heard SIGINT"} <= set(output.splitlines())
     assert "SIGINT: told all agents; once more ends them at once" in errors
+
+
+def test_whoever_does_not_read_holds_up_nothing(tmp_path: Path, sshd: Sshd) -> None:
+    reading, writing = os.pipe()
+    launch = Launch(tmp_path, sshd, "one", 1, output=writing, one="talk")
+    os.close(writing)
+    launch.until("one.pid")
+    ends = time.monotonic() + 60
+    while (
+        int.from_bytes(fcntl.ioctl(reading, termios.FIONREAD, bytes(4)), sys.byteorder) < 56 << 10
+    ):  # a pipe takes 64 KiB
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    time.sleep(0.5)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.process.wait(60) == 130, launch.errors.read_text()
+    assert (tmp_path / "one.heard").read_text() == "SIGINT"
+    os.close(reading)
+
+
+@pytest.mark.parametrize(("files", "enough"), [("24:4096", True), ("24:24", False)])
+def test_more_hosts_than_files_may_be_open(tmp_path: Path, sshd: Sshd, files: str, enough: bool) -> None:
+    nodes = [f"n{number}" for number in range(10)]
+    launch = Launch(
+        tmp_path, sshd, "\n".join(f"{node} port=1" for node in nodes), 1, files=files, **dict.fromkeys(nodes, "wait")
+    )
+    code, _, errors = launch.end()
+    assert code == 3
+    assert "Traceback" not in errors
+    assert ("n9 cannot be used" in errors) is enough
+    assert ("can be started (Too many open files); the " in errors) is not enough
 
 
 def test_a_second_ctrl_c_is_handed_on_too(tmp_path: Path, sshd: Sshd) -> None:
@@ -367,3 +405,20 @@ def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None
     assert job.process.wait(120) == 0, job.errors.read_text()
     assert "the job goes without it" in job.errors.read_text()
     assert digest_of(job.output.read_text())
+
+
+def test_an_agent_that_fails_before_the_job_has_begun_is_not_waited_for(tmp_path: Path, sshd: Sshd) -> None:
+    (tmp_path / "run" / "nodes").mkdir(parents=True)
+    (tmp_path / "run" / "nodes" / "b").write_text("no directory")
+    job = Real(tmp_path, sshd, 10)
+    assert job.process.wait(120) == 3, job.errors.read_text()
+    said = job.errors.read_text()
+    assert "2 of the 2 hosts are wanted, and the agent on b has left with code 3; the others were told to leave" in said
+
+
+def test_a_run_directory_of_any_name_and_a_place_for_snapshots_as_it_is_given(tmp_path: Path, sshd: Sshd) -> None:
+    job = Real(tmp_path, sshd, 10, "--run-dir", "lr=3e-4 größe+1", "--snapshots", "kept")
+    assert job.process.wait(120) == 0, job.errors.read_text()
+    assert RunDirectory(tmp_path / "lr=3e-4 größe+1").kept().address == str(tmp_path / "kept")
+    begun = next(Journal(tmp_path / "lr=3e-4 größe+1" / "journal.jsonl").read())
+    assert begun["snapshots"] == str(tmp_path / "kept")

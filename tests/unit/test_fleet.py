@@ -55,11 +55,20 @@ UP, LOST, NO, YET, ENDED = Phase.UP, Phase.LOST, Phase.UNUSABLE, Phase.CONNECTIN
     ],
 )
 def test_when_it_cannot_begin_any_more(phases: tuple[Phase, ...], least: int, expected: bool) -> None:
-    assert bool(hopeless(members(*phases), least)) is expected
+    assert bool(hopeless(members(*phases), least, begun=False)) is expected
 
 
 def test_hopeless_names_the_hosts() -> None:
-    assert "3 of the 4 hosts are wanted, and a, c cannot be used" in hopeless(members(NO, UP, NO, YET), 3)
+    assert "3 of the 4 hosts are wanted, and a, c cannot be used" in hopeless(members(NO, UP, NO, YET), 3, begun=False)
+
+
+def test_an_agent_that_leaves_with_an_error_before_the_job_has_begun() -> None:
+    """The others would wait for it."""
+    come = (*members(UP, NO, UP), Member(node="d", phase=ENDED, code=2))
+    said = "3 of the 4 hosts are wanted, and b cannot be used, the agent on d has left with code 2; the others were told to leave"
+    assert said in hopeless(come, 3, begun=False)
+    assert not hopeless(come, 3, begun=True)
+    assert not hopeless(come, 2, begun=False)
 
 
 @pytest.mark.parametrize(

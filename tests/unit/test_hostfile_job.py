@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.hostfile_job import Wanted, seats
+from mt_resilient.agent.hostfile_job import Begun, Wanted, named_after, seats
 from mt_resilient.agent.launch import understand
-from mt_resilient.resilience.errors import UsageError
+from mt_resilient.agent.whereabouts import ControlPolicy
+from mt_resilient.resilience.errors import StoreUnavailable, UsageError
 from mt_resilient.resilience.etcd_access import Papers
+from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.terms import Generation
 
 HERE = understand(["torchrun", __file__], {})
 
@@ -41,3 +45,32 @@ def test_who_trains_and_who_waits(nodes: str, spares: int, hosts: int, found: tu
 def test_hosts_that_are_not_there(nodes: str, spares: int, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         seats(wanted(nodes, spares), HERE, 3)
+
+
+@pytest.mark.parametrize("folder", ["lr=3e-4", "a b+c", "größe", "gpt-2.1_x"])
+def test_a_job_is_called_by_its_folder_whatever_that_is_called(folder: str) -> None:
+    name = named_after(folder, "0a1b2c3d")
+    assert name.endswith("-0a1b2c3d")
+    assert len(name) == len(folder) + 9
+    ControlPolicy(job=name)
+
+
+def test_a_name_that_may_be_stays_as_it_is() -> None:
+    assert named_after("gpt-2.1_x", "0a1b2c3d") == "gpt-2.1_x-0a1b2c3d"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "begun"),
+    [(0, 0, False), (0, 1, True), (4, 4, False), (4, 5, True), (0, None, True), (None, 0, True), (None, None, True)],
+)
+def test_a_job_has_begun_when_there_is_another_generation(before: int | None, now: int | None, begun: bool) -> None:
+    """None: the store does not answer, and who knows."""
+    numbers = iter([before, now])
+
+    def last() -> GenerationRecord | None:
+        number = next(numbers)
+        if number is None:
+            raise StoreUnavailable("it does not answer")
+        return GenerationRecord(number=Generation(number), phase=Phase.RUN, members={}) if number else None
+
+    assert Begun(last)() is begun

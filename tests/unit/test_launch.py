@@ -84,6 +84,26 @@ def test_how_many_meet_whom_and_how_is_ours_to_say(words: list[str]) -> None:
     assert understood.script == ("train.py",)
 
 
+def test_nor_do_variables_of_torchrun_s_say_it() -> None:
+    """As the training operator sets them for a PyTorchJob with an elasticPolicy."""
+    others = {"PET_MONITOR_INTERVAL": "1", "MASTER_ADDR": "x"}
+    decided = {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "gpt-worker-0:23456",
+        "PET_RDZV_ID": "gpt",
+        "PET_RDZV_CONF": "timeout=9",
+    }
+    decided |= {
+        "PET_STANDALONE": "1",
+        "PET_NODE_RANK": "3",
+        "PET_MASTER_ADDR": "x",
+        "PET_MASTER_PORT": "1",
+        "PET_MAX_RESTARTS": "3",
+    }
+    found = torchrun("train.py").environment(decided | others)
+    assert found.keys() == {"PYTHONPATH", *others}
+
+
 def test_arguments_of_a_generation() -> None:
     understood = torchrun(
         "--standalone", "--nproc_per_node", "gpu", "--role=trainer", "train.py", "--lr", "1", environ=GPUS

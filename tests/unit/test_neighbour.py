@@ -1,5 +1,6 @@
 """The connection to the next agent, on loopback."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -71,6 +72,18 @@ def test_the_next_one_is_watched_instead(mine: Neighbour) -> None:
     assert looks(mine, AGAIN_S) is None
     new.close()
     assert looks(mine, 2 * AGAIN_S) == (B, "two")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_it_is_reached_by_addresses_of_both_kinds(mine: Neighbour, address: str) -> None:
+    if address == "::1" and not (socket.has_dualstack_ipv6() and _here(address)):
+        pytest.skip("this machine has no IPv6")
+    socket.create_connection((address, mine.port)).close()
+
+
+def _here(address: str) -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        return probe.connect_ex((address, 9)) != errno.EADDRNOTAVAIL
 
 
 def test_what_can_be_read_wakes_the_loop(mine: Neighbour) -> None:

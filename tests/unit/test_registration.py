@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.alike import alike
+from mt_resilient.agent.alike import alike, apart
 from mt_resilient.agent.job import SECTIONS
 from mt_resilient.agent.launch import Launch
 from mt_resilient.agent.registration import BEGIN_S, described, reached, register
@@ -105,6 +105,13 @@ def test_nodes_that_were_told_different_things_do_not_begin_together(store: Stor
     starts(store, tmp_path, 2, precision="false")
     with pytest.raises(UsageError, match="precision is as it is by default here, and false there"):
         starts(store, tmp_path, 2)
+
+
+@pytest.mark.parametrize("phase", [Phase.RUN, Phase.ENDED])
+def test_another_version_goes_on_where_nobody_is_left(phase: Phase, store: Store, tmp_path: Path) -> None:
+    starts(store, tmp_path, 2, version="1.0")
+    store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
+    assert starts(store, tmp_path, 2, version="1.1")[0].alike == {"version": "1.1"}
 
 
 def test_what_was_given_up_before_it_began_is_described_anew(tmp_path: Path) -> None:
@@ -210,7 +217,10 @@ def test_an_address_that_leads_each_machine_to_itself_is_refused() -> None:
 
 def test_only_what_differs_from_the_default_is_told() -> None:
     policies = {section: kind() for section, kind in SECTIONS.items()}
-    assert alike(policies, (), None) == {}
+    version = {"the version of mt-resilient": "1.0"}
+    assert alike(policies, (), None, "1.0") == version
+    said = "the version of mt-resilient is 1.0 here, and 1.1 there"
+    assert apart(alike(policies, (), None, "1.0"), alike(policies, (), None, "1.1")) == said
     policies |= {"spikes": SpikePolicy(mean_sigma=5.0), "snapshots": SnapshotPolicy(every_steps=7, keep=9)}
     told = {"spikes.mean_sigma": "5.0", "snapshots.every_steps": "7", "--skip-data": "3:9", "--start-from": "x"}
-    assert alike(policies, (Window(5, 9), Window(3, 5)), "x") == told
+    assert alike(policies, (Window(5, 9), Window(3, 5)), "x", "1.0") == version | told

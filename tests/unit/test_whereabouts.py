@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from mt_resilient.agent import whereabouts
-from mt_resilient.resilience.errors import MachineError
+from mt_resilient.resilience.errors import MachineError, UsageError
 
 
 def own() -> str:
@@ -33,3 +33,9 @@ def test_a_member_of_etcd_whose_name_is_not_known_is_passed_over() -> None:
     assert whereabouts.address(["no.such.invalid:2379", "127.0.0.1:2379"]) == "127.0.0.1"
     with pytest.raises(MachineError, match="name it with --address"):
         whereabouts.address(["no.such.invalid:2379"])
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "239.1.2.3", "ff02::1"])
+def test_one_that_is_no_one_machine_s_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=f"--address {address} leads to no one machine"):
+        whereabouts.named(address)

@@ -1,0 +1,55 @@
+"""What a launching terminal prints, by a thread of its own: a reader that has stopped (a pager, Ctrl-S) holds up nothing else."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
+
+_MOST = 100_000
+"""Lines that wait for a reader."""
+
+
+class Printing(io.TextIOBase):
+    """One descriptor; also a text file, to which whole lines are written."""
+
+    def __init__(self, fd: int, most: int = _MOST) -> None:
+        """most: lines that wait; further ones are left out, until half of them have been read."""
+        self._fd, self._most, self._left_out = fd, most, 0
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        self.thread = threading.Thread(target=self._print, daemon=True)
+        """Over when all is printed, once that was the end."""
+        self.thread.start()
+
+    def show(self, line: bytes) -> None:
+        if self._lines.qsize() >= (self._most // 2 if self._left_out else self._most):
+            self._left_out += 1
+        else:
+            self._tell_gap()
+            self._lines.put(line)
+
+    def end(self) -> None:
+        """Nothing more is to come."""
+        self._tell_gap()
+        self._lines.put(b"")
+
+    def write(self, text: str, /) -> int:
+        self.show(text.encode(errors="replace"))
+        return len(text)
+
+    def isatty(self) -> bool:
+        return os.isatty(self._fd)
+
+    def _tell_gap(self) -> None:
+        if self._left_out:
+            self._lines.put(f"mt-resilient: {self._left_out} lines are left out here, for nobody has read\n".encode())
+            self._left_out = 0
+
+    def _print(self) -> None:
+        for line in iter(self._lines.get, b""):
+            rest = line
+            with suppress(OSError):  # nobody reads: the job is more than its output
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
