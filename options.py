@@ -170,7 +170,11 @@ def _simulate_options(commands: Any) -> None:
     )
     simulate.add_argument("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
     simulate.add_argument("--seed", type=_count, default=0, help="which run of all that may be (default %(default)s)")
-    _configuration_options(simulate, ": that of run, and a section [costs]", "one value, such as costs.step_s=3")
+    _configuration_options(
+        simulate,
+        ": what simulate hears of run's (docs/scaling.md), and a section [costs]",
+        "one value, such as costs.step_s=3",
+    )
     simulate.add_argument(
         "--sensitivity", action="store_true", help="also a table: restart time x snapshot interval x faults"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ def setting(
         policy=decides,
         hang=policies["hang"],
         spikes=policies["spikes"],
+        lease_ttl_s=policies["agent"].lease_ttl_s,
     )
 
 
@@ -72,6 +74,7 @@ def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None
     model = models.named(faults)
     if plots_in:
         _writable(plots_in)
+    runs = sensitivity.runs(what, model) if table else []  # what of them cannot be is refused here
     nodes = f"{phrases.count(what.nodes, 'node')} and {phrases.count(what.spares, 'spare')}"
     print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:
@@ -79,23 +82,50 @@ def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None
     cells: list[sensitivity.Cell] = []
     if table:
         with _progress("the table") as told:
-            cells = sensitivity.table(what, model, told=told)
+            cells = sensitivity.table(runs, told)
     if as_json:
         found = outcome.as_json() | {"faults_model": model.name}
         if cells:
             found["sensitivity"] = [vars(cell) for cell in cells]
-        print(json.dumps(found))
+        with _printing():
+            print(json.dumps(found))
     else:
-        report.show(report.told(outcome, model.name))
-        if cells:
-            report.show(
-                ["effective training time by restart, snapshots in memory and faults:", report.sensitivity(cells)]
-            )
+        left_out = " (without --least)" if runs and what.sizes and not runs[0].setting.sizes else ""
+        heading = f"effective training time by restart, snapshots in memory and faults{left_out}:"
+        with _printing():
+            report.show(report.told(outcome, model.name))
+            if cells:
+                report.show([heading, report.sensitivity(cells)])
     if plots_in:
         for name, picture in plots.of(outcome, cells).items():
-            (plots_in / name).write_text(picture)
+            _write(plots_in / name, picture)
         print(f"mt-resilient: plots are in {plots_in}", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """All of it is out, or MachineError says that it is not."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the rest of it goes when Python ends
+        raise MachineError(
+            f"the result cannot be written to standard output ({error.strerror}) and is lost. Send it elsewhere; the "
+            "same seed gives it again"
+        ) from error
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise MachineError(
+            f"{file} cannot be written ({error.strerror}); the result is out, plots are missing. Name another directory"
+        ) from error
 
 
 def _writable(directory: Path) -> None:

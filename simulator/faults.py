@@ -21,6 +21,12 @@ MOST_FAULTS = 200_000
 """More in one run are refused: its memory and time would grow past what is worth waiting for."""
 _GOES_ON = 0.5
 """Chance that a cluster of two or more has one more: with it a largest of 19 among some hundred clusters is rare but seen (StepFun)."""
+_SHAPES = 0.2, 100.0
+"""Of gaps: with less than that, the mean hangs on gaps so rare that no run has them; with more, they are all the same."""
+_LARGEST = 1000
+"""Faults of a cluster: of so many there is none by _GOES_ON."""
+_LONGEST_S = 1e9
+"""Of nine repairs in ten: thirty years."""
 _QUANTILE_90 = 1.2815515655446004
 """Of the normal distribution."""
 
@@ -49,9 +55,10 @@ class Source:
     per_1000_node_days: float = 0.0
     """How often, on so many nodes and days; or,"""
     per_day: float = 0.0
-    """of the whole job, whatever its size."""
+    """with SPIKES, of the whole job, whatever its size."""
     lasting: float = 0.0
-    """Share of its faults that the same node does not survive: a restart on it would fail again, and another one has to take its place."""
+    """With DIES, HANGS and LOST: share of its faults that the same node does not survive: a restart on it would fail again, and another
+    one has to take its place."""
     factor: float = 1.0
     """With SLOWS: so many times as long does a step take,"""
     lasts_s: float = 0.0
@@ -68,10 +75,19 @@ class Source:
                 raise UsageError(f"source {self.name!r}: {name} is {getattr(self, name)}; it is a share, 0 to 1")
         if (self.per_1000_node_days > 0) == (self.per_day > 0):
             raise UsageError(f"source {self.name!r}: give one of per_1000_node_days and per_day, and more than 0")
-        if self.shows is Shows.SLOWS and (self.factor <= 1 or self.lasts_s <= 0):
-            raise UsageError(f"source {self.name!r} slows steps: it wants a factor of more than 1 and lasts_s")
-        if self.shows is Shows.SPIKES and not self.per_day:
-            raise UsageError(f"source {self.name!r}: spikes are of the job and not of its nodes; give per_day")
+        if self.shows is Shows.SLOWS and (not 1 < self.factor <= 1000 or self.lasts_s <= 0):
+            raise UsageError(
+                f"source {self.name!r} slows steps: it wants a factor of more than 1, 1000 at the most, and lasts_s"
+            )
+        if (self.shows is Shows.SPIKES) != (self.per_day > 0):
+            raise UsageError(
+                f"source {self.name!r}: spikes are of the job and want per_day; all others are of nodes and want "
+                "per_1000_node_days"
+            )
+        if self.lasting and self.shows not in (Shows.DIES, Shows.HANGS, Shows.LOST):
+            raise UsageError(
+                f"source {self.name!r}: a node that {self.shows} is not replaced; lasting is for what dies, hangs or is lost"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +115,17 @@ class Pattern:
                 raise UsageError(f"pattern.{name} is {getattr(self, name)}; it is a share, 0 or more and less than 1")
         if (self.lemons > 0) != (self.lemon_share > 0):
             raise UsageError("pattern.lemons and pattern.lemon_share go together: give both, or none")
-        for name in ("shape", "cluster_gap_s", "repair_median_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"pattern.{name} is {getattr(self, name)}; it must be more than 0")
-        if self.repair_p90_s < self.repair_median_s:
-            raise UsageError("pattern.repair_p90_s is less than pattern.repair_median_s")
-        if self.cluster_most < 2:
-            raise UsageError(f"pattern.cluster_most is {self.cluster_most}; a cluster has two faults or more")
+        if not _SHAPES[0] <= self.shape <= _SHAPES[1]:
+            raise UsageError(f"pattern.shape is {self.shape:.3g}; {_SHAPES[0]:g} to {_SHAPES[1]:g} can be simulated")
+        if not 0 < self.cluster_gap_s < math.inf:
+            raise UsageError(f"pattern.cluster_gap_s is {self.cluster_gap_s}; it must be more than 0")
+        if not 1 <= self.repair_median_s <= self.repair_p90_s <= _LONGEST_S:
+            raise UsageError(
+                f"pattern.repair_median_s is {self.repair_median_s:.3g} and pattern.repair_p90_s {self.repair_p90_s:.3g}; "
+                f"1 to {_LONGEST_S:.3g} can be simulated, and the first is no more than the second"
+            )
+        if not 2 <= self.cluster_most <= _LARGEST:
+            raise UsageError(f"pattern.cluster_most is {self.cluster_most}; a cluster has 2 to {_LARGEST} faults")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,16 +152,15 @@ class Fault:
     repair_s: float
     """What it would take to repair the machine."""
 
+    def one_in(self, times: float) -> bool:
+        """True for one fault in so many, by chance, and always for the same ones."""
+        return Random(self.at_s).random() * times < 1
+
 
 def draw(model: Model, machines: int, lasts_s: float, rate: float, seed: int) -> tuple[Fault, ...]:
     """All faults of `lasts_s` seconds on so many machines, in order of time. rate: so many times as often as the model says. Raises
     UsageError for more than MOST_FAULTS."""
-    expected = model.per_s(machines) * rate * lasts_s
-    if expected > MOST_FAULTS:
-        raise UsageError(
-            f"{expected:.0f} faults are to be expected, and {MOST_FAULTS} are the most that is simulated; nothing was "
-            "simulated: take fewer nodes, days or faults"
-        )
+    few_enough(model, machines, lasts_s, rate)
     chance = Random(f"faults of {model.name}, seed {seed}")
     bad = chance.sample(range(machines), round(model.pattern.lemons * machines)) if model.pattern.lemons else []
     found = [
@@ -149,6 +168,16 @@ def draw(model: Model, machines: int, lasts_s: float, rate: float, seed: int) ->
         *(fault for s in model.sources if s.per_day for fault in _of_the_job(s, model, lasts_s, rate, chance)),
     ]
     return tuple(sorted(found, key=lambda fault: fault.at_s))
+
+
+def few_enough(model: Model, machines: int, lasts_s: float, rate: float) -> None:
+    """Raises UsageError for more than MOST_FAULTS."""
+    expected = model.per_s(machines) * rate * lasts_s
+    if expected > MOST_FAULTS:
+        raise UsageError(
+            f"{expected:.3g} faults are to be expected, and {MOST_FAULTS} are the most that is simulated; nothing was "
+            "simulated: take fewer nodes, days or faults"
+        )
 
 
 def _of_nodes(

@@ -124,7 +124,8 @@ def read(file: Path) -> Model:
     if unknown := set(table) - {"pattern", "source"}:
         raise UsageError(f"{file} has {', '.join(sorted(unknown))}; it may have [pattern] and [[source]]")
     sources, pattern = table.get("source", []), table.get("pattern", {})
-    if not isinstance(sources, list) or not isinstance(pattern, dict) or not sources:
+    tables = isinstance(sources, list) and all(isinstance(values, dict) for values in (*sources, pattern))
+    if not tables or not sources:
         raise UsageError(f"{file} wants one [[source]] or more, and may have one [pattern]")
     return Model(
         name=file.stem,

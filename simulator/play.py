@@ -19,7 +19,6 @@ from ..resilience.errors import InternalError
 from ..resilience.ladder import Turn
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.scale import pace
 from ..resilience.terms import Generation
 from .books import TRAINING, Books
 from .cluster import Cluster
@@ -64,8 +63,6 @@ class Play:
         """Machines that a check will find broken,"""
         self.repairs_s: dict[int, float] = {}
         """and what the repair of each machine that is broken will take."""
-        self.lease_s = float(pace(setting.nodes + setting.spares).lease_ttl_s)
-        """From a node's end until its agent is missed, at most."""
         self.end_s = START_S + setting.lasts_s
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -190,5 +187,6 @@ class Play:
         uptime_s = self.since_s
         found = rhythm(setting.costs, setting.ranks, failures, uptime_s, every, durable_every)
         fewer = setting.nodes / max(1, len(self.cluster.place))
-        copies_s = setting.copies.interval_s(setting.costs.copy_s)
+        copies, copy_s = setting.copies, setting.costs.copy_s
+        copies_s = copies.interval_s(copy_s) if copy_s <= copies.hold_s else 0.0  # one that takes longer is given up
         return replace(found, slow=slow, fewer=fewer, copies_s=copies_s)

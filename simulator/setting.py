@@ -8,6 +8,7 @@ from ..checkpoint.cadence import CopiesPolicy, SnapshotPolicy
 from ..resilience.errors import UsageError
 from ..resilience.hang import HangPolicy
 from ..resilience.policy import Policy
+from ..resilience.scale import pace
 from ..resilience.spikes import SpikePolicy
 from .costs import Costs
 from .faults import DAY_S
@@ -27,6 +28,10 @@ class Setting:
     days: float = 54.0
     rate: float = 1.0
     """So many times as many faults as the model says."""
+    stands_for: float = 1.0
+    """Nodes for which each member stands, and whose faults the model gives it; a spare stands for itself, and has one of so many."""
+    lease_ttl_s: int = 0
+    """Of the agents' leases; 0: by their number."""
     seed: int = 0
     costs: Costs = Costs()
     snapshots: SnapshotPolicy = SnapshotPolicy()
@@ -50,6 +55,11 @@ class Setting:
     @property
     def ranks(self) -> int:
         return self.nodes * self.per_node
+
+    @property
+    def lease_s(self) -> int:
+        """From a node's end until its agent is missed, at most."""
+        return self.lease_ttl_s or pace(self.nodes + self.spares).lease_ttl_s
 
     @property
     def lasts_s(self) -> float:

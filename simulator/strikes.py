@@ -24,9 +24,9 @@ def strike(play: Play, fault: Fault) -> None:
     lost = fault.source.shows is Shows.LOST
     if name not in cluster.place:
         play.outcome.idle += 1
-        if lost or fault.lasting:
+        if (lost or fault.lasting) and fault.one_in(play.setting.stands_for):
             play.repairs_s[machine] = fault.repair_s
-            play.later(play.lease_s, _gone, play, name)
+            play.later(play.setting.lease_s, _gone, play, name)
         return
     play.outcome.struck[fault.source.name] += 1
     if lost or fault.lasting:
@@ -34,7 +34,7 @@ def strike(play: Play, fault: Fault) -> None:
     match fault.source.shows:
         case Shows.LOST:
             play.broken()
-            play.later(play.lease_s, _gone, play, name)
+            play.later(play.setting.lease_s, _gone, play, name)
         case Shows.SLOWS:
             figures.slows(play, fault, name)
         case Shows.CORRUPTS:

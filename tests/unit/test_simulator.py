@@ -254,7 +254,7 @@ def test_faults_are_the_same_for_the_same_seed_and_others_for_another() -> None:
 
 
 def test_too_many_faults_are_refused() -> None:
-    with pytest.raises(UsageError, match="are the most"):
+    with pytest.raises(UsageError, match=r"^3\.66e\+08 faults are to be expected, and 200000 are the most"):
         draw(DEATHS, 100_000, 3660 * DAY_S, 1.0, 0)
 
 
@@ -280,10 +280,37 @@ def test_a_seed_gives_the_same_bytes_whatever_the_hash_seed() -> None:
 
 def test_the_table_is_better_towards_fewer_faults_and_shorter_restarts() -> None:
     what = setting(nodes=128, days=5.0, spares=4, costs=Costs())
-    cells = sensitivity.table(what, models.llama3(), (30.0, 300.0), (0.0, 600.0), (20.0,))
+    cells = sensitivity.table(sensitivity.runs(what, models.llama3(), (30.0, 300.0), (0.0, 600.0), (20.0,)))
     found = {(cell.restart_s, cell.interval_s): cell.effective for cell in cells}
     assert found[30, 0] > found[300, 0] > found[300, 600]
     assert found[30, 0] > found[30, 600]
+
+
+def test_a_restart_of_the_table_is_no_shorter_than_it_can_be() -> None:
+    slow = setting(costs=replace(PLAIN, stop_s=90.0))
+    runs = sensitivity.runs(slow, DEATHS, (30.0, 60.0, 120.0), (0.0,), (1.0,))
+    assert [run.restart_s for run in runs] == [pytest.approx(slow.costs.restart_s(8, 0) - 0.9, abs=0.1), 120.0]
+    for run in runs:
+        assert run.setting.costs.restart_s(8, 64) == pytest.approx(run.restart_s, abs=0.1)
+
+
+def test_spares_of_the_table_have_their_own_faults() -> None:
+    pattern = Pattern(repair_median_s=3600.0, repair_p90_s=7200.0)
+    lost = Model(name="m", sources=(replace(one(Shows.LOST).sources[0], per_1000_node_days=2.5),), pattern=pattern)
+    outcome = played(*sensitivity.varied(setting(nodes=6400, spares=64), lost, 30.0, 0.0, 1.0))
+    struck, went = outcome.struck.total(), sum(more > fewer for (_, fewer), (_, more) in pairwise(outcome.out))
+    assert 250 < struck < 400
+    assert struck <= went < 1.1 * struck
+
+
+def test_the_table_goes_on_with_fewer_nodes_only_where_it_has_all_of_them() -> None:
+    few, many = setting(sizes=(7, 8)), setting(nodes=128, sizes=(127, 128))
+    assert [sensitivity.runs(what, DEATHS)[0].setting.sizes for what in (few, many)] == [(7, 8), ()]
+
+
+def test_what_the_table_cannot_play_is_refused_before_anything_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--gpus", "64", "--spares", "12000", "--sensitivity"]) == 2
+    assert capsys.readouterr().err == "mt-resilient: 120000 spares cannot be simulated; 0 to 100000 can\n"
 
 
 # -- what one may ask for -----------------------------------------------------------------------------------------------
@@ -324,6 +351,12 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         ("[pattern]", "[patern]", "has patern"),
         ("shape = 0.7", "lemons = 0.1", "go together"),
         ("[[source]]", "[[source", "is not TOML"),
+        ("per_1000_node_days = 2.5", "per_day = 2.5", "all others are of nodes"),
+        ('"dies"', '"corrupts"', "a node that corrupts is not replaced; lasting is for what dies"),
+        ("shape = 0.7", "shape = 0.005", "0.2 to 100 can be"),
+        ("shape = 0.7", "cluster_most = 3000000000", "2 to 1000 faults"),
+        ("shape = 0.7", "repair_p90_s = 1e300", "1 to 1e\\+09 can be"),
+        (OWN, "source = [1, 2]", "wants one"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, before: str, after: str, said: str) -> None:
@@ -355,11 +388,37 @@ def test_what_cannot_be_simulated_is_refused(
 
 def test_no_copies_are_no_buddies(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
-    for more in (("--set", "copies.every_s=0"), ("--no-buddies",), ()):
+    for more in (("--set", "copies.every_s=0"), ("--set", "costs.copy_s=61"), ("--no-buddies",), ()):
         assert main(["simulate", "--gpus", "64", "--days", "20", "--rate", "50", "--spares", "8", "--json", *more]) == 0
         told.append(capsys.readouterr())
-    assert told[0].out == told[1].out != told[2].out
+    assert told[0].out == told[1].out == told[2].out != told[3].out
     assert "playing 20 days of 8 nodes and 8 spares" in told[0].err
+
+
+def test_a_lease_that_is_configured_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    detect_s = []
+    for lease_s in (3, 120):
+        words = ("--gpus", "64", "--days", "1", "--rate", "500", "--spares", "64", "--json")
+        assert main(["simulate", *words, "--set", f"agent.lease_ttl_s={lease_s}"]) == 0
+        detect_s.append(json.loads(capsys.readouterr().out)["spent_s"]["detect"])
+    assert detect_s[1] > detect_s[0] + 100
+    lost = after(one(Shows.LOST), setting(spares=1, lease_ttl_s=120))
+    assert lost.spent_s["detect"] == pytest.approx(120 + PLAIN.news_s)
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", "--gpus", "64", "--days", "1")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "mt_resilient.cli", *words]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 3
+    assert len(ended.stderr.splitlines()) == 2
+    assert "cannot be written to standard output (No space left on device)" in ended.stderr
+    (tmp_path / "effective.svg").mkdir()
+    assert main([*words, "--plots", str(tmp_path)]) == 3
+    told = capsys.readouterr()
+    assert "effective training time" in told.out
+    assert "effective.svg cannot be written (Is a directory)" in told.err
 
 
 def test_a_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
