@@ -62,7 +62,7 @@ def main() -> None:
         time.sleep(QUICK_S)
         while time.monotonic() < rest_until_s:
             with suppress(StoreUnavailable):
-                heard = controller.hear() or heard
+                heard = controller.hear(time.time()) or heard
             time.sleep(QUICK_S)
 
 
