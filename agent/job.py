@@ -50,7 +50,7 @@ from .garbage import search_seldom
 from .heartbeat import Heartbeat
 from .joining import Joined, join
 from .launch import Launch, understand
-from .leaving import Leaving
+from .leaving import Leaving, hear_early
 from .node import Node
 from .outage import Outage
 from .performer import Performer
@@ -108,6 +108,7 @@ def run_job(
     starting; then nothing of it runs. snapshots: a path or a URL (`stores.address`); the run directory by default. windows: batches of
     data that are left out."""
     search_seldom()
+    hear_early(policies["preemption"])
     launch = understand(command, os.environ)
     control, wanted = whereabouts.placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
@@ -21,6 +22,19 @@ ECHO_S = 1.0
 WAIT_S = 5.0
 """How long who wants to leave waits for the decision that lets him, where etcd does not answer or nothing can be judged: the agent's own
 etcd is back within a second or two."""
+
+
+def hear_early(policy: PreemptionPolicy) -> None:
+    """Before an agent has joined, it leaves when a scheduler says so: as a container's first process it would hear nothing by itself."""
+    for number in {signal.SIGTERM, *policy.numbers}:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave_at_once)
+
+
+def _leave_at_once(number: int, _: object) -> None:
+    name = signal.Signals(number).name
+    print(f"mt-resilient: {name} before this node has joined: it leaves, and nothing was started", file=sys.stderr)
+    raise SystemExit(128 + number)
 
 
 class Leaving:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent import probes
+from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
+from mt_resilient.agent.etcd_binary import find_server
 from mt_resilient.agent.links import Listener, Meeting, Present, Roster, measure
 from mt_resilient.agent.preflight import Link, PreflightPolicy, neighbours
 from mt_resilient.checkpoint.files import Files
@@ -129,6 +131,22 @@ def test_who_reads_late_finds_the_roster_still() -> None:
             return super().get(key)
 
     assert all(len(links) == 1 for links in meet(Late(time.monotonic), ["a", "b"], 2, QUICK).values())
+
+
+def test_who_is_told_to_leave_while_it_measures_does(tmp_path: Path) -> None:
+    """As the first process of a container it would hear nothing, but for a handler."""
+    server = EmbeddedEtcd(find_server(), tmp_path / "etcd", tmp_path / "etcd.log")
+    try:
+        several = ("--nodes", "2", "--etcd", server.start(), "--job", "j", "--snapshots", str(tmp_path / "shared"))
+        checks = ("--preflight", "--set", "preflight.device_s=0", "--set", "preflight.wait_s=60")
+        job = Job(tmp_path, [str(MINIMAL)], *several, *checks)
+        job.until_said("checked storage")
+        time.sleep(1.0)
+        job.agent.terminate()
+        assert job.agent.wait(20) == 143
+        assert "SIGTERM before this node has joined" in job.said()
+    finally:
+        server.stop()
 
 
 def test_a_second_meeting_after_the_first() -> None:
