@@ -50,7 +50,7 @@ def say_the_end(
     if drained and record:
         on = phrases.listed([*record.members])
         telling.say(f"this node is drained; the job goes on on {on}, and the same command here joins it again", "good")
-    elif lost and not (record and record.complete):
+    elif lost and (code > 128 or (record and record.last_snapshot)):
         telling.say(f"{ended}, but without the last snapshot ({lost}); the same command {again}", "bad")
     elif lost and newest is None and record and record.complete:
         run.finished.touch()  # whoever gives the command again does not mean to train all of it again

@@ -34,22 +34,22 @@ def test_who_stood_by_calls_finished_only_what_is_on_disk(
 
 
 @pytest.mark.parametrize(
-    ("complete", "said"),
+    ("asked", "said"),
     [
         (
-            False,
+            True,
             "ended, node b is drained by alice, but without the last snapshot (step 58: none was taken); the same command goes on from",
         ),
         (
-            True,
+            False,
             "the ranks are through, but their last state is not on disk (step 58: none was taken). Mend that, and give the same command",
         ),
     ],
 )
-def test_a_last_state_that_is_not_on_disk(complete: bool, said: str, tmp_path: Path) -> None:
+def test_a_last_state_that_is_not_on_disk(asked: bool, said: str, tmp_path: Path) -> None:
     heard: list[str] = []
     telling: Any = SimpleNamespace(say=lambda words, mood: heard.append(words))
-    over = record(Phase.ENDED, complete=complete, reason="node b is drained by alice")
+    over = record(Phase.ENDED, last_snapshot=asked, reason="node b is drained by alice")
     lost = "step 58: none was taken"
     say_the_end(3, over, lost, 50, RunDirectory(tmp_path), telling, drained=False, through=False)
     assert heard[0].startswith(said)
