@@ -258,7 +258,7 @@ def _supervisor(
 ) -> Supervisor:
     me, spec, neighbour = joined.me, joined.spec, joined.neighbour
     policy: AgentPolicy = policies["agent"]
-    nodes = max(spec.sizes) + spec.spares
+    nodes = spec.nodes
     ttl_s = policy.lease_s(nodes)
     heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
     election = Election(store, keys.leader, me.instance)

@@ -101,7 +101,7 @@ class Outage:
             self._telling.say(
                 "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
             )
-        alone = max(self._spec.sizes) + self._spec.spares == 1
+        alone = self._spec.nodes == 1
         if alone or known.over or ours:
             self._remind(known)
         elif now_s - self._emptied_s > EMPTIED_S:

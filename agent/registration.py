@@ -75,7 +75,7 @@ def register(
     def anew() -> tuple[Spec, Generation]:
         return register(store, keys, spec, run, node, me, pause, kept=kept, lease_s=lease_s)
 
-    several = max(spec.sizes) + spec.spares > 1
+    several = spec.nodes > 1
     if store.get(keys.spec) is None:
         _describe(store, keys, spec, KeyAbsent(keys.spec))
     if several:
@@ -91,7 +91,7 @@ def register(
         return known, max(known.first_generation, found.over)
     if run.finished.exists():
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
-    ttl_s = lease_s(max(known.sizes) + known.spares)
+    ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
         if _waited(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s):

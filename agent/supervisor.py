@@ -11,7 +11,6 @@ import os
 import signal
 from contextlib import suppress
 
-from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.controller import Controller
 from ..resilience.errors import InternalError, ResilientError, SiteError, StoreUnavailable
@@ -22,6 +21,7 @@ from ..resilience.polling import readable
 from ..resilience.store import LeaseGone, Store
 from ..resilience.terms import Generation, NodeId
 from . import attention
+from .awaiting import Awaiting
 from .company import Company
 from .heartbeat import Heartbeat
 from .lapse import Lapse
@@ -39,8 +39,6 @@ something is under way. Ended processes wake it at once."""
 RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
 """So many times as long as the looks at the whole job have taken, and no longer, nor than the last while something is under way, what
 others write is read and not looked at: with thousands of nodes there is always something, and whoever looks holds up what is to come."""
-AWAITS_S = 3.0
-"""How long nodes that start together may take until it is told that they are waited for."""
 
 
 class Supervisor:
@@ -74,9 +72,7 @@ class Supervisor:
         self._rest_until_s = 0.0
         """What others write wakes the loop no earlier."""
         self._last_stumble = ""
-        self._stands_by = False
-        self._awaits, self._awaited = ("", 0.0), ""
-        """For which nodes the job waits, since when, and what was told of it."""
+        self._awaiting = Awaiting(node_id, telling)
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
@@ -194,8 +190,7 @@ class Supervisor:
                 break
         self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
         self._outage.over(monotonic_s())
-        self._tell_whom_it_awaits()
-        self._tell_that_it_stands_by()
+        self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())
         self._warm_up()
         self.telling.count(self.node.board.pages, self._publisher.told)
         strides, pages = self.node.vitals.strides, self.node.board.pages
@@ -228,22 +223,6 @@ class Supervisor:
         elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
             self.heartbeat.end()
             self.heartbeat.lost()
-
-    def _tell_whom_it_awaits(self) -> None:
-        """Once it has lasted, and again when it is for others."""
-        awaits = self.controller.awaits if self._company else ""
-        if awaits != self._awaits[0]:
-            self._awaits = (awaits, monotonic_s())
-        elif awaits and awaits != self._awaited and monotonic_s() - self._awaits[1] > AWAITS_S:
-            self._awaited = awaits
-            self.telling.say(awaits)
-
-    def _tell_that_it_stands_by(self) -> None:
-        record = self.record
-        stands_by = record is not None and not record.over and self.id not in record.members
-        if stands_by and record and not self._stands_by:
-            self.telling.say(f"{self.id} stands by; the job is on {phrases.listed([*record.members])}")
-        self._stands_by = stands_by
 
     def _read_record(self) -> GenerationRecord | None:
         record = self._outage.looked(self.controller.record(), self.record, monotonic_s())

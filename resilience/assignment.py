@@ -112,7 +112,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     if now - max(world.since_s.get(node, 0.0) for node in world.nodes) > policy.join_s:
         here = _with_mercy(world, here, now)
     size = _fitting(world.spec.sizes, len(here))
-    complete = len(world.nodes) >= max(world.spec.sizes) + world.spec.spares  # who is not to train has come, too
+    complete = len(world.nodes) >= world.spec.nodes  # who is not to train has come, too
     quiet_s = now - max(world.since_s.get(node, 0.0) for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None

@@ -73,13 +73,12 @@ class Member:
 
     def renewed(self, error: grpc.RpcError, timeout_s: float) -> bool:
         """Whether the member's refusal was for want of a token that it knows, and we have a new one now. Raises grpc.RpcError."""
-        said = (error.details() or "") if isinstance(error, grpc.Call) else ""
-        if not self.access.user or not any(sign in said for sign in _TOKEN_IS_OLD):
+        if not self.access.user or not any(sign in _said(error) for sign in _TOKEN_IS_OLD):
             return False
         try:
             self.renew(timeout_s)
         except grpc.RpcError as refusal:
-            if not isinstance(refusal, grpc.Call) or _NO_USERS not in (refusal.details() or ""):
+            if _NO_USERS not in _said(refusal):
                 raise
             self._open = True  # somebody has switched it off while we were known
         return True
@@ -134,3 +133,7 @@ def _unary(channel: grpc.Channel, rpc: Method) -> Callable[..., Any]:
     return channel.unary_unary(
         rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
     )
+
+
+def _said(error: grpc.RpcError) -> str:
+    return (error.details() or "") if isinstance(error, grpc.Call) else ""

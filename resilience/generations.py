@@ -62,7 +62,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
     if event is Event.STOP:
         asked = leaving(world, now)
         assert asked
-        several = world.spec is not None and max(world.spec.sizes) + world.spec.spares > 1
+        several = world.spec is not None and world.spec.nodes > 1
         drained = f"node {asked.node}{', which the job cannot do without,' * several} is drained"
         what = drained if asked.kind == Wish.DRAIN else "asked"
         record = replace(

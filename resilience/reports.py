@@ -180,3 +180,8 @@ class Spec:
     """Batches that earlier lives of the job have left out: they stay out, wherever this one begins."""
     alike: dict[str, str] = field(default_factory=dict)
     """What else all nodes have to be told alike, as far as it is not the default (`agent/alike.py`)."""
+
+    @property
+    def nodes(self) -> int:
+        """That are expected in all, spares included."""
+        return max(self.sizes) + self.spares

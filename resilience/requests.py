@@ -72,7 +72,7 @@ def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
     if record is None or spec is None:
         return False
     here = [(request, node) for request in drains if (node := world.nodes.get(NodeId(request.node)))]
-    if len(here) < len(drains) and max(spec.sizes) + spec.spares == 1:
+    if len(here) < len(drains) and spec.nodes == 1:
         return False
     dismissed = {*record.dismissed}
     fresh = [node.instance for _, node in here if node.instance not in dismissed]

@@ -56,6 +56,7 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((fault(1), fault(2), fault(3, ago_s=25 * HOUR)), False),
         ((fault(1), fault(2), fault(3, ago_s=24 * HOUR)), True),
         ((fault(1, "rank_hung"), fault(2, "agent_lost"), fault(3)), True),
+        ((fault(1, "script_raised"), fault(2, "script_raised"), fault(3, "script_raised")), False),
         (tuple(raised(n, started=True) for n in (1, 2, 3)), False),
         ((fault(1), raised(2)), True),
         ((raised(1, started=True), raised(2)), True),
