@@ -113,6 +113,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     """command: what is behind the two dashes; words: what is before them."""
+    from .agent.ending import leave
     from .agent.job import run_job
     from .agent.terminal import Terminal
     from .resilience.windows import Window
@@ -142,7 +143,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         return _run_on_hosts(options, command, words, policies, terminal)
     if options.ssh_option or options.export:
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
-    return run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal)
+    return leave(run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal))
 
 
 def _policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:

@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 from ..resilience import phrases
 from ..resilience.board import Page
+from ..resilience.clock import sleep
+from ..resilience.errors import MachineError
 from ..resilience.orders import GenerationRecord
 from ..resilience.terms import RankPhase
+from .errands import Urgent
 from .run_directory import RunDirectory
 from .telling import Telling
 
 AT_THE_END_S = 20.0
 """How long storage may take to say what it holds where a stale answer would call the end of a training unwritten: two requests to an object
 store, each within its deadline."""
+
+
+LEAVING = "leaving.log"
+LEAVE_S = 30.0
+"""How long an agent may take to leave once all is said: etcd is told within 2 s, processes are killed within 5."""
+
+_TELL_S = 5.0
+"""How long `log` may take: storage may be what hangs."""
+
+
+def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
+    """See to it that this process ends, by itself or, where something hangs on the way, after `within_s` with `code`; then `log` has the
+    stacks of all threads. Whoever waits for it, a scheduler or somebody at a terminal, has heard that the job is over. (One agent of
+    hundreds of tests did not end.)"""
+
+    def told() -> None:
+        with log.open("a") as file:
+            faulthandler.dump_traceback(file)
+
+    def end() -> None:
+        sleep(within_s)
+        with suppress(OSError, MachineError):
+            Urgent().do(told, _TELL_S)
+        os._exit(code)
+
+    threading.Thread(target=end, name="leave", daemon=True).start()
+
+
+def leave(code: int) -> NoReturn:
+    """At once: nothing is left to be done, and threads of libraries can hold up an interpreter that tears itself down."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, asked: bool) -> str:

@@ -14,7 +14,9 @@ from ..resilience import phrases
 from ..resilience.assignment import NodesPolicy
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, StoreUnavailable, UsageError
+from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Access, Papers, parse_endpoint
+from ..resilience.keys import Keys
 from . import scheduler
 from .embedded_etcd import EmbeddedEtcd, probe
 from .etcd_binary import find_server
@@ -143,6 +145,16 @@ def address(endpoints: Sequence[str]) -> str:
     raise MachineError(
         f"this node's address on the way to {phrases.listed(endpoints)} cannot be found ({why}); name it with --address"
     )
+
+
+def one_cluster(store: EtcdStore, keys: Keys) -> None:
+    """Raises UsageError where not all endpoints lead to the etcd that this agent has just registered with: sooner or later some nodes would
+    go by another one."""
+    if others := store.elsewhere(keys.spec):
+        raise UsageError(
+            f"--etcd names more than one cluster: what the first of them knows of this job, {phrases.listed(others)} does not; nothing was "
+            "started. Name members of one etcd only"
+        )
 
 
 def endpoints(

@@ -39,6 +39,8 @@ _IN_WORDS = {
 }
 """By a part of what etcd says."""
 _FAULT_WITHIN_S = 0.5
+_LOOKS = 3
+"""Somebody may write between two members' answers."""
 
 
 class EtcdStore:
@@ -104,6 +106,24 @@ class EtcdStore:
     def revoke(self, lease: int) -> None:
         with suppress(LeaseGone):
             self._write([""], "LeaseRevoke", {"ID": lease})
+
+    def elsewhere(self, key: str) -> list[str]:
+        """Endpoints of another cluster: they answer, and what is there of `key` is not what the first of them has that answers."""
+        if len(self._members) == 1:
+            return []
+        asked, others = method("KV", "Range").request(key=key.encode()), list[str]()
+        for _ in range(_LOOKS):
+            found = {}
+            for member in self._members:
+                # One that is down, or wants another user, is seen when its turn comes.
+                with suppress(grpc.RpcError, ValueError):
+                    there = map(entry_of, member.call("Range", asked, self._deadline_s / 2).kvs)
+                    found[str(member.endpoint)] = list(there)
+            first = next(iter(found.values()), None)
+            others = [endpoint for endpoint, entries in found.items() if entries != first]
+            if not others:
+                break
+        return others
 
     def close(self) -> None:
         """Every later call, and every one under way, raises StoreUnavailable."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from mt_resilient.agent import inspect
+from mt_resilient.agent.ending import LEAVING
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.journal import Journal
@@ -154,7 +155,10 @@ class Job:
         """Open the gate; the exit code."""
         self.gate.touch()
         try:
-            return self.agent.wait(deadline_s)
+            code = self.agent.wait(deadline_s)
+            hung = self.directory / "logs" / LEAVING
+            assert not hung.exists(), hung.read_text()
+            return code
         except subprocess.TimeoutExpired:
             stacks = self.stacks()
             self.kill_everything()

@@ -22,6 +22,7 @@ from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.noted import PAGE_BYTES
 
+from ..etcd_cluster import Cluster
 from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, step_lines, undisturbed
 
 TRAIN = ("--", "torchrun", "--nproc-per-node", "2", str(MINIMAL), "--steps", "5")
@@ -61,6 +62,19 @@ def test_torchrun_not_found(tmp_path: Path) -> None:
 
 def test_an_etcd_endpoint_that_does_not_answer(tmp_path: Path) -> None:
     refused(4, "127.0.0.1:1", "run", "--run-dir", str(tmp_path), "--etcd", "127.0.0.1:1", *TRAIN)
+
+
+def test_two_etcds_that_know_nothing_of_each_other(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    one, other = (Cluster(tmp_path / name, 1).start().ready() for name in "ab")
+    both = ",".join((*one.endpoints, *other.endpoints))
+    done = cli("run", "--run-dir", str(tmp_path / "run"), "--etcd", both, *TRAIN)
+    one.stop()
+    other.stop()
+    assert done.returncode == 2, done.stderr
+    what = f"what the first of them knows of this job, {other.endpoints[0]} does not; nothing was started"
+    assert what in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a read-only file system")

@@ -230,3 +230,19 @@ def test_a_write_that_had_no_answer_is_looked_for(cluster: Cluster) -> None:
             cluster.signal(member, signal.SIGCONT)
         eventually(lambda: answers(store), within_s=10.0)
         assert dict(mirror.entries()) == store.range("/job/")
+
+
+def test_another_cluster_among_the_endpoints_is_found(shared: Cluster, tmp_path: Path) -> None:
+    """By what it does not have, for two etcds with the usual names have the same cluster id; a member that is down is of no cluster."""
+    alone = Cluster(tmp_path, 1).start().ready()
+    down = "127.0.0.1:1"
+    with closing(EtcdStore([*shared.endpoints, down])) as store:
+        store.put("/job/spec", b"here")
+        assert store.elsewhere("/job/spec") == []
+    for endpoints in ([*shared.endpoints, *alone.endpoints], [down, *shared.endpoints, *alone.endpoints]):
+        with closing(EtcdStore(endpoints)) as store:
+            assert store.elsewhere("/job/spec") == alone.endpoints
+    with closing(EtcdStore([*alone.endpoints, shared.endpoints[0]])) as store:
+        store.put("/job/spec", b"there")
+        assert store.elsewhere("/job/spec") == [shared.endpoints[0]]
+    alone.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,3 +55,15 @@ def test_a_last_state_that_is_not_on_disk(asked: bool, said: str, tmp_path: Path
     lost = "step 58: none was taken"
     say_the_end(3, over, lost, 50, RunDirectory(tmp_path), telling, drained=False, through=False)
     assert heard[0].startswith(said)
+
+
+def test_an_agent_that_hangs_as_it_leaves_ends_with_its_code_and_says_where(tmp_path: Path) -> None:
+    script = (
+        "import sys, threading; from pathlib import Path; from mt_resilient.agent.ending import leave_soon; "
+        "print('said'); leave_soon(7, Path(sys.argv[1]), 0.2); threading.Event().wait()"
+    )
+    log = tmp_path / "leaving.log"
+    assert subprocess.run([sys.executable, "-c", script, "/nowhere/leaving.log"], timeout=60).returncode == 7
+    done = subprocess.run([sys.executable, "-c", script, str(log)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (7, "said\n"), done.stderr
+    assert "in wait" in log.read_text()
