@@ -35,11 +35,17 @@ def load(
                 raise UsageError(f"{file}: {section} must be a section, written [{section}]")
             for key, value in table.items():
                 values[section][_key(sections[section], key, f"key {section}.{key} in {file}")] = value
-    for name, policy in sections.items():
-        for field in dataclasses.fields(policy):
-            text = environ.get(f"{PREFIX}{name}_{field.name}".upper())
-            if text is not None:
-                values[name][field.name] = text
+    keys = {
+        f"{PREFIX}{name}_{f.name}".upper(): (name, f.name)
+        for name, p in sections.items()
+        for f in dataclasses.fields(p)
+    }
+    ours = tuple(f"{PREFIX}{name}_".upper() for name in sections)
+    for variable, text in environ.items():
+        if variable.startswith(ours):
+            _known(variable, keys, variable)
+            section, key = keys[variable]
+            values[section][key] = text
     for dotted, text in flags.items():
         section, _, key = dotted.partition(".")
         _known(section, sections, f"--set {dotted}")
@@ -81,14 +87,14 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         and value.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off")
     ):
         return value.lower() in ("true", "1", "yes", "on")
-    if hint is str and isinstance(value, str):
-        return value
+    if hint is str and isinstance(value, (str, int)) and not isinstance(value, bool):  # `number = 4` means "4"
+        return str(value)
     try:
         if hint in (int, float) and not isinstance(value, bool) and (isinstance(value, (str, int)) or hint is float):
             number = hint(value)
             if math.isfinite(number):
                 return number
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     if hint is bool and isinstance(value, bool):
         return value

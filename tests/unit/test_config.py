@@ -1,6 +1,7 @@
 """Configuration: file < environment < flag, and one clear sentence for each mistake."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,19 @@ def test_how_people_write_yes_and_no(text: str, fan: bool) -> None:
     assert oven(environ={"MT_RESILIENT_OVEN_FAN": text}).fan is fan
 
 
+def test_a_whole_number_is_a_text_too(file: Path) -> None:
+    """`number = 4` of [nodes], where `number = "2:4"` may be said."""
+    file.write_text("[oven]\ndish = 4\n")
+    assert oven(file).dish == "4"
+
+
+def test_an_environment_variable_that_names_no_key() -> None:
+    near = "MT_RESILIENT_OVEN_DEGREE: there is no such name; did you mean MT_RESILIENT_OVEN_DEGREES?"
+    with pytest.raises(UsageError, match=re.escape(near)):
+        oven(environ={"MT_RESILIENT_OVEN_DEGREE": "1"})
+    assert oven(environ={"MT_RESILIENT_ETCD": "/usr/bin/etcd", "OVEN_DEGREE": "1"}) == oven()  # of no section
+
+
 def test_an_environment_variable_that_is_empty_is_a_text_and_no_number() -> None:
     assert oven(environ={"MT_RESILIENT_OVEN_DISH": ""}).dish == ""
     with pytest.raises(UsageError, match="whole number"):
@@ -101,7 +115,9 @@ def test_an_environment_variable_that_is_empty_is_a_text_and_no_number() -> None
         ("[oven]\nweight_kg = 2001-01-01\n", "oven.weight_kg is datetime.date(2001, 1, 1); it must be a number"),
         ("[oven]\nfan = 1\n", "oven.fan is 1; it must be true or false"),
         ('[oven]\nfan = "maybe"\n', "oven.fan is 'maybe'; it must be true or false"),
-        ("[oven]\ndish = 1\n", "oven.dish is 1; it must be a text"),
+        ("[oven]\ndish = true\n", "oven.dish is True; it must be a text"),
+        ("[oven]\ndish = 1.5\n", "oven.dish is 1.5; it must be a text"),
+        (f"[oven]\nweight_kg = 1{'0' * 400}\n", f"oven.weight_kg is 1{'0' * 400}; it must be a number"),
         ("[oven]\ndegrees = -1\n", "oven.degrees is -1; it cannot be negative"),
     ],
 )
