@@ -227,7 +227,10 @@ class SshLaunch:
                 without = "" if reason or self._gave_up else "; the job goes without it"
                 self._say(f"{member.node} cannot be used ({reached.words}){without}", "bad")
             case Phase.LOST:
-                self._say(f"{member.node} is lost: {fleet.how_lost(member.code)}; the others go on as they can", "bad")
+                self._say(
+                    f"{member.node} is lost: {fleet.how_lost(member.code)}; the others go on if the job can do without it",
+                    "bad",
+                )
                 if not self._signals and any(other.phase is Phase.UP for other in self.members):
                     back = f"cd {shlex.quote(os.getcwd())} && {shlex.join(self._agent(reached.host))}"
                     self._say(f"once {member.node} is well again, this brings it back, given there: {back}")
