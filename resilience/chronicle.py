@@ -50,19 +50,29 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
     traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback and e.kind not in tuple(Kind))[
         :1
     ]
-    return Incident(
+    return replace(
+        bare_incident(world, verdict, answer.rung, reached),
         id=next_id(world),
-        generation=world.record.number,
-        cause=verdict.cause,
-        rung=answer.rung,
         summary=verdict.describe(),
         evidence=tuple(dict.fromkeys((*evidence, *details, *sick, *seen, *traces))),
         weighed=weighing.against(verdict, world),
         plan=answer.reason,
+    )
+
+
+def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> Incident:
+    """What is judged by, without what people are told, which takes long where thousands of ranks have something to say."""
+    assert world.record
+    return Incident(
+        id="",
+        generation=world.record.number,
+        cause=verdict.cause,
+        rung=rung,
+        summary="",
         at_s=verdict.at_s,
         step_at_fault=reached,
         started=verdict.started,
-        nodes=tuple(dict.fromkeys(s.node for s in verdict.blamed)),
+        nodes=verdict.nodes,
         onset=verdict.onset,
         signature=verdict.signature,
     )

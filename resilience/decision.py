@@ -31,12 +31,12 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     # Of a life that is over, only the end is left to be written; its story has been deleted.
     if world.spec and world.spec.first_generation > world.record.number:
         world = replace(world, status={})
-    shut_out = {} if policy.observe else quarantine.due(world, now, policy.quarantine)
-    if shut_out:
-        return Decision(quarantine=shut_out)
-    before = {incident.id: incident for incident in world.incidents}
+    read, before = world, {incident.id: incident for incident in world.incidents}
     world = _with_news(world, now, policy)
     event, verdict, answer = event_of(world, now, policy)
+    shut_out = {} if policy.observe else quarantine.due(read, now, policy.quarantine, verdict)
+    if shut_out:  # and then what is to be done about the fault is another thing
+        return Decision(quarantine=shut_out)
     if policy.observe and verdict and answer and observing.only_told(verdict):
         world = world.with_incidents(observing.verdict_told(world, verdict, answer, kept.step_reached(world)))
         event, verdict, answer = calm(world, now, policy)
@@ -87,7 +87,7 @@ def _answer(
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
     if verdict and answer:
-        seats = assignment.again(world, now, struck={s.node for s in verdict.blamed if not s.started})
+        seats = assignment.again(world, now, struck=verdict.early)
         if move is Move.REOPEN and not assignment.will_do(world, seats.members):
             # All had died, and not as many have come as are allowed now.
             return rule(world, now, kept.step_reached(world))

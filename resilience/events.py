@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from . import assignment, kept, moving, observing
+from collections.abc import Set
+
+from . import assignment, kept, moving, observing, quarantine
 from .detectors import suspect
 from .going_back import pending
 from .machine import Event, Phase
@@ -25,11 +27,18 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
         return None, None, None
     if verdict:
         in_place = _all_at_work(world) and not verdict.consequences and kept.sound(world, verdict.onset) >= 0
-        known = world.incidents
-        answer = plan(verdict, kept.step_reached(world), kept.newest(world), known, policy.recovery, in_place=in_place)
+        reached, newest, past = kept.step_reached(world), kept.newest(world), world.incidents
+        out = _out(world, now, verdict)
+        answer = plan(verdict, reached, newest, past, policy.recovery, in_place=in_place, shut_out=out)
         if answer.event is Event.FAULT or not ending:  # which it does already
             return answer.event, verdict, answer
     return calm(world, now, policy)
+
+
+def _out(world: World, now: float, verdict: Verdict) -> Set[NodeId]:
+    """Nodes that are shut out, and are not to train next all the same because the job cannot do without them."""
+    shut_out = quarantine.in_force(world, now).keys()
+    return shut_out - assignment.again(world, now, struck=verdict.early).members.keys() if shut_out else shut_out
 
 
 def _unheard(world: World) -> bool:

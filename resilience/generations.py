@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from . import assignment, copies, describe, kept, observing
+from . import assignment, copies, describe, kept, observing, phrases, quarantine
 from .assignment import NodesPolicy, Seats
 from .errors import UsageError
 from .going_back import carried, lost, pending
@@ -64,13 +64,16 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         assert asked
         several = world.spec is not None and world.spec.nodes > 1
         drained = f"node {asked.node}{', which the job cannot do without,' * several} is drained"
-        what = drained if asked.kind == Wish.DRAIN else "asked"
+        what, hint = drained if asked.kind == Wish.DRAIN else "asked", ""
+        barred = [node for node in quarantine.in_force(world, now) if node in world.nodes]
+        if barred and asked.kind == Wish.DRAIN:
+            hint = f"; {phrases.listed(barred)} could train in its place, once readmitted"
         record = replace(
             record,
             exit_code=asked.exit_code,
             last_snapshot=asked.snapshot or asked.kind == Wish.DRAIN,
             leave_in_s=asked.budget_s,
-            reason=f"{what} by {asked.by}",
+            reason=f"{what} by {asked.by}{hint}",
         )
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())

@@ -1,9 +1,9 @@
 """Which nodes are to train no more for a while: World → those that their own faults speak against. Pure.
 
 A fault is a node's own where its hardware is blamed (a replica that computed wrongly, a gradient that was out of line once and not
-again), or where it has struck there before anywhere else (its rank died or hung, its agent was lost). A node on which the script fails
-before its first step, after a fault there, is to blame for that where it has worked before: on another one it may again. Nobody is shut
-out whom the job cannot do without.
+again), or where it has struck there before anywhere else (its rank died or hung, its agent was lost). Where the job has trained
+before, and ranks end before their first step, a node is to blame on which the last fault was too, or which has never trained: on another
+one they may work. Nobody is shut out whom the job cannot do without.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from . import assignment, phrases
+from . import assignment, kept, phrases
+from .chronicle import bare_incident
 from .detectors import Cause
 from .errors import UsageError
 from .incident import Incident
 from .ladder import Origin
+from .machine import Phase
 from .orders import Quarantine
-from .recovery import RESTARTS
+from .recovery import RESTART_GANG, RESTARTS
+from .reports import AckKind
 from .terms import NodeId
+from .verdict import Verdict
 from .world import World
 
 _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)
+_RANKS_ENDED = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.SCRIPT_RAISED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,30 +52,38 @@ class QuarantinePolicy:
                 raise UsageError(f"quarantine.{name} is {getattr(self, name)}; it must be more than 0")
 
 
+def readmitted(by: str, now: float) -> Quarantine:
+    """A node's entry, once somebody has it back. now: wall-clock seconds."""
+    return Quarantine(reason=f"readmitted by {by}", until_s=now, readmitted_s=now)
+
+
 def in_force(world: World, now: float) -> dict[NodeId, Quarantine]:
     """By node, in the order of their names, whether the nodes are there or not. now: wall-clock seconds."""
     nodes = sorted(world.quarantine, key=assignment.natural)
     return {node: world.quarantine[node] for node in nodes if now < world.quarantine[node].until_s}
 
 
-def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quarantine]:
-    """Those that are to be shut out now. now: wall-clock seconds."""
+def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | None = None) -> dict[NodeId, Quarantine]:
+    """Those that are to be shut out now. now: wall-clock seconds; verdict: what is about to be answered."""
+    if verdict:
+        world = world.with_incidents((bare_incident(world, verdict, RESTART_GANG, kept.step_reached(world)),))
     recent = [i for i in world.incidents if i.would is None and i.at_s >= now - policy.within_h * 3600]
     held = [(node, i) for i in recent for node in i.nodes if not _forgiven(world, node, i)]
     hardware = Counter(node for node, incident in held if _hardware(incident))
     struck = Counter(node for node, incident in held if _counts(incident))
-    fails = _fails_at_start([incident for _, incident in held])
+    fails = _fail_at_start(world, [incident for _, incident in held])
     found: dict[NodeId, Quarantine] = {}
     blamed = (n for n in {*struck, *fails} if n in world.nodes and not assignment.unusable(world, n, now))
     for node in sorted(blamed, key=assignment.natural):
         last_s = max((i.at_s for i in recent if node in i.nodes and i.rung), default=0.0)
+        last_s = min(now, last_s)  # its clock may be ahead
         known = world.quarantine.get(node)
         if known and known.until_s - policy.lasts_h * 3600 >= last_s:
             continue  # it was shut out for these
         if hardware[node] >= policy.hardware_faults:
             why = f"its hardware is blamed for {phrases.count(hardware[node], 'fault')} within {policy.within_h:g} h"
         elif node in fails:
-            why = "after a fault there the script fails before its first step, and the job has trained before"
+            why = fails[node]
         elif struck[node] >= policy.faults:
             have = "has" if struck[node] == 1 else "have"
             why = f"{phrases.count(struck[node], 'fault')} {have} struck it within {policy.within_h:g} h"
@@ -83,14 +96,34 @@ def due(world: World, now: float, policy: QuarantinePolicy) -> dict[NodeId, Quar
     return found
 
 
-def _fails_at_start(held: Sequence[Incident]) -> tuple[NodeId, ...]:
-    """The node that the last two restarts were for, the script having failed at the second one before its first step."""
+def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
+    """The nodes on which the last ranks have ended before their first step, and which that speaks against: why."""
     last = [incident for incident in held if incident.rung in RESTARTS and incident.cause != Cause.MOVED][-2:]
-    if len(last) < 2 or any(len(i.nodes) != 1 or i.cause not in (*_STRUCK, Cause.SCRIPT_RAISED) for i in last):
-        return ()
-    before, newest = last
-    early = newest.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not newest.started and newest.step_at_fault >= 0
-    return newest.nodes if early and before.nodes == newest.nodes else ()
+    if not last or any(status.stepped_s for status in world.statuses()):
+        return {}
+    newest = last[-1]
+    early = newest.cause in _RANKS_ENDED and not newest.started and newest.step_at_fault >= 0
+    if not early or any(i.started for i in world.incidents[world.incidents.index(newest) :]):
+        return {}
+    # Where a host dies as it starts, others' ranks may raise before that is known: by the time that all are ready, it is.
+    ready = world.record and world.record.phase is Phase.GATHER and world.all_acked(AckKind.READY)
+    if ready and all(_new(world, node) for node in newest.nodes):
+        why = "ranks end there before their first step, and the job has trained without it"
+        return {node: why for node in newest.nodes if not _forgiven(world, node, newest)}
+    again = len(newest.nodes) == 1 and last[0] is not newest and last[0].nodes == newest.nodes
+    if not again or last[0].cause not in (*_RANKS_ENDED, Cause.AGENT_LOST):
+        return {}
+    return {newest.nodes[0]: "after a fault there ranks end before their first step, and the job has trained before"}
+
+
+def _new(world: World, node: NodeId) -> bool:
+    """Whether it has come into a job that trained, and has not made a step in it, as far as is known."""
+    record, spec = world.record, world.spec
+    since = record.joined.get(node) if record else None
+    if since is None or spec is None or since <= spec.given_up + 1:  # where all had died, all are
+        return False
+    lives = (i for i in world.incidents if i.generation >= since)
+    return not any(i.started or i.cause in (Cause.AGENT_LOST, Cause.AGENT_RESTARTED) for i in lives)
 
 
 def _forgiven(world: World, node: NodeId, incident: Incident) -> bool:

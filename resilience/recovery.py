@@ -8,11 +8,11 @@ their number changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from . import describe
+from . import describe, phrases
 from .assignment import Seats
 from .detectors import Cause
 from .errors import (
@@ -29,7 +29,7 @@ from .machine import Event
 from .reports import NodeStatus
 from .spikes import Kind
 from .stability import ResumePoint
-from .terms import Step
+from .terms import NodeId, Step
 from .verdict import Verdict
 
 OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
@@ -42,14 +42,15 @@ _NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
     max_without_progress: int = 3
-    """Restarts in a row after which there is no newer state to go back to than before, until the job stops (NVRx stops after three)."""
+    """Restarts in a row after which there is no newer state to go back to than before, until the job stops (NVRx stops after three). Those
+    that a node has ended which is shut out since count half: on another one the next may go well, and there are only so many."""
     unwatched_progress_s: float = 600.0
     """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
     same_failure_at_start: int = 2
     """How often the script may fail in the same way before its first step until that counts as an error in the script."""
     max_mismatches: int = 3
-    """How often within `mismatch_window_h` replicas may go apart, until the job stops rather than train on a machine that computes wrongly
-    (with one node there is no other one to take its place)."""
+    """How often within `mismatch_window_h` replicas may go apart on the same nodes, in the same way, or no later than before, until the job
+    stops rather than train on a machine that computes wrongly. What else was seen on nodes that are shut out does not count."""
     in_place_s: float = 30.0
     """How long ranks that are told to go back in place may take to come to a boundary, until the gang is started again for it."""
     mismatch_window_h: float = 24.0
@@ -80,10 +81,11 @@ def plan(
     policy: RecoveryPolicy,
     *,
     in_place: bool = False,
+    shut_out: Set[NodeId] = frozenset(),
 ) -> Plan:
     """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
     past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
-    back by themselves."""
+    back by themselves; shut_out: nodes that train no more, and what failed there is not the script's."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
@@ -91,7 +93,7 @@ def plan(
     if verdict.cause in tuple(Kind):
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
-        return _answer_to_mismatch(verdict, past, policy, in_place)
+        return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
@@ -100,7 +102,7 @@ def plan(
                 break
             if lived_s >= policy.unwatched_progress_s and verdict.cause is Cause.SCRIPT_RAISED:
                 break
-            alike, at_s = alike + 1, incident.at_s
+            alike, at_s = alike + (not _explained(incident.nodes, shut_out)), incident.at_s
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
             return _give_up(
@@ -115,10 +117,11 @@ def plan(
         )
     if verdict.cause in _NO_LIFE:
         return restart
-    stuck = _lives_without_progress(restarts, reached, kept, verdict.at_s, policy.unwatched_progress_s)
-    if stuck >= policy.max_without_progress:
+    stuck = _lives_without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s)
+    spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
+    if spent >= policy.max_without_progress:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
-        return _give_up(BudgetSpent, f"{stuck} restarts in a row brought no {newer}")
+        return _give_up(BudgetSpent, f"{len(stuck)} restarts in a row brought no {newer}")
     return restart
 
 
@@ -131,10 +134,19 @@ def seated(answer: Plan, seats: Seats) -> Plan:
     return replace(answer, rung=rung, reason=f"{answer.reason}; {said}" if said else answer.reason)
 
 
-def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool) -> Plan:
-    """Back to before the onset, and no further than the budget: who goes apart again and again has a bad part."""
-    since_s = verdict.at_s - policy.mismatch_window_h * 3600
-    before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s]
+def _answer_to_mismatch(
+    verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool, shut_out: Set[NodeId]
+) -> Plan:
+    """Back to before the onset, and no further than the budget: who goes apart again and again has a bad part. On thousands of nodes,
+    three have bad luck in a day now and then, and each later than the last."""
+    since_s, here = verdict.at_s - policy.mismatch_window_h * 3600, verdict.nodes
+
+    def counts(before: Incident) -> bool:
+        if before.signature == verdict.signature or before.onset >= verdict.onset >= 0:
+            return True
+        return not (before.nodes and {*here}.isdisjoint(before.nodes)) and not _explained(before.nodes, shut_out)
+
+    before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s and counts(i)]
     if len(before) + 1 < policy.max_mismatches:
         how = "all ranks go back in place, to" if in_place else "end the gang, start it again from"
         reason = f"{how} before step {verdict.onset}; newer snapshots are set aside"
@@ -145,10 +157,11 @@ def _answer_to_mismatch(verdict: Verdict, past: Sequence[Incident], policy: Reco
         if again
         else "a bad part"
     )
+    where = dict.fromkeys((*(node for i in before for node in i.nodes), *here))
     return _give_up(
         SilentCorruption,
-        f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}), and there is no other machine to go "
-        "on with: have the memory and the devices of this one tested, then give the same command again",
+        f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}): have the memory and the devices of "
+        f"{phrases.listed([*where])} tested, then give the same command again",
     )
 
 
@@ -194,20 +207,28 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool)
     return None
 
 
+def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
+    """Whether what struck there does so no more: these nodes train no more."""
+    return bool(nodes) and shut_out >= {*nodes}
+
+
 def _lives_without_progress(
-    restarts: Sequence[Incident], reached: int, kept: int, now: float, unwatched_progress_s: float
-) -> int:
-    """How many of the last lives of the gang, the present one included, left no newer state to go back to than they began with."""
+    restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float
+) -> list[Sequence[NodeId]]:
+    """Of the last lives of the gang, the present one included, that left no newer state to go back to than they began with: where each was
+    ended."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
-    begun: list[tuple[int, float]] = []
+    begun: list[tuple[int, float, Sequence[NodeId]]] = []
     for incident in restarts:
         if begun and incident.cause in _NO_LIFE:
             begun.pop()  # its snapshot is not asked for again, and there are only so many
         if incident.resume_step is not None:
-            begun.append((incident.resume_step, incident.at_s))
-    count = 0
-    for (before, began_s), (after, ended_s) in reversed(list(pairwise([*begun, (kept, now)]))):
+            begun.append((incident.resume_step, incident.at_s, incident.nodes))
+    stuck: list[Sequence[NodeId]] = []
+    for (before, began_s, _), (after, ended_s, nodes) in reversed(
+        list(pairwise([*begun, (kept, verdict.at_s, verdict.nodes)]))
+    ):
         if after > before or (not told and ended_s - began_s >= unwatched_progress_s):
             break
-        count += 1
-    return count
+        stuck.append(nodes)
+    return stuck

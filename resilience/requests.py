@@ -22,7 +22,7 @@ from . import assignment, phrases, quarantine
 from .errors import MachineError, UsageError
 from .going_back import given_up, ordered
 from .machine import Phase
-from .orders import Decision, GenerationRecord, Quarantine, answered
+from .orders import Decision, GenerationRecord, answered
 from .reports import AckKind
 from .terms import NodeId, Step
 from .wishes import Answer, Request, Wish
@@ -222,7 +222,7 @@ def _readmit(request: Request, world: World, now: float) -> Decision:
         return answered(
             request, f"node {node} is not shut out; {others}. Nothing was done", exit_code=UsageError.exit_code
         )
-    entry = Quarantine(reason=f"readmitted by {request.by}", until_s=now, readmitted_s=now)
+    entry = quarantine.readmitted(request.by, now)
     done = answered(request, f"node {node} may train again, and what has struck it so far counts no more")
     return replace(done, quarantine={node: entry})
 

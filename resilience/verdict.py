@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from . import phrases
 from .detectors import Cause, Suspicion
-from .terms import Step
+from .terms import NodeId, Step
 
 _WEIGHT = {
     Cause.FINGERPRINT_MISMATCH: -1,
@@ -46,6 +46,17 @@ class Verdict:
     """What was seen of the cause itself."""
     consequences: tuple[Suspicion, ...]
     at_s: float
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Where it struck; none where ranks hang and none of them is missing."""
+        here = (s.node for s in self.blamed if s.cause is not Cause.RANK_HUNG or s.rank is not None)
+        return tuple(dict.fromkeys(here))
+
+    @property
+    def early(self) -> set[NodeId]:
+        """Where it struck before a rank had made a step."""
+        return {s.node for s in self.blamed if not s.started}
 
     @property
     def started(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..resilience.findings import InPlaceRewind, Mismatch, RankExit, RankStall, Straggler
 from ..resilience.incident import Incident
 from ..resilience.orders import Decision, GenerationRecord, Quarantine
+from ..resilience.quarantine import readmitted
 from ..resilience.reports import Ack, AckKind, NodeRecord, NodeStatus, Spec
 from ..resilience.terms import Generation, NodeId, Rank, Step
 from ..resilience.world import World
@@ -96,6 +97,11 @@ class Cluster:
         """Its lease is gone, and so is what its memory held."""
         self.nodes.pop(name, None)
         self.acks.pop(name, None)
+
+    def readmit(self, name: NodeId, now_s: float) -> None:
+        """It is repaired, and somebody says so."""
+        if name in self.quarantine:
+            self.quarantine[name] = readmitted("an operator", now_s)
 
     def rank(self, name: NodeId) -> Rank:
         """The first one there."""

@@ -67,11 +67,8 @@ class Costs:
     """From a sealed snapshot until its replicas have been compared: the newest one once a second (README.md)."""
     straggler_s: float = 90.0
     """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (README.md)."""
-    check_s: float = 10.0
-    """From the gang's end until a node's own check has found that it is broken (assumption: it imports torch, 3 s, opens each device, and
-    multiplies matrices for 3 s)."""
     operator_s: float = 3600.0
-    """Until somebody starts a job again that has given up (assumption)."""
+    """Until somebody takes a broken node away that has been shut out, or starts a job again that has given up (assumption)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

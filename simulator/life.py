@@ -19,7 +19,7 @@ def played(setting: Setting, model: Model, told: Callable[[float], None] = lambd
 
 def lived(setting: Setting, faults: Sequence[Fault], told: Callable[[float], None] = lambda share: None) -> Outcome:
     """With these faults."""
-    play = Play(setting, obeying.heard)
+    play = Play(setting, obeying.heard, strikes.taken_away)
     for fault in faults:
         play.later(fault.at_s, strikes.strike, play, fault)
     play.run(told)

@@ -92,10 +92,7 @@ def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
     if record is None or record.number != number or record.phase is not Phase.GATHER:
         return
     present = set(cluster.present())
-    ready = [name for name in names if name in present and cluster.machine[name] not in play.sick]
-    for name in names:
-        if name in present and cluster.machine[name] in play.sick:
-            play.later(play.costs.check_s, strikes.found_sick, play, name)
+    ready = [name for name in names if name in present]
     cluster.acknowledge(ready, AckKind.READY, play.now_s)
     play.books.enter(play.now_s, "nodes" if len(cluster.acks) < len(record.members) else "start")
     _answered(play, len(ready))

@@ -19,7 +19,7 @@ from ..resilience.errors import InternalError
 from ..resilience.ladder import Turn
 from ..resilience.machine import Phase
 from ..resilience.orders import GenerationRecord
-from ..resilience.terms import Generation
+from ..resilience.terms import Generation, NodeId
 from .books import TRAINING, Books
 from .cluster import Cluster
 from .outcome import Ending, Outcome
@@ -45,9 +45,14 @@ class Spike:
 class Play:
     """`run` plays a job once; what is to strike it is put in before."""
 
-    def __init__(self, setting: Setting, heard: Callable[[Play, Generation], None]) -> None:
-        """heard: what agents do when they have read the record of a generation."""
-        self.setting, self.costs, self._heard = setting, setting.costs, heard
+    def __init__(
+        self,
+        setting: Setting,
+        heard: Callable[[Play, Generation], None],
+        taken_away: Callable[[Play, NodeId], None],
+    ) -> None:
+        """heard: what agents do when they have read the record of a generation; taken_away: a node for repair, if it is broken."""
+        self.setting, self.costs, self._heard, self._taken_away = setting, setting.costs, heard, taken_away
         self.now_s = START_S
         self.books = Books(setting.costs.step_s, START_S)
         self.training = Training(rhythm(setting.costs, setting.ranks, 0, 0.0, 0, 0), self.books, START_S)
@@ -60,7 +65,7 @@ class Play:
         self.slow: dict[int, float] = {}
         """Machine to the factor by which it is slow."""
         self.sick: set[int] = set()
-        """Machines that a check will find broken,"""
+        """Machines on which ranks end as soon as they start,"""
         self.repairs_s: dict[int, float] = {}
         """and what the repair of each machine that is broken will take."""
         self.end_s = START_S + setting.lasts_s
@@ -113,9 +118,10 @@ class Play:
                 return
             cluster.write(decision, self.now_s)
             self.outcome.wrote(1 + len(decision.incidents) + len(decision.quarantine))
-            for shut_out in decision.quarantine.values():
+            for name, shut_out in decision.quarantine.items():
                 self.outcome.shut_out += 1
                 self.later(shut_out.until_s - self.now_s, self.tick)
+                self.later(self.costs.operator_s, self._taken_away, self, name)
             if decision.record:
                 self._opened(before, decision.record)
         raise InternalError("the simulated controller decides without end; this is a defect of ours, please report it")
@@ -146,13 +152,16 @@ class Play:
         self.later(self.costs.operator_s, self._again)
 
     def _again(self) -> None:
-        """The same command, on all nodes."""
+        """The same command, on all nodes but those that ranks cannot start on; who was shut out is forgotten."""
         cluster = self.cluster
+        for name in list(cluster.place):
+            self._taken_away(self, name)
         last = cluster.record
         assert last
         assert last.phase is Phase.ENDING
         self.training.forget()
         cluster.gang, cluster.incidents, cluster.bad_from, cluster.newcomers = None, {}, -1, {}
+        cluster.quarantine = {}
         cluster.record = replace(last, phase=Phase.ENDED)
         cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
         self.books.enter(self.now_s, "nodes")  # there may be too few

@@ -25,12 +25,13 @@ def strike(play: Play, fault: Fault) -> None:
     if name not in cluster.place:
         play.outcome.idle += 1
         if (lost or fault.lasting) and fault.one_in(play.setting.stands_for):
-            play.repairs_s[machine] = fault.repair_s
-            play.later(play.setting.lease_s, _gone, play, name)
+            _breaks(play, fault)
+            if lost:
+                play.later(play.setting.lease_s, _gone, play, name)
         return
     play.outcome.struck[fault.source.name] += 1
     if lost or fault.lasting:
-        play.repairs_s[machine] = fault.repair_s
+        _breaks(play, fault)
     match fault.source.shows:
         case Shows.LOST:
             play.broken()
@@ -40,9 +41,14 @@ def strike(play: Play, fault: Fault) -> None:
         case Shows.CORRUPTS:
             figures.corrupts(play, name)
         case shows:
-            if fault.lasting:
-                play.sick.add(machine)
             (_hangs if shows is Shows.HANGS else _dies)(play, name, fault.source.name)
+
+
+def _breaks(play: Play, fault: Fault) -> None:
+    """Somebody has to repair it. A device that is broken shows when ranks start there, and no earlier; of a spare nobody knows."""
+    play.repairs_s[fault.machine] = fault.repair_s
+    if fault.source.shows is not Shows.LOST:
+        play.sick.add(fault.machine)
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------------
@@ -58,7 +64,7 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
         rank=play.cluster.rank(name),
         at_s=play.now_s,
         code=1,
-        error=f"RuntimeError: {why} on {name}",
+        error=f"RuntimeError: {why}",
         started=gang.stepped_s <= play.now_s,
     )
     play.news()
@@ -66,10 +72,11 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
 
 
 def start_of_the_sick(play: Play) -> None:
-    """Ranks that start on a machine which nobody knows to be broken end there."""
+    """Ranks that start on a machine that is broken end there; the first to raise ends them all."""
     for machine in sorted(play.sick):
         if (name := play.cluster.names[machine]) in play.cluster.place:
             _dies(play, name, "device error")
+            return
 
 
 def _hangs(play: Play, name: NodeId, why: str) -> None:
@@ -134,8 +141,8 @@ def _gone(play: Play, name: NodeId) -> None:
     play.news()
 
 
-def found_sick(play: Play, name: NodeId) -> None:
-    """A node's own check says that it is not fit; its agent leaves in order."""
+def taken_away(play: Play, name: NodeId) -> None:
+    """Somebody repairs it, if it is broken; its agent leaves in order."""
     if play.cluster.machine[name] in play.sick:
         _gone(play, name)
 
@@ -143,6 +150,7 @@ def found_sick(play: Play, name: NodeId) -> None:
 def _repaired(play: Play, name: NodeId) -> None:
     play.outcome.away(play.since_s, -1)
     play.cluster.register(name, play.now_s)
+    play.cluster.readmit(name, play.now_s)
     play.news()
     if play.setting.sizes:  # the job grows by it, once it has been there for some time
         play.later(play.setting.policy.nodes.grow_after_s + 1.0, play.tick)

@@ -1,9 +1,10 @@
 """Data-parallel training whose bits do not depend on how many ranks it is dealt to, and which leaves a trail: who has begun and done which
-step of which generation, and when.
+step of which generation, and when; on a device that may break.
 
 The gradient of each sample is rounded to a multiple of `GRAIN` in double precision, where sums of such multiples are exact: they are the
 same in any order, over any number of ranks. TRAIL names the folder for the trail: a file for each life of a rank, with lines of begun|done,
-step and time of the monotonic clock, which is the same for all hosts of one machine.
+step and time of the monotonic clock, which is the same for all hosts of one machine. While there is a file that BROKEN names, this host's
+device is broken: whatever is done with it raises.
 """
 
 import argparse
@@ -25,6 +26,11 @@ def exact(value: torch.Tensor) -> torch.Tensor:
     return (value.detach().double() / GRAIN).round() * GRAIN
 
 
+def touch_device() -> None:
+    if os.path.exists(os.environ.get("BROKEN", "")):
+        raise RuntimeError("CUDA error: an illegal instruction was encountered")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
@@ -34,6 +40,7 @@ def main() -> None:
     )
     args = parser.parse_args()
 
+    touch_device()
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(1234)
@@ -50,6 +57,7 @@ def main() -> None:
     for step in session.steps(args.steps):
         os.write(trail, f"begun {step} {time.monotonic()}\n".encode())
         time.sleep(args.step_delay)
+        touch_device()
         total = [torch.zeros(each.shape, dtype=torch.float64) for each in (torch.zeros(1), *model.parameters())]
         for sample in range(rank, SAMPLES, world):
             inputs = torch.randn(8, generator=torch.Generator().manual_seed(session.data_step * SAMPLES + sample))

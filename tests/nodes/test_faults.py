@@ -211,3 +211,25 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     assert 0 < lost.lost_steps < 80
     assert job.said("n3").count("has come back from another node's memory") == 1
     undamaged(job, 250)
+
+
+def test_devices_break_for_good_a_spares_too(cluster: Make) -> None:
+    """A member's device breaks, and the first spare's was broken from the start: the one is shut out when ranks fail there a second time,
+    the other at once."""
+    job = cluster("2", "--spares", "2", "--durable-every", "50", hosts=4, etcds=1, script=train(100, 0.05))
+    for name in job.hosts:
+        job.extra[name] = {"BROKEN": str(job.place / f"{name}.broken")}
+    (job.place / "n3.broken").touch()
+    job.start()
+    job.until_step(20)
+    (job.place / "n2.broken").touch()
+    job.until(lambda: job.members() == ["n1", "n4"], 60, "the second spare has the place")
+    assert set(job.finish(*job.hosts)) == {0}
+    faults = [(each.cause, each.nodes, each.rung, each.started) for each in job.incidents() if each.rung]
+    assert faults == [
+        ("script_raised", ("n2",), 2, True),
+        ("script_raised", ("n2",), 3, False),
+        ("script_raised", ("n3",), 3, False),
+    ]
+    assert [line["node"] for line in job.told("quarantine")] == ["n2", "n3"]
+    undamaged(job, 100)

@@ -705,3 +705,49 @@ def test_a_node_on_which_the_script_cannot_start_any_more_is_done_without(spares
         job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId("b")])
     job.to_the_end()
     assert (job.exit_code, members(job)) == ((0, ["a", "c"]) if spares else (5, ["a", "b"]))
+
+
+def broken_spares(job: Job, names: str) -> None:
+    """A node dies, and the script cannot start on any of these that have its place in turn."""
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("b")
+    before = 1
+    for name in names:
+
+        def runs(job: Job, name: str = name, before: int = before) -> bool:
+            record = job.world().record
+            return bool(record and record.phase is Phase.RUN and record.number > before and name in members(job))
+
+        job.until(runs)
+        record = job.world().record
+        assert record
+        before = record.number
+        job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId(name)])
+    job.to_the_end()
+
+
+def test_two_broken_spares_have_a_place_in_turn(golden: Golden) -> None:
+    """A node dies, and the spare that has its place is broken, as is the next one: each is shut out once the script has failed there and
+    all are ready again, and the third trains. The same failure on nodes that are shut out is not the script's own."""
+    job = Job(nodes="2", spares=3, total=16)
+    broken_spares(job, "cd")
+    assert (job.exit_code, members(job), rungs(job)) == (0, ["a", "e"], [REPLACE_NODE] * 3)
+    golden(job.transcript())
+
+
+def test_two_nodes_break_at_once() -> None:
+    """The second is known to be broken only when the script has failed there twice; by then it is not the script's own error."""
+    job = Job(nodes="3", spares=2, total=30)
+    job.until_step(6)
+    for number, broken in enumerate("bbcc", 1):
+        job.until_phase(Phase.RUN, number)
+        job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId(broken)])
+    job.to_the_end()
+    assert (job.exit_code, members(job)) == (0, ["a", "d", "e"])
+
+
+@pytest.mark.parametrize(("spares", "broken", "code"), [(8, "cdefg", 93), (1, "cc", 5), (2, "cdd", 5)])
+def test_a_script_that_starts_on_no_spare_ends_the_job(spares: int, broken: str, code: int) -> None:
+    job = Job(nodes="2", spares=spares, total=16)
+    broken_spares(job, broken)
+    assert job.exit_code == code

@@ -9,14 +9,15 @@ from mt_resilient.resilience import quarantine
 from mt_resilient.resilience.decision import decide
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.incident import Incident
+from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Quarantine
 from mt_resilient.resilience.policy import Policy
 from mt_resilient.resilience.quarantine import QuarantinePolicy
-from mt_resilient.resilience.reports import Spec
-from mt_resilient.resilience.terms import NodeId, Rank
+from mt_resilient.resilience.reports import AckKind, Spec
+from mt_resilient.resilience.terms import Generation, NodeId, Rank
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, A, B, incident, node, record, world
+from .worlds import NOW, A, B, ack, gone, incident, node, record, status, world
 
 C = NodeId("c")
 POLICY = QuarantinePolicy()
@@ -37,9 +38,13 @@ def flip(number: int, **fields: Any) -> Incident:
     return fault(number, "fingerprint_mismatch", **fields)
 
 
-def raised(number: int, **fields: Any) -> Incident:
+def raised(number: int, cause: str = "script_raised", **fields: Any) -> Incident:
     """Before the first step of these ranks; the job has come further before."""
-    return fault(number, "script_raised", **{"started": False, "step_at_fault": 8, **fields})
+    return fault(number, cause, **{"started": False, "step_at_fault": 8, **fields})
+
+
+def killed(number: int, **fields: Any) -> Incident:
+    return raised(number, "rank_killed", **fields)
 
 
 def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
@@ -64,8 +69,13 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((fault(1, node=A), raised(2)), False),
         ((raised(1), raised(2, node=A)), False),
         ((raised(1), replace(raised(2), nodes=(A, B))), False),
-        ((fault(1), raised(2), fault(3, "moved", node=A)), True),
+        ((fault(1), raised(2), fault(3, "moved", node=A)), False),  # they have trained meanwhile
+        ((fault(1), raised(2), fault(3, "straggler", node=A, rung=0, started=False)), True),
         ((raised(1),), False),
+        ((fault(1), killed(2)), True),
+        ((fault(1), killed(2, started=True)), False),
+        ((fault(1, "agent_lost"), killed(2)), True),
+        ((fault(1), raised(2, rung=1)), False),
         ((fault(1, "agent_restarted"), fault(2, "agent_restarted"), fault(3, "agent_restarted")), False),
         (tuple(replace(fault(n, "agent_lost"), nodes=(A, B)) for n in (1, 2, 3)), False),
         ((fault(1, "moved"), fault(2, "ordered"), fault(3, "straggler")), False),
@@ -80,6 +90,67 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
 )
 def test_what_speaks_against_a_node(faults: tuple[Incident, ...], shut: bool) -> None:
     assert {*quarantine.due(struck(*faults), NOW, POLICY)} == ({B} if shut else set())
+
+
+SINCE = Generation(2)
+NEW = {B: SINCE}
+
+
+def failed(number: int, cause: str = "script_raised", **fields: Any) -> Incident:
+    """At the start of the generation in which b was new."""
+    return raised(number, cause, **{"generation": SINCE, **fields})
+
+
+def ready(faults: tuple[Incident, ...], joined: dict[NodeId, Generation]) -> World:
+    """All say so, after that."""
+    judged = struck(*faults)
+    gathers = record(Phase.GATHER, 3, members=("a", "b"), joined=joined)
+    acks = {NodeId(name): ack(AckKind.READY, 3, name) for name in "ab"}
+    return replace(judged, record=gathers, acks=acks, status={})
+
+
+@pytest.mark.parametrize(
+    ("joined", "faults", "shut"),
+    [
+        (NEW, (failed(1),), "b"),
+        (NEW, (failed(1, "rank_killed"),), "b"),
+        (NEW, (failed(1, "rank_hung"),), "b"),
+        (NEW, (failed(1, "agent_lost"),), ""),  # which is for its three faults
+        (NEW, (failed(1, "snapshot_unreadable"),), ""),
+        (NEW, (failed(1, step_at_fault=-1),), ""),  # nobody has trained
+        (NEW, (failed(1, node=A),), ""),
+        (NEW, (replace(failed(1), nodes=(A, B)),), ""),
+        (NEW, (replace(failed(1), nodes=()),), ""),  # all hang, and none is missing
+        ({**NEW, A: SINCE}, (replace(failed(1), nodes=(A, B)),), "a"),  # one spare, one place
+        (NEW, (fault(1, generation=1), failed(2)), "b"),  # before it came
+        (NEW, (fault(1, node=A, generation=2), failed(2)), ""),  # it has trained
+        (NEW, (glitch(1, generation=2), failed(2)), ""),
+        (NEW, (failed(1, "agent_restarted", node=A), failed(2)), ""),  # it may have: the new agent does not know
+        (NEW, (failed(1), fault(2, node=A, generation=2)), ""),
+        (NEW, (failed(1), fault(2, "moved", node=A, generation=2)), ""),  # they have trained meanwhile
+        ({B: Generation(1)}, (failed(1),), ""),  # where all had died, all are new
+    ],
+)
+def test_who_has_never_trained_is_shut_out_at_its_first_failing_start(
+    joined: dict[NodeId, Generation], faults: tuple[Incident, ...], shut: str
+) -> None:
+    assert {*quarantine.due(ready(faults, joined), NOW, POLICY)} == {*shut}
+
+
+def test_another_node_may_have_died_as_long_as_not_all_are_ready() -> None:
+    judged = ready((failed(1),), NEW)
+    assert quarantine.due(replace(judged, acks={A: judged.acks[A]}), NOW, POLICY) == {}
+
+
+def test_one_of_two_that_failed_is_not_shut_out_again_once_somebody_has_it_back() -> None:
+    both = ready((replace(failed(1), nodes=(A, B)),), {**NEW, A: SINCE})
+    back = replace(both, quarantine={A: Quarantine(reason="", until_s=NOW, readmitted_s=NOW)})
+    assert {*quarantine.due(back, NOW, POLICY)} == {B}
+
+
+def test_who_trains_again_is_not_shut_out_for_a_start_that_failed() -> None:
+    trains = replace(struck(fault(1), raised(2)), status={A: status(stepped_s=NOW - 1.0)})
+    assert quarantine.due(trains, NOW, POLICY) == {}
 
 
 def test_nobody_is_shut_out_whom_the_job_cannot_do_without() -> None:
@@ -143,6 +214,19 @@ def test_the_controller_writes_it_before_anything_else() -> None:
     decision = decide(struck(flip(1), flip(2)), NOW, Policy())
     assert list(decision.quarantine) == [B]
     assert decision.record is None
+
+
+@pytest.mark.parametrize(("there", "code"), [("ab", 5), ("abc", 0)])
+def test_who_is_shut_out_and_trains_all_the_same_has_its_budgets(there: str, code: int) -> None:
+    """The job cannot do without it: what fails there is the script's own error, if anything is. Where it can, the other one takes over."""
+    left = gone(rank=2, at_s=NOW - 2, code=1, error="X")
+    before = raised(1, generation=1, signature=f"script_raised:1:{left.error}")
+    judged = struck(before, there=there)
+    told = {A: status(), B: status(exits=(left,))}
+    judged = replace(judged, status=told, quarantine={B: Quarantine(reason="bad", until_s=NOW + HOUR)})
+    decided = decide(judged, NOW, Policy()).record
+    assert decided
+    assert (decided.exit_code, B in decided.members) == (code, bool(code))
 
 
 @pytest.mark.parametrize("bad", [{"faults": 0}, {"hardware_faults": 0}, {"within_h": 0.0}, {"lasts_h": 0.0}])

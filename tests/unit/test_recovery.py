@@ -22,7 +22,7 @@ from mt_resilient.resilience.stability import ResumePoint
 from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.verdict import Verdict
 
-from .worlds import incident, status
+from .worlds import A, B, incident, status
 
 POLICY = RecoveryPolicy()
 IMPORT = "script_raised:1:ModuleNotFoundError"
@@ -218,6 +218,27 @@ def test_the_same_failure_after_a_long_life_is_another_one() -> None:
     assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), -1, -1, past, POLICY).event is Event.FAULT
 
 
+def test_what_failed_on_nodes_that_are_shut_out_is_not_the_script_s_own() -> None:
+    again, nowhere = verdict(Cause.SCRIPT_RAISED, False, IMPORT), failed_at_start(IMPORT)
+    past = [replace(i, nodes=(B,)) for i in nowhere]
+    for before, shut_out, event in (
+        (past, {A, B}, Event.FAULT),
+        (past, {A}, Event.GIVE_UP),
+        (past, set[NodeId](), Event.GIVE_UP),
+        (nowhere, {A, B}, Event.GIVE_UP),
+    ):
+        assert plan(again, 8, 8, before, POLICY, shut_out=shut_out).event is event
+
+
+@pytest.mark.parametrize(("shut_out", "lives"), [((), 3), (("a",), 4), (("a", "b"), 6), (("b",), 4)])
+def test_lives_that_were_ended_on_nodes_that_are_shut_out_count_half(shut_out: tuple[str, ...], lives: int) -> None:
+    """Every second life ends on b, the present one on a, and nothing newer was kept."""
+    for number in range(1, 8):
+        past = [replace(i, nodes=((A, B)[(number - at) % 2],)) for at, i in enumerate(killed(*[8] * number))]
+        answer = plan(verdict(Cause.RANK_KILLED), 9, 8, past, POLICY, shut_out={NodeId(n) for n in shut_out})
+        assert (answer.event is Event.FAULT) is (number < lives), number
+
+
 def test_each_of_several_failures_is_counted_from_the_one_before() -> None:
     """Not from the last one: all of them together took longer than a life is long."""
     past = [
@@ -287,6 +308,29 @@ def test_a_machine_that_errs_again_and_again_is_not_trained_on(hours_ago: tuple[
     assert (answer.event, answer.exit_code) == (
         (Event.FAULT, 0) if goes_on else (Event.GIVE_UP, SilentCorruption.exit_code)
     )
+
+
+@pytest.mark.parametrize(
+    ("node", "onset", "signature", "out", "goes_on"),
+    [
+        (A, 5, "x", (), False),
+        (B, 5, "x", (), True),  # bad luck on two
+        (A, 5, "x", (A,), True),
+        (B, 9, "x", (), False),  # nobody has come further since
+        (B, 9, "x", (B,), False),
+        (B, 5, "same", (), False),
+        (B, 5, "same", (B,), False),  # which is no node's fault
+    ],
+)
+def test_flips_add_up_on_one_node_in_one_way_or_where_nobody_comes_further(
+    node: NodeId, onset: int, signature: str, out: tuple[NodeId, ...], goes_on: bool
+) -> None:
+    found = verdict(Cause.FINGERPRINT_MISMATCH, signature="same")
+    found = replace(found, blamed=(replace(found.blamed[0], onset=Step(9)),))
+    flip = incident(cause="fingerprint_mismatch", at_s=0.5, nodes=(node,), signature=signature, onset=Step(onset))
+    answer = plan(found, 10, 8, [flip, replace(flip, id="0002")], POLICY, shut_out={*out})
+    assert (answer.event is Event.FAULT) is goes_on
+    assert goes_on or f"devices of {'a' if node == A else 'b and a'} tested" in answer.reason
 
 
 def test_the_same_tensors_at_the_same_step_say_more() -> None:

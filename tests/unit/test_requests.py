@@ -243,6 +243,17 @@ def test_who_is_drained_and_cannot_be_done_without_is_named_as_such() -> None:
     assert ending.reason == "node a, which the job cannot do without, is drained by alice"
 
 
+def test_a_drain_that_ends_the_job_names_who_could_have_gone_on() -> None:
+    two = {"record": record(members=("a", "b")), "spec": Spec(command=("torchrun",), sizes=(2,))}
+    c = NodeId("c")
+    nodes, shut_out = {A: node("a"), B: node("b"), c: node("c")}, {c: Quarantine(reason="bad", until_s=NOW + 60)}
+    ending = decided(
+        there(asked(Wish.DRAIN, node="a", instance="agent-a"), nodes=nodes, quarantine=shut_out, **two)
+    ).record
+    assert ending
+    assert ending.reason.endswith("is drained by alice; c could train in its place, once readmitted")
+
+
 def test_a_drain_of_a_node_that_is_gone_and_waited_for_is_answered() -> None:
     two = {"record": record(members=("a", "b")), "spec": Spec(command=("torchrun",), sizes=(2,))}
     answer = rule(there(asked(Wish.DRAIN, node="b"), nodes={A: node("a")}, **two), NOW, Step(10)).answers["1"]

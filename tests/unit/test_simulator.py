@@ -127,10 +127,29 @@ def test_a_dead_rank_is_a_restart_from_memory() -> None:
 
 def test_a_broken_node_is_replaced_from_its_buddys_memory() -> None:
     outcome = after(one(Shows.DIES, lasting=1.0), setting(spares=1))
-    assert sum(n for (_, rung), n in outcome.recoveries.items() if rung == 3) == 1
-    assert outcome.spent_s["nodes"] >= PLAIN.check_s
+    assert caused(outcome) == {
+        ("script_raised", 2): 1,
+        ("script_raised", 3): 1,
+    }  # it fails there again, and is shut out
+    assert outcome.spent_s["nodes"] < 2
     assert max(outcome.lost_steps) * PLAIN.step_s <= PLAIN.copy_s + 5 * PLAIN.step_s
     assert outcome.away_most == 1
+
+
+def test_a_broken_spare_is_known_when_it_has_a_place() -> None:
+    what = setting(spares=2)
+    broken, gone = (draw(one(shows, lasting=1.0), 8, 100 * DAY_S, 1e4, seed=1)[0] for shows in (Shows.DIES, Shows.LOST))
+    faults = (replace(broken, at_s=DAY_S, machine=8), replace(gone, at_s=1.5 * DAY_S, machine=3))
+    outcome = lived(what, faults)
+    assert caused(outcome) == {("agent_lost", 3): 1, ("script_raised", 3): 1}
+    assert (outcome.idle, outcome.shut_out, outcome.away_most) == (1, 1, 2)
+
+
+def test_a_broken_node_that_nobody_can_take_the_place_of_ends_the_job_until_it_is_repaired() -> None:
+    outcome = after(one(Shows.DIES, lasting=1.0), setting(), repair_s=7200.0)
+    assert [ending.code for ending in outcome.endings] == [5]
+    assert outcome.spent_s["operator"] == PLAIN.operator_s
+    assert outcome.spent_s["nodes"] == pytest.approx(7200.0, rel=0.01)
 
 
 @pytest.mark.parametrize("build_s", [0.0, 5.0, 60.0])
@@ -216,7 +235,7 @@ def test_a_job_that_gives_up_is_started_again_by_somebody() -> None:
 
 
 def test_what_is_lost_while_a_job_waits_for_somebody_does_not_end_it_twice() -> None:
-    corrupts = Source(name="x", shows=Shows.CORRUPTS, per_1000_node_days=8000.0)
+    corrupts = Source(name="x", shows=Shows.CORRUPTS, per_1000_node_days=40_000.0)
     lost = Source(name="y", shows=Shows.LOST, per_1000_node_days=4000.0)
     outcome = played(setting(days=2.0, spares=40), Model(name="m", sources=(corrupts, lost)))
     assert len(outcome.endings) > 3
@@ -426,7 +445,7 @@ def test_a_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["simulate", *words, "--plots", str(tmp_path / "new")]) == 0
     told = capsys.readouterr()
     assert re.search(r"effective training time \d\d\.\d\d%", told.out)
-    assert "agent_lost" in told.out
+    assert "script_raised" in told.out
     pictures = sorted(tmp_path.glob("new/*.svg"))
     assert [picture.stem for picture in pictures] == ["away", "effective", "losses"]
     assert all(ElementTree.parse(picture).getroot().tag.endswith("svg") for picture in pictures)
