@@ -25,8 +25,6 @@ AT_THE_END_S = 20.0
 """How long storage may take to say what it holds where a stale answer would call the end of a training unwritten: two requests to an object
 store, each within its deadline."""
 
-
-LEAVING = "leaving.log"
 LEAVE_S = 30.0
 """How long an agent may take to leave once all is said: etcd is told within 2 s, processes are killed within 5."""
 

@@ -45,7 +45,7 @@ from . import whereabouts
 from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
-from .ending import AT_THE_END_S, LEAVING, leave_soon, say_the_end, unwritten
+from .ending import AT_THE_END_S, leave_soon, say_the_end, unwritten
 from .garbage import search_seldom
 from .heartbeat import Heartbeat
 from .joining import Joined, join
@@ -210,7 +210,7 @@ def run_job(
         through = any(page.phase == RankPhase.FINISHED for page in node.board.pages)
         say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through)
         journal.write("end", wall_s(), code=code)
-        leave_soon(code, run.logs / LEAVING)
+        leave_soon(code, run.leaving)
         return code
 
 

@@ -39,6 +39,11 @@ class RunDirectory:
         return self.root / "logs"
 
     @property
+    def leaving(self) -> Path:
+        """Stacks of an agent that hung on its way out."""
+        return self.logs / "leaving.log"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
 

@@ -65,11 +65,14 @@ class ControlPolicy:
     @property
     def labelled(self) -> dict[str, str]:
         """Raises UsageError."""
-        pairs = [pair.partition("=") for pair in self.labels.split(",") if pair]
-        for key, equals, value in pairs:
+        known: dict[str, str] = {}
+        for pair in filter(None, self.labels.split(",")):
+            key, equals, value = pair.partition("=")
             if not (key and equals and value):
-                raise UsageError(f"control.labels has {key + equals + value!r}; write KEY=VALUE, as rack=r1")
-        return {key: value for key, _, value in pairs}
+                raise UsageError(f"control.labels has {pair!r}; write KEY=VALUE, as rack=r1")
+            if known.setdefault(key, value) != value:
+                raise UsageError(f"control.labels has {key}={known[key]} and {key}={value}; write one of them")
+        return known
 
     def papers(self) -> Papers:
         return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)

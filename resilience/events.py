@@ -27,7 +27,7 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
         return None, None, None
     if verdict:
         in_place = _all_at_work(world) and not verdict.consequences and kept.sound(world, verdict.onset) >= 0
-        reached, newest, past = kept.step_reached(world), kept.newest(world), world.incidents
+        reached, newest, past = kept.step_reached(world), kept.newest(world), quarantine.unforgiven(world)
         out = _out(world, now, verdict)
         answer = plan(verdict, reached, newest, past, policy.recovery, in_place=in_place, shut_out=out)
         if answer.event is Event.FAULT or not ending:  # which it does already

@@ -130,6 +130,11 @@ def _forgiven(world: World, node: NodeId, incident: Incident) -> bool:
     return node in world.quarantine and incident.at_s <= world.quarantine[node].readmitted_s
 
 
+def unforgiven(world: World) -> tuple[Incident, ...]:
+    """What budgets count: all but what has struck only nodes that somebody has had back since."""
+    return tuple(i for i in world.incidents if not i.nodes or not all(_forgiven(world, node, i) for node in i.nodes))
+
+
 def _hardware(incident: Incident) -> bool:
     if incident.cause == Cause.FINGERPRINT_MISMATCH:
         return True  # replicas are compared within a node

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 
 from mt_resilient.agent import inspect
-from mt_resilient.agent.ending import LEAVING
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.journal import Journal
@@ -156,7 +155,7 @@ class Job:
         self.gate.touch()
         try:
             code = self.agent.wait(deadline_s)
-            hung = self.directory / "logs" / LEAVING
+            hung = RunDirectory(self.directory).leaving
             assert not hung.exists(), hung.read_text()
             return code
         except subprocess.TimeoutExpired:

@@ -27,8 +27,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mt_resilient.agent.ending import LEAVING
 from mt_resilient.agent.etcd_binary import find_server
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.etcd import EtcdStore
 from mt_resilient.resilience.incident import Incident
@@ -305,7 +305,8 @@ class Cluster:
             with suppress(subprocess.TimeoutExpired):
                 self.processes[name].wait(max(0.1, end - time.monotonic()))
         codes = [self.processes[name].poll() for name in names]
-        hung = [file.read_text() for file in self.place.glob(f"runs/*/logs/{LEAVING}")]
+        logs = [RunDirectory(run).leaving for run in self.place.glob("runs/*")]
+        hung = [log.read_text() for log in logs if log.exists()]
         assert not hung, "\n".join(hung)
         assert None not in codes, f"did not end: {dict(zip(names, codes, strict=True))}\n{self.said()}"
         return [code for code in codes if code is not None]

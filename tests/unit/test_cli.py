@@ -51,6 +51,10 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["run", "--set", "snapshots.slots=x", *COMMAND], "snapshots.slots is 'x'; it must be a whole number"),
         (["run", "--config", "missing.toml", *COMMAND], "cannot read the configuration missing.toml: No such file"),
         (["run", "--label", "r1", *COMMAND], "control.labels has 'r1'; write KEY=VALUE, as rack=r1"),
+        (
+            ["run", "--label", "rack=r1", "--label", "rack=r2", *COMMAND],
+            "control.labels has rack=r1 and rack=r2; write one of them",
+        ),
         (["frobnicate"], "invalid choice: 'frobnicate'"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["status"], "there is no run under"),

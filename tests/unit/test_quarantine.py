@@ -17,7 +17,7 @@ from mt_resilient.resilience.reports import AckKind, Spec
 from mt_resilient.resilience.terms import Generation, NodeId, Rank
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, A, B, ack, gone, incident, node, record, status, world
+from .worlds import NOW, A, B, ack, gone, incident, mismatch, node, record, status, world
 
 C = NodeId("c")
 POLICY = QuarantinePolicy()
@@ -190,6 +190,25 @@ def test_what_had_struck_a_node_before_somebody_had_it_back_counts_no_more() -> 
     for more, shut in ((since[:2], False), (since, True)):
         judged = replace(struck(*before, *more), quarantine=back)
         assert (B in quarantine.due(judged, NOW + 4, POLICY)) is shut
+
+
+def test_what_had_struck_a_node_before_somebody_had_it_back_counts_for_no_budget_either() -> None:
+    back = {B: Quarantine(reason="readmitted by alice", until_s=NOW, readmitted_s=NOW)}
+    here, elsewhere, of_none = flip(1), flip(2, node=A), replace(flip(3), nodes=())
+    both, since = replace(flip(4), nodes=(A, B)), flip(5, ago_s=-1)
+    judged = struck(here, elsewhere, of_none, both, since)
+    assert quarantine.unforgiven(judged) == judged.incidents
+    assert quarantine.unforgiven(replace(judged, quarantine=back)) == (elsewhere, of_none, both, since)
+
+
+@pytest.mark.parametrize(("readmitted_s", "code"), [(0.0, 7), (NOW - 5, 0)])
+def test_flips_on_a_node_that_somebody_has_back_do_not_end_the_job(readmitted_s: float, code: int) -> None:
+    back = {B: Quarantine(reason="readmitted by alice", until_s=NOW, readmitted_s=readmitted_s)}
+    judged = struck(flip(1), flip(2), there="ab")
+    told = {A: status(), B: status(mismatches=(mismatch(),))}
+    decided = decide(replace(judged, quarantine=back, status=told), NOW, Policy()).record
+    assert decided
+    assert decided.exit_code == code
 
 
 @pytest.mark.parametrize(
