@@ -18,6 +18,7 @@ class Board:
         os.ftruncate(self.fd, ranks * PAGE_BYTES)
         memory = memoryview(mmap.mmap(self.fd, ranks * PAGE_BYTES))
         self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
+        self._until_ns = 0
 
     @property
     def path(self) -> str:
@@ -28,6 +29,13 @@ class Board:
         """For a new generation; only while no rank is alive."""
         for page in self.pages:
             page.clear(generation)
+            page.until_ns = self._until_ns
+
+    def leased(self, until_s: float) -> None:
+        """No rank shall cross a boundary after this time of the monotonic clock, in this generation or a later one; 0: they may."""
+        self._until_ns = int(until_s * 1e9)
+        for page in self.pages:
+            page.until_ns = self._until_ns
 
     def fetching(self, on_its_way: bool) -> None:
         """All ranks shall wait for their part of the state before they restore it; or it has come, or never will."""

@@ -5,6 +5,7 @@ neighbour's connection ──▶ `keys.death` ──▶ controller        lease,
 
 from __future__ import annotations
 
+import math
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -46,6 +47,8 @@ class Company:
         self._spec = spec
         self._members = 0
         """Of the present generation."""
+        self._lease = 0
+        """That the present generation was seen with."""
         self._pulse = Pulse()
         self._pulse_at_s = 0.0
         """Wall-clock time of its last beat."""
@@ -70,6 +73,18 @@ class Company:
     def proof(self) -> bool:
         """Whether ranks that finish steps prove that nobody has begun without them."""
         return assignment.proves(self._spec.sizes, self._spec.spares, self._members)
+
+    def bind(self, knows: bool) -> None:
+        """Tell the ranks how long they may go on without a word from this agent. knows: it has seen the present generation since it has its
+        lease; before that, others may have begun under an older one."""
+        self._lease = self._heartbeat.lease if knows else self._lease
+        if self._lease == self._heartbeat.lease:
+            self._node.board.leased(0.0 if self.proof else self._heartbeat.until_s)
+
+    def left_s(self, now_s: float) -> float:
+        """Until the next look at whether the ranks have to be ended. now_s: monotonic."""
+        until_s = self._heartbeat.until_s
+        return until_s - now_s if self._node.gang and not self.proof and until_s > now_s else math.inf
 
     def look(self, now_s: float) -> bool:
         """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""

@@ -102,6 +102,7 @@ class Supervisor:
         record, told = self.record, self._publisher.told
         running = record is not None and record.phase is Phase.RUN and not attention.starting(record, told, wall_s())
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
+        patience_s = min(patience_s, self._company.left_s(monotonic_s())) if self._company else patience_s
         fds = (wake, *self.node.fds(), *(self._company.fds() if self._company else ()))
         ends_s, heard = monotonic_s() + patience_s, False
         ready: list[int] = []
@@ -170,6 +171,8 @@ class Supervisor:
         self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
+        if self._company:
+            self._company.bind(knows=False)
         if self._outage.held(self.heartbeat.lease, self.record):
             self._publisher.acked = (0, None)  # what was said is said again
         if self._company and self.record:
@@ -188,6 +191,8 @@ class Supervisor:
             more = self.record is not None and self.performer.obey(self.record)
             if not wrote and not more:
                 break
+        if self._company:
+            self._company.bind(knows=not self._lapse.rests(monotonic_s()))
         self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
         self._outage.over(monotonic_s())
         self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())

@@ -14,7 +14,7 @@ from typing import Any, overload
 from .boundary import ROW
 from .noted import PAGE_BYTES, REWINDS, REWINDS_AT, SIGHTINGS, Rewound, Sighted
 
-_UNSAVED_AT = 272
+_UNSAVED_AT = 280
 _ROW_AT = 1344
 """Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
@@ -94,6 +94,9 @@ class Page:
     """Number of the last of them that could not be done, since not all ranks have the state."""
     fetching = _Int(33)
     """1 while this rank's part of the state that it starts from is on its way from another node; the agent writes it."""
+    until_ns = _Int(34)
+    """Where others may begin a generation without this node: no boundary is crossed after this time, when the agent's lease may be over. 0:
+    always. The agent writes it."""
 
     doing = _Int(24)
     """Doing: what the rank does between two boundaries."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from typing import Any
 from .errors import UsageError
 
 PREFIX = "MT_RESILIENT_"
+_OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|.*_PORT=\w+://.*", re.ASCII)
+"""What Kubernetes tells every container of a Service, `mt-resilient-agent` perhaps."""
 
 
 def load(
@@ -42,7 +45,7 @@ def load(
     }
     ours = tuple(f"{PREFIX}{name}_".upper() for name in sections)
     for variable, text in environ.items():
-        if variable.startswith(ours):
+        if variable.startswith(ours) and not _OF_A_SERVICE.fullmatch(f"{variable}={text}"):
             _known(variable, keys, variable)
             section, key = keys[variable]
             values[section][key] = text

@@ -36,7 +36,7 @@ from .state import Modules, source_of
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
 _LOOK_S = 0.05
-"""Between two looks of ranks that are paused,"""
+"""Between two looks of ranks that are paused, or without a lease,"""
 _FETCHING_S = 0.005
 """and that are built before their part of the state has come from another node."""
 
@@ -132,6 +132,7 @@ class Boundaries:
         """
         if self._at is None or self._council is None:
             return Directive.GO_ON
+        self._leased()
         entered = monotonic_ns()
         if self._own_time:
             self._own_time.end(entered)
@@ -216,11 +217,18 @@ class Boundaries:
         finally:
             self._page.doing = Doing.STEP
 
+    def _leased(self) -> None:
+        """Wait while this node's lease may be over, and others may have begun without it: the agent ends this process, or says that they
+        have not. Ranks see to it themselves, for the agent may be held up."""
+        while 0 < self._page.until_ns < monotonic_ns():
+            sleep(_LOOK_S)
+
     def _enter(self, step: int) -> int:
         """Right before a first step, at the state after `step` steps: wait, and go back, as ordered; the step to go on from."""
         assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
             step = self._council.turn_back()
+        self._leased()
         return step
 
     def jump(self, step: int) -> int:

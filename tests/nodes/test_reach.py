@@ -1,5 +1,7 @@
-"""A host that has lost its way to etcd, and to nothing else: all go on as they were."""
+"""A host that has lost its way to etcd: all go on as they were where that is all, and where others would do without it, it does not."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -23,3 +25,29 @@ def test_a_node_that_loses_etcd_alone_trains_on(cluster: Callable[..., Cluster])
     spare = cli("explain", "--run-dir", str(job.place / "runs" / "n3"))
     assert "incident 1" in spare.stdout, spare  # it has never led, and etcd has the story
     assert "the agent of n2 does not reach etcd" in spare.stdout
+
+
+def test_where_a_spare_takes_over_no_step_is_made_without_a_lease(cluster: Callable[..., Cluster]) -> None:
+    job = cluster("1", "--spares", "1", "--durable-every", "10", hosts=2, etcds=1, script=train(500, 0.05))
+    job.start()
+    job.until_step(25)
+
+    def held_up(name: str) -> Callable[[], None]:
+        agent = job.agent(name)
+        os.kill(agent, signal.SIGSTOP)
+        return lambda: os.kill(agent, signal.SIGCONT)
+
+    def cut_off(name: str) -> Callable[[], None]:
+        job.net.apart(name)
+        return lambda: job.net.apart()
+
+    for strike in (cut_off, held_up):
+        (first,) = job.members()
+        mend = strike(first)
+        job.until(lambda: job.members() not in ([], [first]), 20, "the spare takes over")  # noqa: B023
+        job.goes_on(10)
+        mend()
+        job.until(lambda: len(job.there()) == 2, 20, f"{first} is back")
+    assert set(job.finish("n1", "n2")) == {0}
+    assert job.overlaps() == []
+    assert job.digest() == undisturbed(PLAIN, "--steps", "500", ranks=1)[0]

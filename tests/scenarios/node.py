@@ -51,6 +51,7 @@ from mt_resilient.resilience.wishes import Request
 from .eyes import Eyes
 from .kept import Kept
 from .lending import Lending
+from .processes import ns
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Node:
         """Steps on disk when it told of them last."""
         self.dead = ""
         """The agent of the next node, which has died while its host lives: until etcd knows."""
+        self.until_ns = self.seen_with = 0
+        """The ranks cross no boundary after this time; and the lease that the present generation was seen with."""
         self.leave_ordered_s = 0.0
         self.drain_asked_s = 0.0
         self.held_until_s = 0.0
@@ -241,6 +244,7 @@ class Node:
                 self.held_until_s = 0.0
                 return self._obey(now_s)
             self.heartbeat.beat(now_s)
+            self._bind(knows=False)
             if self.outage.held(self.heartbeat.lease, self.record):
                 self.acked = (0, None)
             if self.dead:
@@ -261,7 +265,9 @@ class Node:
             if self.faults.obeys_late_s:
                 self.held_until_s, self.faults.obeys_late_s = now_s + self.faults.obeys_late_s, 0
                 return None
-            return self._obey(now_s)
+            code = self._obey(now_s)
+            self._bind(knows=True)
+            return code
         except LeaseGone:
             self.heartbeat.lost()
         except StoreUnavailable:
@@ -271,6 +277,18 @@ class Node:
     def _says(self, sentence: str) -> None:
         self.say(f"the agent{'' if self.job.alone else f' of {self.name}'}: {sentence}")
 
+    @property
+    def _proof(self) -> bool:
+        return self.record is None or assignment.proves(self.job.sizes, self.job.spares, len(self.record.members))
+
+    def _bind(self, knows: bool) -> None:
+        """How long its ranks may go on by themselves."""
+        self.seen_with = self.heartbeat.lease if knows else self.seen_with
+        if self.seen_with == self.heartbeat.lease:
+            self.until_ns = 0 if self.job.alone or self._proof else ns(self.heartbeat.until_s)
+            for page in self.pages:
+                page.until_ns = self.until_ns
+
     def _fence(self, now_s: float) -> None:
         """Without a lease the others may go on without this node: its ranks end, unless they finish steps."""
         if self.job.alone or self.gang is None or self.gang.fenced:
@@ -279,7 +297,7 @@ class Node:
         standing = Standing(
             lease_until_s=self.heartbeat.until_s,
             ttl_s=LEASE_S,
-            proof=self.record is None or assignment.proves(self.job.sizes, self.job.spares, len(self.record.members)),
+            proof=self._proof,
             still_s=self.pulse.still_s,
             stride_s=self.pulse.stride_s,
             over=all(page.phase == RankPhase.FINISHED for page in self.pages),

@@ -42,6 +42,7 @@ class Processes:
         self.pages = [page for each in self.nodes.values() for page in each.pages]
         for page in node.pages:
             page.clear(self.generation)
+            page.until_ns = node.until_ns
             page.paused = int(self.record.waits)
 
     def leave(self, node: Node, closed: bool = True) -> None:
@@ -88,7 +89,7 @@ class Processes:
         if self.closed or not self.alive:
             return True
         self._attach(now_s)
-        return not self.whole
+        return not self.whole or any(0 < page.until_ns < ns(now_s) for page in self.pages)
 
     def _launchers_end(self, now_s: float) -> None:
         ended = []

@@ -320,12 +320,6 @@ def members_cut_off(job: Job, number: int) -> tuple[int, End] | None:
     return None
 
 
-def _needs_nobody(job: Job) -> bool:
-    """Whether one node trains while others stand by: an agent that is held up cannot end its ranks, and a spare's would train beside
-    them. Known, and not played: nobody but the machine could stop them."""
-    return bool(job.watch.record and len(job.watch.record.members) == 1)
-
-
 def agent_held_up(job: Job, number: int) -> tuple[int, End] | None:
     """For longer than its lease lives, perhaps."""
     if not job.nodes:
@@ -333,7 +327,7 @@ def agent_held_up(job: Job, number: int) -> tuple[int, End] | None:
     name = _one(job, number)
     job.say(f"the agent of {name} is held up")
     job.faults.stalled.add(name)
-    return 1 + number % (5 if _needs_nobody(job) else 17), lambda job: job.faults.stalled.discard(name)
+    return 1 + number % 17, lambda job: job.faults.stalled.discard(name)
 
 
 def node_drained(job: Job, number: int) -> None:

@@ -88,6 +88,21 @@ def test_an_environment_variable_that_names_no_key() -> None:
     assert oven(environ={"MT_RESILIENT_ETCD": "/usr/bin/etcd", "OVEN_DEGREE": "1"}) == oven()  # of no section
 
 
+def test_what_kubernetes_says_of_a_service_is_no_key() -> None:
+    said = {
+        "SERVICE_HOST": "10.0.0.7",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_WEB": "80",
+        "PORT": "tcp://10.0.0.7:80",
+        "PORT_80_TCP": "tcp://10.0.0.7:80",
+        "PORT_80_TCP_ADDR": "10.0.0.7",
+        "DEGREES_PORT": "tcp://10.0.0.7:80",
+    }
+    assert oven(environ={f"MT_RESILIENT_OVEN_{name}": text for name, text in said.items()}) == oven()
+    with pytest.raises(UsageError, match="no such name"):
+        oven(environ={"MT_RESILIENT_OVEN_DEGREE_PORT": "80"})
+
+
 def test_an_environment_variable_that_is_empty_is_a_text_and_no_number() -> None:
     assert oven(environ={"MT_RESILIENT_OVEN_DISH": ""}).dish == ""
     with pytest.raises(UsageError, match="whole number"):
