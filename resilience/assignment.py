@@ -16,7 +16,7 @@ from .errors import UsageError
 from .machine import Phase
 from .reports import NodeRecord
 from .terms import NodeId
-from .world import World
+from .world import World, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,17 @@ def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> 
     dismissed = _dismissed(world)
     others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
     others.sort(key=lambda node: (world.nodes[node].instance in dismissed, node not in world.members, natural(node)))
-    lacking = max(0, min(world.spec.sizes) - len(here))
+    lacking = max(0, min(allowed(world)) - len(here))
     return {**here, **{node: world.nodes[node] for node in others[:lacking]}}
+
+
+@once
+def allowed(world: World) -> tuple[int, ...]:
+    """The numbers of nodes that may train, but for those that the script does not start on, as this life of the job has shown."""
+    assert world.spec
+    since = max(world.spec.first_generation, world.spec.given_up + 1)
+    unfit = {incident.unfit for incident in world.incidents if incident.generation >= since}
+    return tuple(size for size in world.spec.sizes if size not in unfit)
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
@@ -195,7 +204,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     places = [successors.get(node, node) for node in before]
     """Who is to have each, or, where it is vacant, who had it."""
     filled = [node for node in places if node in here]
-    size = _fitting(world.spec.sizes, len(filled) + len(spares))
+    size = _fitting(allowed(world), len(filled) + len(spares))
     if size == 0:
         kept = {node: here[node].instance if node in here else before[node] for node in places}
         return Seats(members=kept, successors=successors, missed=tuple(vacant))
@@ -203,7 +212,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if _settled(world, node, now, settled_s)]
-    joined = tuple(settled[: _fitting(world.spec.sizes, len(members) + len(settled)) - len(members)])
+    joined = tuple(settled[: _fitting(allowed(world), len(members) + len(settled)) - len(members)])
     if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
         there = world.nodes  # of those that are shut out, too: with their agents as they are now they begin again
         waiting = {node: there[node].instance if node in there else i for node, i in before.items()}
@@ -226,7 +235,7 @@ def _settled(world: World, node: NodeId, now: float, settled_s: float | None) ->
 
 def will_do(world: World, members: Collection[NodeId]) -> bool:
     """Whether a job of so many nodes is allowed. After the death of all it may have been given again with other numbers."""
-    return world.spec is None or len(members) in world.spec.sizes
+    return world.spec is None or len(members) in allowed(world)
 
 
 def _fitting(sizes: Sequence[int], there: int) -> int:

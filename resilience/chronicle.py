@@ -57,6 +57,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         evidence=tuple(dict.fromkeys((*evidence, *details, *sick, *seen, *traces))),
         weighed=weighing.against(verdict, world),
         plan=answer.reason,
+        unfit=answer.unfit,
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import phrases
+from . import assignment, phrases
 from .assignment import Seats
 from .findings import Complaint, Mismatch, Shortage, Straggler
 from .incident import Incident
 from .ladder import SKIPS, Remedy
-from .orders import GenerationRecord
-from .reports import Spec
 from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import Rank
@@ -146,7 +144,7 @@ def awaited(world: World, join_s: float | None = None) -> str:
     spec = world.spec
     if _unheard(world):
         return f"waiting for {phrases.listed(world.members)}, which do not reach etcd: {_AT_WORK}"
-    if spec is None or (world.record and world.begun and not _short(world.record, spec)):
+    if spec is None or (world.record and world.begun and not _short(world)):
         return ""
     unfit = [node for node, here in world.nodes.items() if here.fit]
     there = (
@@ -156,17 +154,16 @@ def awaited(world: World, join_s: float | None = None) -> str:
     )
     spares = f" and {phrases.count(spec.spares, 'spare')}" if spec.spares else ""
     not_fit = f", of which {phrases.listed(unfit)} cannot be used" if unfit else ""
-    enough = len(world.nodes) - len(unfit) >= min(spec.sizes)
+    sizes = assignment.allowed(world)
+    enough = len(world.nodes) - len(unfit) >= min(sizes)
     how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
     until = f"; it begins with them once nobody has come for {how_long}" if enough and not world.begun else ""
-    return (
-        f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(spec.sizes))}{spares}{until}"
-    )
+    return f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(sizes))}{spares}{until}"
 
 
-def _short(record: GenerationRecord, spec: Spec) -> bool:
-    """All had died, and the job has been given again for more nodes than have come."""
-    return not record.over and len(record.members) not in spec.sizes
+def _short(world: World) -> bool:
+    """All had died, and the job has been given again for more nodes than have come; or the script does not start on so many."""
+    return world.record is not None and not world.record.over and not assignment.will_do(world, world.record.members)
 
 
 def _unheard(world: World) -> bool:

@@ -29,7 +29,11 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
         in_place = _all_at_work(world) and not verdict.consequences and kept.sound(world, verdict.onset) >= 0
         reached, newest, past = kept.step_reached(world), kept.newest(world), quarantine.unforgiven(world)
         out = _out(world, now, verdict)
-        answer = plan(verdict, reached, newest, past, policy.recovery, in_place=in_place, shut_out=out)
+        budgets = policy.recovery
+        size, trained = len(world.members), world.record.trained if world.record else 0
+        answer = plan(
+            verdict, reached, newest, past, budgets, in_place=in_place, shut_out=out, size=size, trained=trained
+        )
         if answer.event is Event.FAULT or not ending:  # which it does already
             return answer.event, verdict, answer
     return calm(world, now, policy)
@@ -64,7 +68,7 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
         return Event.RUNNING, None, None
     # Each has said before what is there; where an older word of it has come to pass late, it says so again.
     ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
-    ready = ready and all(node in world.nodes for node in world.members)
+    ready = ready and all(node in world.nodes for node in world.members) and assignment.will_do(world, world.members)
     if ready and policy.observe:
         return Event.READY, None, None
     if ready:
@@ -79,7 +83,8 @@ def _others_wanted(world: World, now: float) -> bool:
     if record is None or record.phase is not Phase.GATHER:
         return False
     here = assignment.usable(world, now)
-    if all(node in here and here[node].instance == instance for node, instance in record.members.items()):
+    there = all(node in here and here[node].instance == instance for node, instance in record.members.items())
+    if there and assignment.will_do(world, record.members):
         return False
     seats = assignment.again(world, now)
     return [*seats.members.items()] != [*record.members.items()] and assignment.will_do(world, seats.members)

@@ -129,6 +129,7 @@ def _next(
         left=tuple(sorted(known - seats.members.keys())),
         master_addr=world.record.master_addr,
         replay_until=Step(max(world.record.replay_until, reached)),
+        trained=len(before.members) if any(s.stepped_s for s in world.statuses()) else before.trained,
         turns=before.turns,
         reason=reason,
         opened_s=now,

@@ -78,6 +78,9 @@ class Incident:
     """whose own gradient was out of line then,"""
     nodes: tuple[NodeId, ...] = ()
     """where it struck first,"""
+    unfit: int = 0
+    """On so many nodes the script does not start, as was concluded here: the job trains on another number (`assignment.allowed`). 0: it may
+    on any."""
     origin: str = ""
     """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     launch: str = ""

@@ -80,6 +80,8 @@ class GenerationRecord:
     joined: dict[NodeId, Generation] = field(default_factory=dict)
     """Since which generation each member has been one without a break, this agent or one before it on the node: what its memory holds from
     before that may be of another course of the training."""
+    trained: int = 0
+    """On how many nodes the ranks of the last generation before this one that made a step made it; 0: none is known to have."""
     sources: dict[NodeId, Source] = field(default_factory=dict)
     """Of the members whose own memory does not hold `resume_step`, those that can have it from another's."""
     holders: dict[NodeId, NodeId] = field(default_factory=dict)

@@ -71,6 +71,8 @@ class Plan:
     rung: int
     reason: str
     exit_code: int = 0
+    unfit: int = 0
+    """A restart on any number of nodes but this one; 0: on any."""
 
 
 def plan(
@@ -82,10 +84,13 @@ def plan(
     *,
     in_place: bool = False,
     shut_out: Set[NodeId] = frozenset(),
+    size: int = 1,
+    trained: int = 0,
 ) -> Plan:
     """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
     past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
-    back by themselves; shut_out: nodes that train no more, and what failed there is not the script's."""
+    back by themselves; shut_out: nodes that train no more, and what failed there is not the script's; size: number of
+    nodes now, and when steps were made last (trained; 0: never)."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
@@ -94,6 +99,7 @@ def plan(
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
+    elsewhere = 0 < trained != size and not verdict.started
     if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
@@ -105,10 +111,10 @@ def plan(
             alike, at_s = alike + (not _explained(incident.nodes, shut_out)), incident.at_s
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
-            return _give_up(
-                ScriptError,
-                f"the script {what} {alike} times in the same way before its first step: an error of its own",
-            )
+            failed = f"the script {what} {alike} times in the same way before its first step"
+            if elsewhere:
+                return _on_another_number(failed, size, trained)
+            return _give_up(ScriptError, f"{failed}: an error of its own")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
     if unusable and begun and begun[-1].resume_step == -1:
         return _give_up(
@@ -120,6 +126,8 @@ def plan(
     stuck = _lives_without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s)
     spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
     if spent >= policy.max_without_progress:
+        if elsewhere:
+            return _on_another_number(f"{len(stuck)} restarts in a row brought no step", size, trained)
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         return _give_up(BudgetSpent, f"{len(stuck)} restarts in a row brought no {newer}")
     return restart
@@ -165,9 +173,17 @@ def _answer_to_mismatch(
     )
 
 
+def _on_another_number(failed: str, size: int, trained: int) -> Plan:
+    """A layout that the script refuses, or that does not fit into memory: what has trained goes on where that number of nodes, or a third
+    one, can be had."""
+    reason = f"{failed} on {phrases.count(size, 'node')}, and has trained on {trained}: another number is tried"
+    return Plan(event=Event.FAULT, rung=RESTART_GANG, reason=reason, unfit=size)
+
+
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
-    """Those after the last rewind that somebody has ordered: budgets begin anew with it, for older states are no lack of progress then."""
-    last = max((at for at, incident in enumerate(past) if incident.cause == Cause.ORDERED), default=-1)
+    """Those after the last rewind that somebody has ordered, and after the last change to another number of nodes because the script did
+    not start: budgets begin anew with it, for older states, and what failed there, are no lack of progress then."""
+    last = max((at for at, i in enumerate(past) if i.cause == Cause.ORDERED or i.unfit), default=-1)
     return past[last + 1 :]
 
 

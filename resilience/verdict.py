@@ -49,8 +49,9 @@ class Verdict:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """Where it struck; none where ranks hang and none of them is missing."""
-        here = (s.node for s in self.blamed if s.cause is not Cause.RANK_HUNG or s.rank is not None)
+        """Where it struck; none where ranks hang and none of them is missing. Who raises the same as the first does not follow from it."""
+        same = [s for s in self.consequences if self.cause is Cause.SCRIPT_RAISED and s.signature == self.signature]
+        here = (s.node for s in (*self.blamed, *same) if s.cause is not Cause.RANK_HUNG or s.rank is not None)
         return tuple(dict.fromkeys(here))
 
     @property

@@ -4,7 +4,7 @@ step of which generation, and when; on a device that may break.
 The gradient of each sample is rounded to a multiple of `GRAIN` in double precision, where sums of such multiples are exact: they are the
 same in any order, over any number of ranks. TRAIL names the folder for the trail: a file for each life of a rank, with lines of begun|done,
 step and time of the monotonic clock, which is the same for all hosts of one machine. While there is a file that BROKEN names, this host's
-device is broken: whatever is done with it raises.
+device is broken: whatever is done with it raises. REFUSED has the numbers of ranks that it does not start on.
 """
 
 import argparse
@@ -43,6 +43,7 @@ def main() -> None:
     touch_device()
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
+    assert str(world) not in os.environ.get("REFUSED", "").split(","), f"the batch cannot be dealt to {world} ranks"
     torch.manual_seed(1234)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

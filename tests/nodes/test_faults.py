@@ -173,6 +173,27 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     undamaged(job, 200)
 
 
+def test_a_script_that_does_not_start_on_every_number_of_nodes(cluster: Make) -> None:
+    """Not on three, nor on one: it goes on with two, then waits, and has its four again."""
+    options = ("--durable-every", "50", "--set", "nodes.grow_after_s=3")
+    job = cluster("1:4", *options, hosts=4, etcds=1, script=train(250, 0.05))
+    job.extra = {name: {"REFUSED": "1,3"} for name in job.hosts}
+    job.start()
+    job.until_step(25)
+    job.net.off("n4")
+    job.until(lambda: len(job.members()) == 2, 60, "two go on")
+    job.goes_on()
+    gone = {"n1", "n2", "n3"} - {job.members()[0]}
+    for name in gone:
+        job.net.off(name)
+    job.until(lambda: "and the job is for 2 or 4" in job.said(), 60, "it is told that it waits")
+    job.start("n4", *gone)
+    job.until(lambda: len(job.members()) == 4, 60, "the job grows")
+    assert set(job.finish(*job.hosts)) == {0}
+    assert [each.unfit for each in job.incidents() if each.unfit] == [3, 1]
+    undamaged(job, 250)
+
+
 def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
     """The ranks go back behind all that is on disk, and each node takes it out of the world."""
     options = ("--durable-every", "1", "--set", "snapshots.keep=100")

@@ -42,6 +42,8 @@ class Faults:
     """Step → how many times rank 1 will hang right after it."""
     busy_at: dict[int, int] = field(default_factory=dict)
     """Step → how many seconds rank 1 will compute after it."""
+    refused: frozenset[int] = frozenset()
+    """Numbers of nodes on which the script raises as soon as it starts."""
     hangs_at_start: int = 0
     """How many lives of the ranks begin with a hang of rank 1, before its first step."""
     hangs_in_teardown: bool = False

@@ -52,7 +52,7 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
     if needless and len(usable) >= min(job.sizes) and move:
         return f"{told}, and {', '.join(needless)} has been dismissed"
     grows = before and known and len(after.members) > len(known) and not before.moving
-    if grows and len(known) in job.sizes:
+    if grows and len(known) in {*job.sizes} - job.faults.refused:
         return f"{told}, and was of {', '.join(known)}: what memory holds of so many is thrown away"
     stay = [node for node in known if node in after.members]
     if stay != [node for node in after.members if node in known]:
@@ -61,7 +61,7 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
         if len(known) == len(after.members) and old != new and old in usable:
             return f"{told}: {new} has the place of {old}, which is there"
     left_out = [node for node in known if node not in after.members and node in usable]
-    larger = [size for size in job.sizes if len(after.members) < size <= len(usable)]
+    larger = [size for size in {*job.sizes} - job.faults.refused if len(after.members) < size <= len(usable)]
     return f"{told}: {', '.join(left_out)} is left out, and is there" if left_out and larger else ""
 
 

@@ -114,6 +114,9 @@ class Ranks(Processes):
         if self.job.faults.import_error:
             self.raise_(self.job.faults.import_error, now_s)
             return
+        if len(self.record.members) in self.job.faults.refused:
+            self.raise_("AssertionError: the batch cannot be dealt out evenly", now_s)
+            return
         for page in self.pages:
             page.built_ns = ns(now_s)
         self._live(RankPhase.RESTORING)

@@ -7,6 +7,7 @@ import pytest
 
 from mt_resilient.agent.launch import sizes
 from mt_resilient.resilience.assignment import NodesPolicy
+from mt_resilient.resilience.describe import awaited
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
@@ -88,6 +89,48 @@ def test_a_node_dies_and_the_job_goes_on_with_fewer(golden: Golden) -> None:
     ends_well(job, "agent_lost", "moved")
     assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, REPLAN])
     golden(job.transcript())
+
+
+def test_the_script_does_not_start_on_fewer_and_the_next_smaller_number_will_do(golden: Golden) -> None:
+    """Two to four nodes may train, but the script refuses three: when one dies, the job goes on with two, and grows to four again."""
+    job = Job(nodes="2:4", total=40, refused=frozenset({3}))
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("d")
+    job.until_phase(Phase.RUN, 4)
+    assert members(job) == ["a", "b"]
+    for _ in range(4):
+        job.tick()
+    job.start_agent("d")
+    ends_well(job, "agent_lost", "script_raised", "script_raised", "moved")
+    assert (members(job), [i.unfit for i in job.incidents.values()]) == (["a", "b", "c", "d"], [0, 0, 3, 0])
+    golden(job.transcript())
+
+
+def test_the_script_does_not_start_on_fewer_and_the_node_is_waited_for(golden: Golden) -> None:
+    """One or two nodes may train, but the script refuses one: it waits for the dead node to come back, and no budget runs out."""
+    job = Job(nodes="1:2", total=40, refused=frozenset({1}))
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("b")
+    job.until(lambda job: any(i.unfit for i in job.incidents.values()))
+    for _ in range(30):
+        job.tick()
+    assert awaited(job.world()) == "waiting for nodes: a is here, and the job is for 2"
+    job.start_agent("b")
+    ends_well(job, "agent_lost", "script_raised", "script_raised")
+    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, RESTART_GANG, REPLAN])
+    golden(job.transcript())
+
+
+def test_a_script_that_starts_nowhere_any_more_has_an_error_of_its_own() -> None:
+    """Not on fewer nodes, and then not on as many as it has trained on."""
+    job = Job(nodes="1:2", total=40)
+    job.until(lambda job: 4 in job.disk)
+    job.faults.refused = frozenset({1, 2})
+    job.kill_node("b")
+    job.until(lambda job: any(i.unfit for i in job.incidents.values()))
+    job.start_agent("b")
+    job.to_the_end()
+    assert job.exit_code == 5, job.transcript()
 
 
 def test_a_rank_dies_while_the_job_may_grow(golden: Golden) -> None:

@@ -239,6 +239,19 @@ def test_lives_that_were_ended_on_nodes_that_are_shut_out_count_half(shut_out: t
         assert (answer.event is Event.FAULT) is (number < lives), number
 
 
+@pytest.mark.parametrize(("size", "trained", "unfit"), [(3, 4, 3), (4, 3, 4), (4, 4, 0), (4, 0, 0)])
+def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(size: int, trained: int, unfit: int) -> None:
+    """By the same failure, or by any that end life after life; and there, all counts anew."""
+    again, early = verdict(Cause.SCRIPT_RAISED, False, IMPORT), verdict(Cause.RANK_KILLED, False)
+    for found, past in ((again, failed_at_start(IMPORT)), (early, killed(8, 8, 8, 8))):
+        answer = plan(found, 8, 8, past, POLICY, size=size, trained=trained)
+        assert (answer.unfit, answer.event) == (unfit, Event.FAULT if unfit else Event.GIVE_UP)
+        assert plan(found, 8, 8, past, POLICY, size=2, trained=4).unfit == 2
+        left = [*past, replace(past[-1], unfit=2)]
+        assert plan(found, 8, 8, left, POLICY, size=size, trained=trained).event is Event.FAULT
+    assert plan(verdict(Cause.RANK_KILLED), 9, 8, killed(8, 8, 8, 8), POLICY, size=3, trained=4).event is Event.GIVE_UP
+
+
 def test_each_of_several_failures_is_counted_from_the_one_before() -> None:
     """Not from the last one: all of them together took longer than a life is long."""
     past = [
