@@ -161,12 +161,14 @@ def _simulate_options(commands: Any) -> None:
     simulate.add_argument(
         "--spares",
         type=_count,
-        default=64,
         metavar="N",
-        help="nodes that wait, to take others' places (default %(default)s)",
+        help="nodes that wait, to take others' places (default: nodes.spares, or 64)",
     )
     simulate.add_argument(
-        "--least", type=_count, default=0, metavar="N", help="nodes to go on with at the least (default: only with all)"
+        "--least",
+        type=_count,
+        metavar="N",
+        help="nodes to go on with at the least (default: by nodes.number, or only with all)",
     )
     simulate.add_argument("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
     simulate.add_argument("--seed", type=_count, default=0, help="which run of all that may be (default %(default)s)")

@@ -21,6 +21,7 @@ from pathlib import Path
 from ..checkpoint import stores
 from ..checkpoint.cadence import SnapshotPolicy
 from ..resilience import phrases
+from ..resilience.assignment import sizes
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import MachineError, ResilientError, UsageError
 from ..resilience.etcd import EtcdStore
@@ -33,7 +34,7 @@ from . import scheduler, ssh_launch
 from .embedded_etcd import EmbeddedEtcd
 from .etcd_binary import find_server
 from .hosts import Host, alike, parse
-from .launch import Launch, sizes
+from .launch import Launch
 from .registration import forget_leaving
 from .run_directory import RunDirectory
 from .ssh_launch import SshLaunch

@@ -19,9 +19,11 @@ from ..checkpoint.files import Files
 from ..checkpoint.stores import Place
 from ..resilience.errors import NodeUnfit
 from ..resilience.keys import Keys
+from ..resilience.orders import GenerationRecord
 from ..resilience.reports import NodeRecord, Spec
 from ..resilience.store import Store, first_put
 from ..resilience.terms import Generation, NodeId
+from ..resilience.wire import loads
 from . import checks, preflight, same_place, scheduler, whereabouts
 from .copies import Copies
 from .launch import Launch
@@ -110,7 +112,7 @@ def join(
         return joined
     if neighbour:
         same_place.agree(store, keys, spec.first_generation, root / layout.SNAPSHOTS, node_id)
-    if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, over):
+    if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, spec, over):
         met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
         # That took its time, and somebody may have described the job anew.
@@ -132,6 +134,7 @@ def _token(store: Store, keys: Keys) -> str:
     return first_put(store, keys.token, secrets.token_hex(32).encode()).value.decode()
 
 
-def _beginning(store: Store, keys: Keys, over: int) -> bool:
+def _beginning(store: Store, keys: Keys, spec: Spec, over: int) -> bool:
     """Whether the nodes start together: nobody trains yet, or any more."""
-    return over > 0 or store.get(keys.generation) is None
+    last = store.get(keys.generation)
+    return over > 0 or last is None or loads(GenerationRecord, last.value).number <= spec.given_up

@@ -31,9 +31,6 @@ _VALUED |= {"local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_
 _VALUED |= {"master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout"}
 """torchrun's options as of torch 2.13; `-` and `_` mean the same to it."""
 
-MOST_NODES = 100_000
-"""More are a slip of the pen."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -117,21 +114,6 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         nodes=nodes,
         script=tuple(script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
-    )
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """`4`, `2:4` (2, 3 or 4) or `2,4` (2 or 4) → the numbers of nodes that a job may train on, ascending. Raises UsageError."""
-    least, colon, most = text.partition(":")
-    parts = text.split(",") if not colon else [least, most]
-    if all(part.isdecimal() and 0 < int(part) <= MOST_NODES for part in parts):
-        numbers = sorted(map(int, parts))
-        if not colon:
-            return tuple(dict.fromkeys(numbers))
-        if int(least) <= int(most):
-            return tuple(range(numbers[0], numbers[1] + 1))
-    raise UsageError(
-        f"--nodes {text}: write a number, MIN:MAX, or the numbers that will do, as 2,4,8, up to {MOST_NODES}; nothing was started"
     )
 
 

@@ -28,7 +28,9 @@ _TIMES = 8
 """Questions about the time: the shortest round trip counts."""
 _ANSWER_S = 10.0
 """How long a socket may be silent: a pair that waits for its turn at a node is served within a measurement or two."""
-_POLL_S = 0.05
+_POLL_S, _READS_PER_S, _LISTS_PER_S = 0.05, 500, 100
+"""Between two looks of a node; and how often all of them together look for the roster, and at everything that is there: a list is as long
+as they are many."""
 _TIME, _SEND, _TAKE = b"t", b"s", b"r"
 _DOUBLE = struct.Struct("!d")
 
@@ -174,8 +176,11 @@ class Meeting:
         """Written by whoever sees all first, or has waited for long enough; and the revision that did. One of agents that were killed,
         which names a predecessor of this one, is deleted when none of them is left."""
         ends = monotonic_s() + self._policy.wait_s
+        list_s = 0.0
         while True:
-            here, over = self._here(), monotonic_s() >= ends
+            over = monotonic_s() >= ends
+            if over or monotonic_s() >= list_s:  # whoever comes last sees all at once
+                here, list_s = self._here(), monotonic_s() + expected / _LISTS_PER_S
             entry = self._store.get(self._keys.roster)
             if entry is None and (len(here) >= expected or over):
                 roster = Roster(session=session, nodes=here)
@@ -189,7 +194,7 @@ class Meeting:
                     self._store.transact(
                         [CreatedAt(self._keys.roster, entry.create_revision)], [Delete(self._keys.roster)]
                     )
-            sleep(_POLL_S)
+            sleep(max(_POLL_S, min(expected / _READS_PER_S, ends - monotonic_s())))
 
     def _measured(self, roster: Roster, lease: int) -> tuple[Link, ...]:
         names = [each.node for each in roster.nodes]
@@ -213,5 +218,5 @@ class Meeting:
     def _until(self, look: Callable[[], tuple[Link, ...]], count: int) -> tuple[Link, ...]:
         ends = monotonic_s() + 3 * _ANSWER_S + 4 * self._policy.link_s
         while len(found := look()) < count and monotonic_s() < ends:
-            sleep(_POLL_S)
+            sleep(max(_POLL_S, min(2 * count / _LISTS_PER_S, ends - monotonic_s())))
         return found

@@ -26,6 +26,8 @@ from .run_directory import RunDirectory
 
 LEAVE_S = 15.0
 """How long agents of a life of the job that is over may take to leave; and one that was killed is known until its lease is over."""
+SOME = 64
+"""So many of the other agents are looked at: thousands that come at once would read thousands each, and etcd would send gigabytes."""
 BEGIN_S = 60
 """A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
 
@@ -83,8 +85,9 @@ def register(
     entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
     _comparable(known, spec, run, several)
-    others = _nodes(store, keys)
-    namesake = others.pop(node, me)
+    others = _others(store, keys, node)
+    mine = store.get(keys.node(node))
+    namesake = loads(NodeRecord, mine.value) if mine else me
     found = _found(store, keys, known, others)
     what = course(found, node, several=several, finished=run.finished.exists(), kept=kept())
     if what is Course.DONE:
@@ -101,7 +104,7 @@ def register(
             "with --node"
         )
     if what is Course.LEAVERS:
-        if _waited(lambda: bool(_over(store, keys) and _nodes(store, keys).keys() - {node}), pause, LEAVE_S + ttl_s):
+        if _waited(lambda: bool(_over(store, keys) and _others(store, keys, node)), pause, LEAVE_S + ttl_s):
             return anew()
         raise UsageError(
             f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
@@ -116,7 +119,7 @@ def register(
         return known, found.over
     # Those that train have perhaps only lost etcd, and are about to be back.
     waits_s = ttl_s if what is Course.ALL_DEAD and beside(found, several) else 0.0
-    if _waited(lambda: not _nodes(store, keys).keys() - {node}, pause, waits_s):
+    if _waited(lambda: not _others(store, keys, node), pause, waits_s):
         return anew()
     forget_leaving(store, keys)
     there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
@@ -154,8 +157,12 @@ def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: f
     return True
 
 
-def _nodes(store: Store, keys: Keys) -> dict[NodeId, NodeRecord]:
-    return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in store.range(keys.nodes).items()}
+def _others(store: Store, keys: Keys, node: NodeId) -> dict[NodeId, NodeRecord]:
+    """Agents that are there, but for one of this node's name; of very many, some."""
+    found = store.range(keys.nodes, limit=SOME)
+    return {
+        NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != keys.node(node)
+    }
 
 
 def _found(store: Store, keys: Keys, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
@@ -189,9 +196,9 @@ def _forget_life(store: Store, keys: Keys, known: Spec, over: Generation) -> Non
 def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
     """Forget what somebody has described who has left before it began, and which place for snapshots they had."""
     entry = store.get(keys.spec)
-    if entry is None or store.get(keys.generation) or store.range(keys.nodes):
+    if entry is None or store.get(keys.described) or store.get(keys.generation):
         return
-    if store.get(keys.described) is None:
+    if not store.range(keys.nodes, limit=1):
         store.delete(keys.place(loads(Spec, entry.value).first_generation))  # nobody can have begun with it
         _describe(store, keys, spec, ModifiedAt(keys.spec, entry.mod_revision))
 

@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..resilience.assignment import sizes
 from ..resilience.errors import UsageError
-from .launch import Launch, sizes
+from .launch import Launch
 
 _INTERACTIVE = "4294967290"
 """SLURM_STEP_ID of the step that `salloc` opens a shell in (SLURM_INTERACTIVE_STEP in slurm.h)."""

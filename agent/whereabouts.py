@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from ..resilience import phrases
-from ..resilience.assignment import NodesPolicy
+from ..resilience.assignment import NodesPolicy, sizes
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
@@ -20,7 +20,7 @@ from ..resilience.keys import Keys
 from . import scheduler
 from .embedded_etcd import EmbeddedEtcd, probe
 from .etcd_binary import find_server
-from .launch import Launch, sizes
+from .launch import Launch
 from .policy import AgentPolicy
 from .run_directory import RunDirectory
 from .terminal import Terminal

@@ -18,6 +18,9 @@ from .reports import NodeRecord
 from .terms import NodeId
 from .world import World, once
 
+MOST_NODES = 100_000
+"""More are a slip of the pen."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodesPolicy:
@@ -55,6 +58,21 @@ class Seats:
     """Gone, and waited for."""
     at_work: bool = False
     """They are waited for although others would do: their ranks may be at work, and nobody who is there would end them."""
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """`4`, `2:4` (2, 3 or 4) or `2,4` (2 or 4) → the numbers of nodes that a job may train on, ascending. Raises UsageError."""
+    least, colon, most = text.partition(":")
+    parts = text.split(",") if not colon else [least, most]
+    if all(part.isdecimal() and 0 < int(part) <= MOST_NODES for part in parts):
+        numbers = sorted(map(int, parts))
+        if not colon:
+            return tuple(dict.fromkeys(numbers))
+        if int(least) <= int(most):
+            return tuple(range(numbers[0], numbers[1] + 1))
+    raise UsageError(
+        f"--nodes {text}: write a number, MIN:MAX, or the numbers that will do, as 2,4,8, up to {MOST_NODES}; nothing was started"
+    )
 
 
 @cache

@@ -60,11 +60,14 @@ class EtcdStore:
         self._stream: KeepaliveStream | None = None
         self._watches: WeakSet[EtcdWatch] = WeakSet()
 
-    def range(self, prefix: str) -> dict[str, Entry]:
-        return self.listing(prefix).entries
+    def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
+        return self._listing(interval_fields(prefix) | {"limit": limit}).entries
 
     def listing(self, prefix: str) -> Listing:
-        answer = self._call("Range", interval_fields(prefix))
+        return self._listing(interval_fields(prefix))
+
+    def _listing(self, asked: dict[str, Any]) -> Listing:
+        answer = self._call("Range", asked)
         return Listing(
             revision=answer.header.revision, entries={entry.key: entry for entry in map(entry_of, answer.kvs)}
         )

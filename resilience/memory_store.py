@@ -93,8 +93,8 @@ class MemoryStore:
         # No lease ends before this: spares a simulated cluster of 10,000 nodes a walk over all leases on every call.
         self._next_end_s = math.inf
 
-    def range(self, prefix: str) -> dict[str, Entry]:
-        return self.listing(prefix).entries
+    def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
+        return dict([*self.listing(prefix).entries.items()][: limit or None])
 
     def listing(self, prefix: str) -> Listing:
         with self._settled():

@@ -127,8 +127,8 @@ class Store(Protocol):
     """Safe to share between threads. Every method raises `StoreUnavailable` when the store does not answer in time; a write may then
     have been made all the same, so read again before deciding again. Nothing retries in here: level-triggered loops do."""
 
-    def range(self, prefix: str) -> dict[str, Entry]:
-        """Every entry whose key starts with `prefix`, ordered by key, all of one and the same revision."""
+    def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
+        """Every entry whose key starts with `prefix`, ordered by key, all of one and the same revision; or the first `limit` of them."""
         ...
 
     def listing(self, prefix: str) -> Listing:

@@ -15,11 +15,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..checkpoint.cadence import CopiesPolicy
 from ..resilience import phrases
+from ..resilience.assignment import NodesPolicy, sizes
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.policy import Policy
 from . import models, plots, report, sensitivity
 from .life import played
 from .setting import Setting
+
+_SPARES = 64
 
 
 def setting(
@@ -27,15 +30,16 @@ def setting(
     gpus: int,
     per_node: int,
     days: float,
-    spares: int,
-    least: int,
+    spares: int | None,
+    least: int | None,
     rate: float,
     seed: int,
     buddies: bool,
     policies: Mapping[str, Any],
 ) -> Setting:
-    """What the options amount to. gpus: in all, spares left out; least: nodes with which the job goes on at the least, 0: only with all;
-    policies: sections of the configuration. Raises UsageError."""
+    """What the options amount to. gpus: in all, spares left out; spares: None, as the configuration says; least: nodes with which the job
+    goes on at the least, 0: only with all; None: as the configuration says, which may name single numbers too; policies: sections of the
+    configuration. Raises UsageError."""
     if min(gpus, per_node) < 1:
         raise UsageError(f"--gpus {gpus} in nodes of {per_node}: there is nothing to simulate. Give 1 or more of each")
     if gpus % per_node:
@@ -43,8 +47,17 @@ def setting(
             f"--gpus {gpus} cannot be had with nodes of {per_node}; nothing was simulated. Give a multiple of --per-node"
         )
     nodes = gpus // per_node
-    if least > nodes:
+    if least and least > nodes:
         raise UsageError(f"--least {least} is more than the {nodes} nodes that there are; nothing was simulated")
+    known: NodesPolicy = policies["nodes"]
+    numbers = sizes(known.number) if known.number else (nodes,)
+    if max(numbers) != nodes:
+        raise UsageError(
+            f"nodes.number is {known.number}, and --gpus {gpus} in nodes of {per_node} are {nodes} nodes; nothing was simulated. Give as "
+            "many GPUs as that many nodes have"
+        )
+    if least is not None:
+        numbers = tuple(range(least or nodes, nodes + 1))
     decides = Policy(
         recovery=policies["recovery"],
         ladder=policies["ladder"],
@@ -54,8 +67,8 @@ def setting(
     return Setting(
         nodes=nodes,
         per_node=per_node,
-        spares=spares,
-        sizes=tuple(range(least, nodes + 1)) if least else (),
+        spares=(known.spares or _SPARES) if spares is None else spares,
+        sizes=numbers if len(numbers) > 1 else (),
         days=days,
         rate=rate,
         seed=seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..checkpoint.cadence import CopiesPolicy, SnapshotPolicy
+from ..resilience.assignment import MOST_NODES
 from ..resilience.errors import UsageError
 from ..resilience.hang import HangPolicy
 from ..resilience.policy import Policy
@@ -12,8 +13,6 @@ from ..resilience.scale import pace
 from ..resilience.spikes import SpikePolicy
 from .costs import Costs
 from .faults import DAY_S
-
-MOST_NODES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)

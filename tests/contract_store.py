@@ -89,6 +89,8 @@ class StoreContract:
         assert list(store.range("/job/")) == ["/job/a", "/job/b", "/job/\U0010ffff"]
         assert store.range("/job/b")["/job/b"] == store.get("/job/b")
         assert len(store.range("")) == 5
+        assert list(store.range("/job/", limit=2)) == ["/job/a", "/job/b"]
+        assert len(store.range("/job/", limit=9)) == 3
         assert store.range("/nothing") == {}
 
     def test_deleting_a_prefix_counts_and_spares_the_rest(self, store: Store) -> None:

@@ -7,10 +7,9 @@ from contextlib import suppress
 from string import ascii_lowercase
 from typing import Any
 
-from mt_resilient.agent.launch import sizes
 from mt_resilient.checkpoint.header import Stamp
 from mt_resilient.resilience import phrases, story
-from mt_resilient.resilience.assignment import NodesPolicy
+from mt_resilient.resilience.assignment import NodesPolicy, sizes
 from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.controller import Controller
 from mt_resilient.resilience.election import Election

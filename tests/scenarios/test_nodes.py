@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.agent.launch import sizes
-from mt_resilient.resilience.assignment import NodesPolicy
+from mt_resilient.resilience.assignment import NodesPolicy, sizes
 from mt_resilient.resilience.describe import awaited
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent import launch
-from mt_resilient.agent.launch import Launch, sizes, understand
+from mt_resilient.agent.launch import Launch, understand
+from mt_resilient.resilience.assignment import sizes
 from mt_resilient.resilience.errors import MachineError, UsageError
 
 NOBODY: dict[str, str] = {}
