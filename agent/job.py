@@ -34,7 +34,7 @@ from ..resilience.policy import Policy
 from ..resilience.quarantine import QuarantinePolicy
 from ..resilience.recovery import RecoveryPolicy
 from ..resilience.rescue import RescuePolicy
-from ..resilience.scale import pace
+from ..resilience.scale import paced
 from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
@@ -266,7 +266,7 @@ def _supervisor(
     election = Election(store, keys.leader, me.instance)
     controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
     company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
-    pace_s = min(pace(nodes).status_s, ttl_s) if neighbour else min(PACE_S, ttl_s / 4)
+    pace_s = paced(nodes, ttl_s).status_s if neighbour else min(PACE_S, ttl_s / 4)
     publisher = Publisher(node_id, me.instance, node, company, store, keys, telling, pace_s)
     performer = Performer(
         node_id=node_id,

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from ..resilience.errors import UsageError
-from ..resilience.scale import pace
+from ..resilience.scale import MOST_PER_S, pace, paced
 
 ALONE_S = 10
 """Life of a lease where nobody else could take the job up: nothing depends on it."""
@@ -34,6 +34,15 @@ class AgentPolicy:
     def lease_s(self, nodes: int) -> int:
         """nodes: that are expected, spares included."""
         return self.lease_ttl_s or (pace(nodes).lease_ttl_s if nodes > 1 else ALONE_S)
+
+    def bearable(self, nodes: int) -> None:
+        """Raises UsageError where so many nodes would ask more of etcd than it can do."""
+        asked = paced(nodes, self.lease_s(nodes)).operations_per_s(nodes)
+        if self.lease_ttl_s < pace(nodes).lease_ttl_s and asked > MOST_PER_S and self.lease_ttl_s:
+            raise UsageError(
+                f"agent.lease_ttl_s is {self.lease_ttl_s}: {nodes} nodes would ask {asked:.0f} operations a second of etcd, which does "
+                f"some {MOST_PER_S}; nothing was started. Leave it out ({pace(nodes).lease_ttl_s} s then)"
+            )
 
     def __post_init__(self) -> None:
         if not 0 <= self.metrics_port < 65536:

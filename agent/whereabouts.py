@@ -109,6 +109,7 @@ def counted(
         )
     if agent.observe:
         raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")
+    agent.bearable(max(numbers) + policy.spares)
     return numbers, policy.spares
 
 

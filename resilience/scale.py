@@ -39,6 +39,8 @@ _TABLE = (
 )
 _BEYOND = Pace(lease_ttl_s=30, keepalive_s=10.0, status_s=30.0)
 
+MOST_PER_S = 3_500
+"""Operations that one etcd is asked for."""
 _AT_ONCE = 20
 """Agents that ask for a vacant leadership at the same time: two operations each."""
 
@@ -46,6 +48,12 @@ _AT_ONCE = 20
 def pace(nodes: int) -> Pace:
     """nodes: of the whole job, spares included."""
     return next((found for most, found in _TABLE if nodes <= most), _BEYOND)
+
+
+def paced(nodes: int, lease_ttl_s: int) -> Pace:
+    """With another life of a lease than the table has."""
+    usual = pace(nodes)
+    return Pace(lease_ttl_s=lease_ttl_s, keepalive_s=lease_ttl_s / 3, status_s=min(usual.status_s, lease_ttl_s))
 
 
 def jittered(period_s: float, share: float) -> float:

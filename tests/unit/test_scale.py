@@ -1,15 +1,18 @@
 """How often agents speak with the store."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
 
+from mt_resilient.agent.policy import AgentPolicy
 from mt_resilient.resilience import scale
+from mt_resilient.resilience.errors import UsageError
 
 
 @pytest.mark.parametrize("nodes", [1, 100, 300, 301, 1_000, 1_001, 5_000, 7_500, 7_501, 10_000, 11_000, 11_001, 24_000])
 def test_one_etcd_carries_them(nodes: int) -> None:
-    assert scale.pace(nodes).operations_per_s(nodes) <= 3_500
+    assert scale.pace(nodes).operations_per_s(nodes) <= scale.MOST_PER_S
 
 
 @pytest.mark.parametrize("nodes", [1, 300, 1_000, 7_500, 11_000, 50_000])
@@ -38,3 +41,11 @@ def test_jitter_only_shortens() -> None:
 
 def test_a_vacant_leadership_is_asked_for_by_few_at_a_time() -> None:
     assert [scale.campaign_after_s(place) for place in (0, 19, 20, 39, 10_000)] == [0, 0, 1, 1, 500]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lease_ttl_s", "bearable"), [(10_000, 3, False), (10_000, 15, True), (10_000, 0, True), (800, 3, True)]
+)
+def test_a_lease_that_is_too_short_for_so_many_nodes_is_refused(nodes: int, lease_ttl_s: int, bearable: bool) -> None:
+    with nullcontext() if bearable else pytest.raises(UsageError, match="nodes would ask 14035 operations a second"):
+        AgentPolicy(lease_ttl_s=lease_ttl_s).bearable(nodes)
