@@ -74,10 +74,11 @@ class Company:
         """Whether ranks that finish steps prove that nobody has begun without them."""
         return assignment.proves(self._spec.sizes, self._spec.spares, self._members)
 
-    def bind(self, knows: bool) -> None:
-        """Tell the ranks how long they may go on without a word from this agent. knows: it has seen the present generation since it has its
-        lease; before that, others may have begun under an older one."""
-        self._lease = self._heartbeat.lease if knows else self._lease
+    def bind(self, seen: GenerationRecord | None) -> None:
+        """Tell the ranks how long they may go on without a word from this agent. seen: the present generation, where it was read since this
+        agent has its lease; before that, others may have begun."""
+        if seen:
+            self._lease, self._members = self._heartbeat.lease, len(seen.members)
         if self._lease == self._heartbeat.lease:
             self._node.board.leased(0.0 if self.proof else self._heartbeat.until_s)
 
@@ -110,7 +111,6 @@ class Company:
         self._make_room(record)
         self._copy(record)
         members = list(record.members)
-        self._members = len(members)
         if record.number == self._ring or self._me not in members or len(members) == 1:
             return
         following = members[(members.index(self._me) + 1) % len(members)]

@@ -172,7 +172,7 @@ class Supervisor:
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self.heartbeat.beat(now)
         if self._company:
-            self._company.bind(knows=False)
+            self._company.bind(None)
         if self._outage.held(self.heartbeat.lease, self.record):
             self._publisher.acked = (0, None)  # what was said is said again
         if self._company and self.record:
@@ -192,7 +192,7 @@ class Supervisor:
             if not wrote and not more:
                 break
         if self._company:
-            self._company.bind(knows=not self._lapse.rests(monotonic_s()))
+            self._company.bind(None if self._lapse.rests(monotonic_s()) else self.record)
         self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
         self._outage.over(monotonic_s())
         self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())

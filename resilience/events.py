@@ -30,7 +30,8 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
         reached, newest, past = kept.step_reached(world), kept.newest(world), quarantine.unforgiven(world)
         out = _out(world, now, verdict)
         budgets = policy.recovery
-        size, trained = len(world.members), world.record.trained if world.record else 0
+        trained = world.record.trained if world.record and world.record.trained in assignment.allowed(world) else 0
+        size = len(world.members)
         answer = plan(
             verdict, reached, newest, past, budgets, in_place=in_place, shut_out=out, size=size, trained=trained
         )

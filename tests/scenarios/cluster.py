@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from string import ascii_lowercase
@@ -105,6 +106,8 @@ class Job:
         self.standby: list[tuple[Controller, int]] = []
         self.nodes: dict[NodeId, Node] = {}
         """Those with an agent, or whose agent has left in order."""
+        self.boots: Counter[NodeId] = Counter()
+        """How often each has lost its power."""
         self.late: list[NodeId] = []
         """Those whose agent waits for others to leave, or to be back, before it joins;"""
         self.late_s: dict[NodeId, float] = {}
@@ -187,6 +190,7 @@ class Job:
     def kill_node(self, name: str) -> None:
         """Its power fails: nobody is left to close connections."""
         self.say(f"node {name} dies")
+        self.boots[NodeId(name)] += 1
         self._gone(NodeId(name), closed=False)
 
     def _gone(self, name: NodeId, closed: bool) -> None:

@@ -119,7 +119,7 @@ class Node:
             pid=4,
             ranks=job.ranks_each,
             address=name,
-            home=name,
+            home=f"{name}, boot {job.boots[name]}",
             copies_port=4,
         )
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))

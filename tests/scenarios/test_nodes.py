@@ -90,6 +90,18 @@ def test_a_node_dies_and_the_job_goes_on_with_fewer(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_a_node_reboots_sooner_than_its_lease_is_over(golden: Golden) -> None:
+    """It is another machine for all that etcd knows, so it waits until the last one's lease is over; then it has its place again."""
+    job = Job(nodes="2", total=20)
+    job.until(lambda job: 4 in job.disk)
+    job.kill_node("b")
+    job.tick()
+    job.start_agent("b")
+    ends_well(job, "agent_lost")
+    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GANG])
+    golden(job.transcript())
+
+
 def test_the_script_does_not_start_on_fewer_and_the_next_smaller_number_will_do(golden: Golden) -> None:
     """Two to four nodes may train, but the script refuses three: when one dies, the job goes on with two, and grows to four again."""
     job = Job(nodes="2:4", total=40, refused=frozenset({3}))
@@ -633,6 +645,20 @@ def test_all_have_died_and_the_command_is_given_for_more_nodes(trained: str) -> 
     job.until(lambda job: len(members(job)) == 3)
     job.to_the_end()
     assert (job.exit_code, len(job.worlds[max(job.worlds)].record.members)) == (0, 3)
+
+
+def test_all_have_died_and_the_script_does_not_start_on_the_number_that_is_given_now() -> None:
+    """It has trained on another one, which is not allowed any more: there is nothing else to try."""
+    job = Job(nodes="2", total=40, refused=frozenset({1}))
+    job.until(lambda job: 4 in job.disk)
+    for name in "ab":
+        job.kill_node(name)
+    for _ in range(12):
+        job.tick()
+    given_anew(job, "1")
+    job.start_agent("a")
+    job.to_the_end()
+    assert job.exit_code == 5, job.transcript()
 
 
 def test_nodes_that_stood_by_are_started_again_while_those_that_train_have_lost_etcd() -> None:
