@@ -7,8 +7,9 @@ import pytest
 
 from mt_resilient.agent.alike import alike, apart
 from mt_resilient.agent.job import SECTIONS
+from mt_resilient.agent.joining import _beginning
 from mt_resilient.agent.launch import Launch
-from mt_resilient.agent.registration import BEGIN_S, described, reached, register
+from mt_resilient.agent.registration import BEGIN_S, SOME, described, reached, register
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.cadence import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError
@@ -18,7 +19,7 @@ from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.reports import NodeRecord, Spec
 from mt_resilient.resilience.spikes import SpikePolicy
-from mt_resilient.resilience.store import Store
+from mt_resilient.resilience.store import Entry, Store
 from mt_resilient.resilience.terms import Generation, NodeId, Step
 from mt_resilient.resilience.windows import Window
 from mt_resilient.resilience.wire import dumps, loads
@@ -50,6 +51,34 @@ def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
 @pytest.fixture
 def store() -> Store:
     return MemoryStore(lambda: 0.0)
+
+
+def test_thousands_of_agents_that_start_do_not_read_each_other_all(tmp_path: Path) -> None:
+    class Counting(MemoryStore):
+        read = 0
+
+        def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
+            found = super().range(prefix, limit)
+            self.read += len(found)
+            return found
+
+    store, agents = Counting(lambda: 0.0), 500
+    for number in range(agents):
+        starts(store, tmp_path, agents, name=f"m:{number}")
+        store.put(KEYS.node(NodeId(f"m:{number}")), dumps(node(f"m:{number}")))
+    assert store.read <= agents * (SOME + 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "given_up", "over", "together"),
+    [(0, 0, 0, True), (3, 0, 0, False), (3, 3, 0, True), (4, 3, 0, False), (4, 3, 4, True)],
+)
+def test_whether_the_nodes_start_together(store: Store, number: int, given_up: int, over: int, together: bool) -> None:
+    """None has begun yet, all have died, or the job was over. Then they have somebody to measure their links with."""
+    if number:
+        store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(number), phase=Phase.RUN, members={})))
+    spec = Spec(command=("torchrun",), sizes=(2,), given_up=Generation(given_up))
+    assert _beginning(store, KEYS, spec, over) is together
 
 
 def test_a_node_of_a_job_that_is_done_has_nothing_to_do(store: Store, tmp_path: Path) -> None:

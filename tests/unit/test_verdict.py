@@ -100,6 +100,23 @@ def test_all_killed_ranks_are_blamed_but_only_the_first_that_raised() -> None:
     assert (one.blamed, one.consequences) == (tuple(raised[:1]), tuple(raised[1:]))
 
 
+@pytest.mark.parametrize(
+    ("cause", "errors", "nodes"),
+    [
+        (Cause.SCRIPT_RAISED, ("X", "X", "X"), "abc"),
+        (Cause.SCRIPT_RAISED, ("X", "closed by a", "X"), "ac"),
+        (Cause.SCRIPT_RAISED, ("X", "closed by a", "closed by a"), "a"),
+        (Cause.RANK_KILLED, ("X", "Y", "Z"), "abc"),
+    ],
+)
+def test_where_it_struck(cause: Cause, errors: tuple[str, ...], nodes: str) -> None:
+    """Who raises the same as the first does so by itself."""
+    all_seen = [replace(seen(cause, 1 + n / 10, e), node=NodeId("abc"[n])) for n, e in enumerate(errors)]
+    verdict = judge(all_seen)
+    assert verdict is not None
+    assert verdict.nodes == tuple(nodes)
+
+
 def test_started_and_signature_are_those_of_the_blamed() -> None:
     blamed = seen(Cause.RANK_KILLED, 1.0)
     verdict = judge([blamed, seen(Cause.SCRIPT_RAISED, 1.0, started=True)])
