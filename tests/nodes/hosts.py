@@ -159,6 +159,9 @@ class Cluster:
             self._spawn(name, self.command(name))
 
     def start_etcd(self, name: str) -> None:
+        if before := self.processes.get(name):  # a thread of one that was killed may hold its ports for some time
+            before.wait(30)
+
         def url(host: str, port: int) -> str:
             return f"http://{self._address[host]}:{port}"
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from mt_resilient.resilience.assignment import proves
 from mt_resilient.resilience.detectors import Cause
 from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.keys import Keys
@@ -408,6 +409,8 @@ def _motion(job: Job) -> tuple[Ranks | None, tuple[int, ...], bool]:
     if ranks is None:
         return None, (), True
     waits = ranks.hung or ranks.paused or bool(ranks.busy_s)
+    if not proves(job.sizes, job.spares, len(ranks.record.members)):
+        waits = waits or ranks.unleased(job.now_s)
     idle = not ranks.whole or ranks.closed or waits or ranks.life is not RankPhase.TRAINING
     return ranks, (ranks.step, ranks.rewinds, ranks.life), idle
 

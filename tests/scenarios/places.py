@@ -77,7 +77,8 @@ def _read(job: Job) -> tuple[dict[NodeId, NodeRecord], set[NodeId]]:
 def _training(job: Job, record: GenerationRecord, lost: tuple[NodeId, ...]) -> list[NodeId]:
     """Of the nodes that are taken for lost, those whose ranks have just made a step with all others. Of one alone nobody can tell; nor of
     all together, and where others may begin without them, they end their ranks for it."""
-    if not record.members.keys() - {*lost} and not proves(job.sizes, job.spares, len(record.members)):
+    unheard = {*lost, *job.cut.etcd}
+    if not record.members.keys() - unheard and not proves(job.sizes, job.spares, len(record.members)):
         return []
     there = [
         job.nodes[node] for node, i in record.members.items() if node in job.nodes and job.nodes[node].instance == i

@@ -89,7 +89,11 @@ class Processes:
         if self.closed or not self.alive:
             return True
         self._attach(now_s)
-        return not self.whole or any(0 < page.until_ns < ns(now_s) for page in self.pages)
+        return not self.whole or self.unleased(now_s)
+
+    def unleased(self, now_s: float) -> bool:
+        """Whether some of them wait at a boundary, since others may have begun without their node."""
+        return any(0 < page.until_ns < ns(now_s) for page in self.pages)
 
     def _launchers_end(self, now_s: float) -> None:
         ended = []
