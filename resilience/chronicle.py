@@ -58,6 +58,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
         weighed=weighing.against(verdict, world),
         plan=answer.reason,
         unfit=answer.unfit,
+        pause_s=answer.pause_s,
     )
 
 

@@ -5,7 +5,7 @@
     │   ├── UsageError         2   an option, a configuration key, the wrapped command
     │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank: the job ends with 5)
     │   ├── FormatError        2   a snapshot that another version of this program has written
-    │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way
+    │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way, and has not trained before
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
     │   ├── NodeUnfit          8   this machine has failed a check before it joined (`--preflight`)

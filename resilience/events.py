@@ -69,6 +69,7 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
         return Event.RUNNING, None, None
     # Each has said before what is there; where an older word of it has come to pass late, it says so again.
     ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
+    ready = ready and not (world.record and world.record.pauses(now))
     ready = ready and all(node in world.nodes for node in world.members) and assignment.will_do(world, world.members)
     if ready and policy.observe:
         return Event.READY, None, None

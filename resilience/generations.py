@@ -88,6 +88,7 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
     """The next generation, for a fault."""
     record, story = _next(world, now, seats, incident.summary, incident.step_at_fault)
     detected = incident.with_phase("detect", now - incident.at_s)
+    record = replace(record, pause_s=incident.pause_s)
     return Decision(record=record, incidents=(*story, detected), reason=incident.plan)
 
 

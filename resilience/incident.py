@@ -81,6 +81,8 @@ class Incident:
     unfit: int = 0
     """On so many nodes the script does not start, as was concluded here: the job trains on another number (`assignment.allowed`). 0: it may
     on any."""
+    pause_s: float = 0.0
+    """How long the ranks wait before they start again, in seconds: starts fail."""
     origin: str = ""
     """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     launch: str = ""

@@ -54,6 +54,8 @@ class GenerationRecord:
     opened_s: float = 0.0
     """Wall-clock time of GATHER; and of LAUNCH:"""
     launched_s: float = 0.0
+    pause_s: float = 0.0
+    """How long it gathers at the least, in seconds."""
     exit_code: int = 0
     """For ENDING and ENDED: what every agent exits with."""
     complete: bool = False
@@ -97,6 +99,11 @@ class GenerationRecord:
     def settled(self) -> bool:
         """Its members have met: who is to leave for it may."""
         return self.phase not in (Phase.GATHER, Phase.LAUNCH)
+
+    def pauses(self, now: float) -> bool:
+        """Whether its ranks are not to start yet. now: wall-clock seconds, of whoever leads now: where clocks differ it is over sooner, and
+        never twice as long."""
+        return self.opened_s <= now < self.opened_s + self.pause_s
 
     @property
     def over(self) -> bool:

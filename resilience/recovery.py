@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from . import describe, phrases
 from .assignment import Seats
@@ -35,8 +35,14 @@ from .verdict import Verdict
 OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
 RESTARTS = (RESTART_GANG, REPLACE_NODE, REPLAN)
 
+_NO_STEP = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED)
+"""How ranks end that cannot begin where they are."""
+
 _NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
 """The gang has not come so far as to begin."""
+
+_LONGEST_PAUSE_S = 300.0
+"""Between starts that fail; a file server's fail-over takes seconds to minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,10 @@ class RecoveryPolicy:
     """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
     same_failure_at_start: int = 2
     """How often the script may fail in the same way before its first step until that counts as an error in the script."""
+    failed_starts: int = 7
+    """So many starts in a row that fail before any step, in whatever way, stop a job that has trained on as many nodes before: what has
+    changed is around the script (its data is away, a disk is full), and may come back. After the second and each further one the next
+    waits: 1, 5, 25, 125, 300 s."""
     max_mismatches: int = 3
     """How often within `mismatch_window_h` replicas may go apart on the same nodes, in the same way, or no later than before, until the job
     stops rather than train on a machine that computes wrongly. What else was seen on nodes that are shut out does not count."""
@@ -57,7 +67,7 @@ class RecoveryPolicy:
     """Hours. One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad part."""
 
     def __post_init__(self) -> None:
-        for name in ("max_without_progress", "same_failure_at_start", "max_mismatches"):
+        for name in ("max_without_progress", "same_failure_at_start", "failed_starts", "max_mismatches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"recovery.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("unwatched_progress_s", "mismatch_window_h", "in_place_s"):
@@ -73,6 +83,8 @@ class Plan:
     exit_code: int = 0
     unfit: int = 0
     """A restart on any number of nodes but this one; 0: on any."""
+    pause_s: float = 0.0
+    """What a restart waits for before ranks start, in seconds."""
 
 
 def plan(
@@ -100,7 +112,10 @@ def plan(
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     elsewhere = 0 < trained != size and not verdict.started
-    if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
+    if verdict.cause in _NO_STEP and not verdict.started and trained == size:
+        if (starts := _failed_starts(begun, reached, shut_out)) >= min(2, policy.failed_starts):
+            return _after_a_pause(restart, starts, policy)
+    elif verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
             lived_s = at_s - incident.at_s  # since that restart
@@ -180,6 +195,20 @@ def _on_another_number(failed: str, size: int, trained: int) -> Plan:
     return Plan(event=Event.FAULT, rung=RESTART_GANG, reason=reason, unfit=size)
 
 
+def _failed_starts(begun: Sequence[Incident], reached: int, shut_out: Set[NodeId]) -> int:
+    """In a row, with the present one."""
+    failed = takewhile(lambda i: not i.started and i.step_at_fault >= reached, reversed(begun))
+    return 1 + sum(i.cause in _NO_STEP and not _explained(i.nodes, shut_out) for i in failed)
+
+
+def _after_a_pause(restart: Plan, failed: int, policy: RecoveryPolicy) -> Plan:
+    said = f"{failed} starts in a row have failed before the first step, where the job has trained before"
+    if failed >= policy.failed_starts:
+        return _give_up(BudgetSpent, f"{said}: look at what it needs around it (data, disks, network)")
+    pause_s = min(5.0 ** (failed - 2), _LONGEST_PAUSE_S)
+    return replace(restart, pause_s=pause_s, reason=f"{restart.reason}; {said}: the next one in {pause_s:g} s")
+
+
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
     """Those after the last rewind that somebody has ordered, and after the last change to another number of nodes because the script did
     not start: budgets begin anew with it, for older states, and what failed there, are no lack of progress then."""
@@ -236,8 +265,8 @@ def _lives_without_progress(
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[tuple[int, float, Sequence[NodeId]]] = []
     for incident in restarts:
-        if begun and incident.cause in _NO_LIFE:
-            begun.pop()  # its snapshot is not asked for again, and there are only so many
+        if begun and (incident.cause in _NO_LIFE or incident.pause_s):
+            begun.pop()  # its snapshot is not asked for again, and there are only so many; of starts that fail too
         if incident.resume_step is not None:
             begun.append((incident.resume_step, incident.at_s, incident.nodes))
     stuck: list[Sequence[NodeId]] = []

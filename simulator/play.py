@@ -132,6 +132,8 @@ class Play:
             if self.training.track is None:  # ranks that nothing is wrong with train on until they are stopped
                 self.books.enter(self.now_s, "stop" if self.cluster.gang else "nodes" if before else "start")
             self.failures += before is not None
+            if record.pause_s:
+                self.news(record.pause_s)
             self.outcome.look(self.since_s, self.books)
         elif record.phase is Phase.LAUNCH:
             self.books.enter(self.now_s, "start")

@@ -51,6 +51,32 @@ def test_killed_again_and_again_and_no_bit_is_lost(tmp_path: Path, expected: tup
     assert not last.open
 
 
+def test_killed_while_the_data_is_away(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    """No start goes well until it is back; starts wait longer and longer, and budgets of what comes next are whole."""
+    data = tmp_path / "train.bin"
+    data.touch()
+    reading = tmp_path / "reading.py"
+    reading.write_text(
+        "import runpy, sys\nopen(sys.argv.pop(1))\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    command = ["--nproc-per-node", "2", str(reading), str(data), str(GATED), str(MINIMAL)]
+    job = Job(tmp_path, [*command, "--steps", str(STEPS), "--step-delay", "0.02"], "--durable-every", "10")
+    job.until_step(20)
+    data.rename(tmp_path / "away")
+    job.kill_rank(1)
+    job.until_said(
+        "3 starts in a row have failed before the first step, where the job has trained before: the next one in 5 s"
+    )
+    (tmp_path / "away").rename(data)
+    job.until_step(40)
+    job.kill_rank(0)
+    same(job, expected)
+    incidents = job.incidents()
+    assert [i.cause for i in incidents] == ["rank_killed", *["script_raised"] * 3, "rank_killed"]
+    assert "FileNotFoundError" in incidents[1].summary
+    assert incidents[3].phases_s["stop"] >= incidents[3].pause_s == 5
+
+
 def test_a_cold_start_ends_with_the_same_bits(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = minimal(tmp_path, "--no-warm")
     job.until_step(20)

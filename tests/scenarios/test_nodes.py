@@ -9,8 +9,8 @@ from mt_resilient.resilience.assignment import NodesPolicy, sizes
 from mt_resilient.resilience.describe import awaited
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG
-from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG, RecoveryPolicy
+from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.wishes import Wish
 
 from ..simulation.faults import bit_flips
@@ -18,6 +18,8 @@ from .cluster import START_S, Job
 from .node import LEASE_S
 
 Golden = Callable[[str], None]
+
+THREE_STARTS = RecoveryPolicy(failed_starts=3)
 
 
 def ends_well(job: Job, *causes: str) -> None:
@@ -132,16 +134,57 @@ def test_the_script_does_not_start_on_fewer_and_the_node_is_waited_for(golden: G
     golden(job.transcript())
 
 
-def test_a_script_that_starts_nowhere_any_more_has_an_error_of_its_own() -> None:
+def test_a_script_that_starts_nowhere_any_more_ends_the_job() -> None:
     """Not on fewer nodes, and then not on as many as it has trained on."""
-    job = Job(nodes="1:2", total=40)
+    job = Job(nodes="1:2", total=40, policy=THREE_STARTS)
     job.until(lambda job: 4 in job.disk)
     job.faults.refused = frozenset({1, 2})
     job.kill_node("b")
     job.until(lambda job: any(i.unfit for i in job.incidents.values()))
     job.start_agent("b")
     job.to_the_end()
-    assert job.exit_code == 5, job.transcript()
+    assert job.exit_code == 93, job.transcript()
+
+
+def test_the_script_s_data_is_away_for_a_while(golden: Golden) -> None:
+    """A rank is killed while nobody can read the data: no start goes well, on any node, and each waits longer, until it is there again. A
+    rank that is killed soon after that has budgets of its own."""
+    job = Job(nodes="2", total=20)
+    job.until(lambda job: 4 in job.disk)
+    job.faults.import_error = "FileNotFoundError: /data/train.bin"
+    job.kill_rank(1)
+    job.until_phase(Phase.GATHER, 5)
+    job.faults.import_error = ""
+    job.until_step(10)
+    job.kill_rank(1)
+    ends_well(job, "rank_killed", *["script_raised"] * 3, "rank_killed")
+    assert [i.pause_s for i in job.incidents.values()] == [0, 0, 1, 5, 0]
+    golden(job.transcript())
+
+
+@pytest.mark.parametrize("moment", ["the leader dies", "a rewind", "a stop", "a spare comes"])
+def test_what_comes_while_starts_wait(moment: str) -> None:
+    job = Job(nodes="2", spares=1, total=20)
+    job.until(lambda job: 4 in job.disk)
+    job.faults.import_error = "FileNotFoundError: /data/train.bin"
+    job.kill_rank(1)
+    job.until(lambda job: bool((r := job.world().record) and r.pause_s == 25))
+    job.faults.import_error = ""
+    since_s = job.now_s
+    match moment:
+        case "the leader dies":
+            job.kill_node("a")
+        case "a rewind":
+            job.order(Wish.REWIND, step=Step(3))
+        case "a stop":
+            job.order(Wish.STOP, exit_code=130)
+        case "a spare comes":
+            job.kill_node("b")
+    then = Phase.ENDED if moment == "a stop" else Phase.RUN
+    job.until(lambda job: bool((r := job.world().record) and r.phase is then))
+    assert job.now_s - since_s < (5 if moment == "a stop" else 35), job.transcript()
+    job.to_the_end()
+    assert job.exit_code == (130 if moment == "a stop" else 0), job.transcript()
 
 
 def test_a_rank_dies_while_the_job_may_grow(golden: Golden) -> None:
@@ -765,14 +808,14 @@ def test_all_die_before_they_go_back_and_not_as_many_come_as_are_wanted_now() ->
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_node_on_which_the_script_cannot_start_any_more_is_done_without(spares: int) -> None:
-    """Its device is broken. Without another node the script is to blame, as on one node."""
-    job = Job(nodes="2", spares=spares, total=30)
+    """Its device is broken. Without another node it may be all nodes', and is tried again."""
+    job = Job(nodes="2", spares=spares, total=30, policy=THREE_STARTS)
     job.until_step(6)
-    for number in (1, 2, 3)[: 3 - spares]:
+    for number in (1, 2, 3, 4)[: 4 - 2 * spares]:
         job.until_phase(Phase.RUN, number)
         job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId("b")])
     job.to_the_end()
-    assert (job.exit_code, members(job)) == ((0, ["a", "c"]) if spares else (5, ["a", "b"]))
+    assert (job.exit_code, members(job)) == ((0, ["a", "c"]) if spares else (93, ["a", "b"]))
 
 
 def broken_spares(job: Job, names: str) -> None:
@@ -814,8 +857,8 @@ def test_two_nodes_break_at_once() -> None:
     assert (job.exit_code, members(job)) == (0, ["a", "d", "e"])
 
 
-@pytest.mark.parametrize(("spares", "broken", "code"), [(8, "cdefg", 93), (1, "cc", 5), (2, "cdd", 5)])
-def test_a_script_that_starts_on_no_spare_ends_the_job(spares: int, broken: str, code: int) -> None:
-    job = Job(nodes="2", spares=spares, total=16)
+@pytest.mark.parametrize(("spares", "broken"), [(8, "cdefg"), (1, "ccc"), (2, "cddd")])
+def test_a_script_that_starts_on_no_spare_ends_the_job(spares: int, broken: str) -> None:
+    job = Job(nodes="2", spares=spares, total=16, policy=THREE_STARTS)
     broken_spares(job, broken)
-    assert job.exit_code == code
+    assert job.exit_code == 93

@@ -50,7 +50,9 @@ _MORE = (0, 0, 0, 1, 2, 4)
 SEVERAL = 0.2
 """How many episodes have several nodes."""
 FORGOTTEN = 0.1
-"""In how many etcd loses its data."""
+"""In how many etcd loses its data,"""
+AWAY = 0.1
+"""and in how many the script's is away for a while."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,13 @@ def draw(seed: int) -> Episode:
         place = data.choice(places) if data.random() < 0.5 else ""
         lost = Moment(data.choice((0, 1, 3, 8)), place, data.choice(faults.OF_DATA).__name__, data.randrange(1 << 16))
         moments.insert(data.randrange(len(moments) + 1), lost)
+    starts = random.Random(f"starts {seed}")
+    if starts.random() < AWAY:
+        place = starts.choice(places) if starts.random() < 0.5 else ""
+        away = Moment(
+            starts.choice((0, 1, 3, 8)), place, starts.choice(faults.OF_STARTS).__name__, starts.randrange(1 << 16)
+        )
+        moments.insert(starts.randrange(len(moments) + 1), away)
     return Episode(
         seed=seed,
         total=32 if long else 12,

@@ -261,6 +261,12 @@ def storage_unreadable(job: Job, number: int) -> tuple[int, End]:
     return 2 + number % 15, lambda job: setattr(job.faults, "unreadable", False)
 
 
+def data_away(job: Job, number: int) -> tuple[int, End]:
+    """What the script reads before its first step: no start goes well meanwhile."""
+    job.faults.import_error = "FileNotFoundError: /data/train.bin"
+    return 1 + number % 30, lambda job: setattr(job.faults, "import_error", "")
+
+
 def stop_asked(job: Job, number: int) -> None:
     if job.node and not job.node.asked:
         job.ask_to_stop(snapshot=bool(number % 2))
@@ -452,9 +458,11 @@ LONG: tuple[Fault, ...] = (state_hurt,)
 """Those that want a longer training."""
 OF_DATA: tuple[Fault, ...] = (etcd_loses_its_data, etcd_is_restored)
 """Those that one episode of some has once: after them, what is written is no longer held against what was written before."""
+OF_STARTS: tuple[Fault, ...] = (data_away,)
+"""And those that a few have once."""
 DEAF: tuple[Fault, ...] = (node_cut_off, members_cut_off, agent_held_up, agent_stalls, machine_sleeps)
 """Those with which members cannot tell an etcd that has lost its data how far the job is, and others begin without them. Known, and not
 played together."""
 BY_NAME: dict[str, Fault] = {
-    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA)
+    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA, *OF_STARTS)
 }

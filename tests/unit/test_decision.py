@@ -211,6 +211,14 @@ def test_no_launch_before_every_member_is_ready() -> None:
     assert decided(world(acks=mixed, **two)) == Decision()
 
 
+@pytest.mark.parametrize(("since_s", "launches"), [(0, False), (24.9, False), (25, True), (-3600, True), (3600, True)])
+def test_ranks_whose_starts_fail_start_after_the_pause(since_s: float, launches: bool) -> None:
+    """Whatever the clock of the node that leads now says of when it began."""
+    gathers = record(Phase.GATHER, 2, opened_s=NOW - since_s, pause_s=25.0)
+    decision = decided(world(record=gathers, acks={A: ack(AckKind.READY, 2)}, status={A: status(2)}))
+    assert (decision.record is not None and decision.record.phase is Phase.LAUNCH) is launches
+
+
 def test_a_request_is_carried_out_as_it_was_made() -> None:
     ending = written(world(requests=(STOP,)))
     assert (ending.phase, ending.exit_code, ending.last_snapshot) == (Phase.ENDING, 130, True)

@@ -239,7 +239,7 @@ def test_lives_that_were_ended_on_nodes_that_are_shut_out_count_half(shut_out: t
         assert (answer.event is Event.FAULT) is (number < lives), number
 
 
-@pytest.mark.parametrize(("size", "trained", "unfit"), [(3, 4, 3), (4, 3, 4), (4, 4, 0), (4, 0, 0)])
+@pytest.mark.parametrize(("size", "trained", "unfit"), [(3, 4, 3), (4, 3, 4), (4, 0, 0)])
 def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(size: int, trained: int, unfit: int) -> None:
     """By the same failure, or by any that end life after life; and there, all counts anew."""
     again, early = verdict(Cause.SCRIPT_RAISED, False, IMPORT), verdict(Cause.RANK_KILLED, False)
@@ -250,6 +250,47 @@ def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(size: int,
         left = [*past, replace(past[-1], unfit=2)]
         assert plan(found, 8, 8, left, POLICY, size=size, trained=trained).event is Event.FAULT
     assert plan(verdict(Cause.RANK_KILLED), 9, 8, killed(8, 8, 8, 8), POLICY, size=3, trained=4).event is Event.GIVE_UP
+
+
+@pytest.mark.parametrize("cause", [Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED])
+def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: Cause) -> None:
+    """In whatever way they fail; other lives without progress count by themselves, before and after."""
+    found = verdict(cause, False, IMPORT)
+    past, pauses = killed(8, 8, at=8), []
+    while (answer := plan(found, 8, 8, past, POLICY, trained=1)).event is Event.FAULT:
+        assert "the next one in" in answer.reason or not answer.pause_s
+        pauses.append(answer.pause_s)
+        early = replace(past[0], started=False, cause=cause, signature=f"{len(past)}", pause_s=answer.pause_s)
+        past.append(early)
+    assert pauses == [0, 1, 5, 25, 125, 300]
+    assert (answer.rung, answer.exit_code, answer.pause_s) == (STOP, BudgetSpent.exit_code, 0)
+    assert "7 starts in a row have failed before the first step" in answer.reason
+    for most in (1, 2, 3):
+        few = RecoveryPolicy(failed_starts=most)
+        ends = [plan(found, 8, 8, past[: 2 + n], few, trained=1).event for n in range(most)]
+        assert ends == [*[Event.FAULT] * (most - 1), Event.GIVE_UP]
+    struck = verdict(Cause.RANK_KILLED)
+    assert plan(struck, 9, 9, past, POLICY, trained=1).event is Event.FAULT
+    assert plan(struck, 9, 8, past[:1] + past[2:], POLICY, trained=1).event is Event.FAULT
+    assert plan(struck, 9, 8, past, POLICY, trained=1).exit_code == BudgetSpent.exit_code
+
+
+@pytest.mark.parametrize(
+    ("between", "pause_s"),
+    [
+        ({}, 5),
+        ({"cause": Cause.AGENT_LOST}, 1),  # of what ended before the ranks did, nobody knows how they would have
+        ({"nodes": (B,)}, 1),  # which is shut out
+        ({"started": True}, 0),
+        ({"cause": Cause.MOVED, "started": True}, 0),
+        ({"step_at_fault": Step(7)}, 0),  # step 8 was made since
+    ],
+)
+def test_only_starts_in_a_row_make_others_wait(between: dict[str, Any], pause_s: float) -> None:
+    first, second = failed_at_start(IMPORT, IMPORT)
+    past = [replace(first, step_at_fault=Step(8)), replace(second, **{"step_at_fault": Step(8), **between})]
+    found = verdict(Cause.SCRIPT_RAISED, False, IMPORT)
+    assert plan(found, 8, 8, past, POLICY, trained=1, shut_out={B}).pause_s == pause_s
 
 
 def test_each_of_several_failures_is_counted_from_the_one_before() -> None:
@@ -271,7 +312,7 @@ def test_a_failure_after_training_has_begun_once_is_not_the_script_s_own() -> No
     assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), 10, 10, past, POLICY).event is Event.FAULT
 
 
-@pytest.mark.parametrize("name", ["max_without_progress", "same_failure_at_start"])
+@pytest.mark.parametrize("name", ["max_without_progress", "same_failure_at_start", "failed_starts", "max_mismatches"])
 def test_a_policy_without_any_try_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=rf"recovery\.{name} is 0"):
         RecoveryPolicy(**{name: 0})

@@ -147,7 +147,8 @@ def test_a_broken_spare_is_known_when_it_has_a_place() -> None:
 
 def test_a_broken_node_that_nobody_can_take_the_place_of_ends_the_job_until_it_is_repaired() -> None:
     outcome = after(one(Shows.DIES, lasting=1.0), setting(), repair_s=7200.0)
-    assert [ending.code for ending in outcome.endings] == [5]
+    assert [ending.code for ending in outcome.endings] == [93]
+    assert outcome.spent_s["start"] == pytest.approx(1 + 5 + 25 + 125 + 300, rel=0.1)
     assert outcome.spent_s["operator"] == PLAIN.operator_s
     assert outcome.spent_s["nodes"] == pytest.approx(7200.0, rel=0.01)
 
