@@ -27,7 +27,7 @@ from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import TABLE, Move, Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import RESTART_GANG
+from mt_resilient.resilience.recovery import RESTART_GANG, RESTARTS
 from mt_resilient.resilience.terms import NodeId, RankPhase
 from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
@@ -142,8 +142,8 @@ class Watch:
             self.unlaunched += 1
         elif record.phase is Phase.LAUNCH:
             self.unlaunched = 0
-            newest = max(self.incidents.values(), key=lambda i: (i.rung == RESTART_GANG, int(i.id)), default=None)
-            counted = self.launches and newest and newest.cause not in _NOT_COUNTED
+            newest = max(self.incidents.values(), key=lambda i: (i.rung in RESTARTS, int(i.id)), default=None)
+            counted = self.launches and newest and newest.cause not in _NOT_COUNTED and not newest.pause_s
             again = counted and not record.begins and record.resume_step <= self.launches[-1]
             self.without_progress = self.without_progress + 1 if again else self.without_progress * (not counted)
             self.launches.append(record.resume_step)

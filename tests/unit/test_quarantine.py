@@ -71,6 +71,10 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((raised(1), replace(raised(2), nodes=(A, B))), False),
         ((fault(1), raised(2), fault(3, "moved", node=A)), False),  # they have trained meanwhile
         ((fault(1), raised(2), fault(3, "straggler", node=A, rung=0, started=False)), True),
+        ((raised(1), raised(2)), True),
+        ((raised(1), raised(2, unfit=1)), False),  # so many nodes are to blame, whichever they are
+        ((raised(1), raised(2, unfit=1), raised(3)), False),
+        ((raised(1, unfit=1), raised(2), raised(3)), True),
         ((raised(1),), False),
         ((fault(1), killed(2)), True),
         ((fault(1), killed(2, started=True)), False),
@@ -119,6 +123,7 @@ def ready(faults: tuple[Incident, ...], joined: dict[NodeId, Generation]) -> Wor
         (NEW, (failed(1, "snapshot_unreadable"),), ""),
         (NEW, (failed(1, step_at_fault=-1),), ""),  # nobody has trained
         (NEW, (failed(1, node=A),), ""),
+        (NEW, (failed(1, unfit=2),), ""),
         (NEW, (replace(failed(1), nodes=(A, B)),), ""),
         (NEW, (replace(failed(1), nodes=()),), ""),  # all hang, and none is missing
         ({**NEW, A: SINCE}, (replace(failed(1), nodes=(A, B)),), "a"),  # one spare, one place
