@@ -75,6 +75,7 @@ def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> I
         step_at_fault=reached,
         started=verdict.started,
         nodes=verdict.nodes,
+        size=len(world.members),
         onset=verdict.onset,
         signature=verdict.signature,
     )

@@ -37,6 +37,8 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
         said.append(f"{leader(world) or 'nobody'} leads")
     if missed := turnover.missed(world, now):
         said.append(describe.seats(Seats(members={}, missed=missed)))
+    if record and record.phase is Phase.GATHER and record.pauses(now):
+        said.append(f"starts fail: the next one is {when(record.opened_s + record.pause_s)}")
     if record and record.paused:
         told = world.statuses()
         all_wait = told and all(status.paused for status in told)

@@ -78,13 +78,15 @@ class Incident:
     """whose own gradient was out of line then,"""
     nodes: tuple[NodeId, ...] = ()
     """where it struck first,"""
+    size: int = 0
+    """of how many nodes in that generation,"""
+    origin: str = ""
+    """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     unfit: int = 0
     """On so many nodes the script does not start, as was concluded here: the job trains on another number (`assignment.allowed`). 0: it may
     on any."""
     pause_s: float = 0.0
     """How long the ranks wait before they start again, in seconds: starts fail."""
-    origin: str = ""
-    """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     launch: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of PHASES; a phase that is not over yet is missing."""

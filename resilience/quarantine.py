@@ -103,7 +103,7 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
         return {}
     newest = last[-1]
     early = newest.cause in _RANKS_ENDED and not newest.started and newest.step_at_fault >= 0
-    if not early or newest.unfit or any(i.started for i in world.incidents[world.incidents.index(newest) :]):
+    if not early or _alone(world, newest) or any(i.started for i in world.incidents[world.incidents.index(newest) :]):
         return {}
     # Where a host dies as it starts, others' ranks may raise before that is known: by the time that all are ready, it is.
     ready = world.record and world.record.phase is Phase.GATHER and world.all_acked(AckKind.READY)
@@ -111,9 +111,14 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
         why = "ranks end there before their first step, and the job has trained without it"
         return {node: why for node in newest.nodes if not _forgiven(world, node, newest)}
     again = len(newest.nodes) == 1 and last[0] is not newest and last[0].nodes == newest.nodes
-    if not again or last[0].unfit or last[0].cause not in (*_RANKS_ENDED, Cause.AGENT_LOST):
+    if not again or _alone(world, last[0]) or last[0].cause not in (*_RANKS_ENDED, Cause.AGENT_LOST):
         return {}
     return {newest.nodes[0]: "after a fault there ranks end before their first step, and the job has trained before"}
+
+
+def _alone(world: World, incident: Incident) -> bool:
+    """Whether it struck the one node that was left of several: it may be that the script does not start on so few, whichever they are."""
+    return incident.size == 1 and world.record is not None and world.record.trained > 1
 
 
 def _new(world: World, node: NodeId) -> bool:

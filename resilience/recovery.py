@@ -43,6 +43,8 @@ _NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
 
 _LONGEST_PAUSE_S = 300.0
 """Between starts that fail; a file server's fail-over takes seconds to minutes."""
+_STARTS_ELSEWHERE = 5
+"""So many are enough on another number of nodes than the job has trained on: 31 s, which outlasts what a network does as a node goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,9 @@ class RecoveryPolicy:
     same_failure_at_start: int = 2
     """How often the script may fail in the same way before its first step until that counts as an error in the script."""
     failed_starts: int = 7
-    """So many starts in a row that fail before any step, in whatever way, stop a job that has trained on as many nodes before: what has
-    changed is around the script (its data is away, a disk is full), and may come back. After the second and each further one the next
-    waits: 1, 5, 25, 125, 300 s."""
+    """So many starts in a row that fail before any step, in whatever way, stop a job that has trained before: what has changed is around
+    the script (its data is away, a disk is full), and may come back. After the second and each further one the next waits: 1, 5, 25, 125,
+    300 s. Five at the most are tried on another number of nodes than it has trained on, and then that number is left."""
     max_mismatches: int = 3
     """How often within `mismatch_window_h` replicas may go apart on the same nodes, in the same way, or no later than before, until the job
     stops rather than train on a machine that computes wrongly. What else was seen on nodes that are shut out does not count."""
@@ -111,10 +113,9 @@ def plan(
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
-    elsewhere = 0 < trained != size and not verdict.started
-    if verdict.cause in _NO_STEP and not verdict.started and trained == size:
-        if (starts := _failed_starts(begun, reached, shut_out)) >= min(2, policy.failed_starts):
-            return _after_a_pause(restart, starts, policy)
+    if verdict.cause in _NO_STEP and not verdict.started and trained:
+        if (failed := _failed_starts(begun, reached, shut_out)) >= min(2, policy.failed_starts):
+            return _answer_to_failed_starts(failed, restart, policy, size, trained)
     elif verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
@@ -126,10 +127,8 @@ def plan(
             alike, at_s = alike + (not _explained(incident.nodes, shut_out)), incident.at_s
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
-            failed = f"the script {what} {alike} times in the same way before its first step"
-            if elsewhere:
-                return _on_another_number(failed, size, trained)
-            return _give_up(ScriptError, f"{failed}: an error of its own")
+            said = f"the script {what} {alike} times in the same way before its first step"
+            return _give_up(ScriptError, f"{said}: an error of its own")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
     if unusable and begun and begun[-1].resume_step == -1:
         return _give_up(
@@ -141,8 +140,6 @@ def plan(
     stuck = _lives_without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s)
     spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
     if spent >= policy.max_without_progress:
-        if elsewhere:
-            return _on_another_number(f"{len(stuck)} restarts in a row brought no step", size, trained)
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         return _give_up(BudgetSpent, f"{len(stuck)} restarts in a row brought no {newer}")
     return restart
@@ -188,25 +185,24 @@ def _answer_to_mismatch(
     )
 
 
-def _on_another_number(failed: str, size: int, trained: int) -> Plan:
-    """A layout that the script refuses, or that does not fit into memory: what has trained goes on where that number of nodes, or a third
-    one, can be had."""
-    reason = f"{failed} on {phrases.count(size, 'node')}, and has trained on {trained}: another number is tried"
-    return Plan(event=Event.FAULT, rung=RESTART_GANG, reason=reason, unfit=size)
-
-
 def _failed_starts(begun: Sequence[Incident], reached: int, shut_out: Set[NodeId]) -> int:
     """In a row, with the present one."""
     failed = takewhile(lambda i: not i.started and i.step_at_fault >= reached, reversed(begun))
     return 1 + sum(i.cause in _NO_STEP and not _explained(i.nodes, shut_out) for i in failed)
 
 
-def _after_a_pause(restart: Plan, failed: int, policy: RecoveryPolicy) -> Plan:
-    said = f"{failed} starts in a row have failed before the first step, where the job has trained before"
+def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: int, trained: int) -> Plan:
+    """Of a job that has trained. Something around it is away, and may come back; or, on another number of nodes, the script refuses the
+    layout, or it does not fit into memory: it goes on where the number that it had, or a third one, can be had."""
+    said = f"{failed} starts in a row have failed before the first step"
+    if size != trained and failed >= min(_STARTS_ELSEWHERE, policy.failed_starts):
+        reason = f"{said} on {phrases.count(size, 'node')}, and it has trained on {trained}: another number is tried"
+        return replace(restart, reason=reason, unfit=size)
     if failed >= policy.failed_starts:
-        return _give_up(BudgetSpent, f"{said}: look at what it needs around it (data, disks, network)")
+        return _give_up(BudgetSpent, f"{said}, and it has trained before: look at what it needs (data, disks, network)")
     pause_s = min(5.0 ** (failed - 2), _LONGEST_PAUSE_S)
-    return replace(restart, pause_s=pause_s, reason=f"{restart.reason}; {said}: the next one in {pause_s:g} s")
+    reason = f"{restart.reason}; {said}, and it has trained before: the next one is in {pause_s:g} s"
+    return replace(restart, pause_s=pause_s, reason=reason)
 
 
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:

@@ -175,7 +175,7 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
 
 def test_a_script_that_does_not_start_on_every_number_of_nodes(cluster: Make) -> None:
     """Not on three, nor on one: it goes on with two, then waits, and has its four again."""
-    options = ("--durable-every", "50", "--set", "nodes.grow_after_s=3")
+    options = ("--durable-every", "50", "--set", "nodes.grow_after_s=3", "--set", "recovery.failed_starts=2")
     job = cluster("1:4", *options, hosts=4, etcds=1, script=train(250, 0.05))
     job.extra = {name: {"REFUSED": "1,3"} for name in job.hosts}
     job.start()

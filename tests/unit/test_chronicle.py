@@ -82,6 +82,7 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
         step_at_fault=Step(10),
         started=False,
         nodes=(A,),
+        size=1,
         signature="rank_killed:-9:",
     )
 

@@ -132,6 +132,10 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
             "b is shut out until at 2060: 1 fault has struck it within 24 h; it trains, for the job cannot do without it",
         ),
         ({"record": record(Phase.GATHER, 2, ("b", "a")), "nodes": {A: node()}}, "b is waited for"),
+        (
+            {"record": record(Phase.GATHER, 2, opened_s=NOW - 9, pause_s=25.0)},
+            f"starts fail: the next one is at {NOW + 16:.0f}",
+        ),
         ({"record": record(paused=True)}, "a pause is ordered; not all ranks wait yet"),
         (
             {"record": record(paused=True), "status": {A: status(paused=True)}},

@@ -72,9 +72,9 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((fault(1), raised(2), fault(3, "moved", node=A)), False),  # they have trained meanwhile
         ((fault(1), raised(2), fault(3, "straggler", node=A, rung=0, started=False)), True),
         ((raised(1), raised(2)), True),
-        ((raised(1), raised(2, unfit=1)), False),  # so many nodes are to blame, whichever they are
-        ((raised(1), raised(2, unfit=1), raised(3)), False),
-        ((raised(1, unfit=1), raised(2), raised(3)), True),
+        ((raised(1), raised(2, size=1)), False),  # which may be too few, whichever it is
+        ((raised(1), raised(2, size=1), raised(3, size=2)), False),
+        ((raised(1, size=1), raised(2, size=2), raised(3, size=2)), True),
         ((raised(1),), False),
         ((fault(1), killed(2)), True),
         ((fault(1), killed(2, started=True)), False),
@@ -93,7 +93,9 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
     ],
 )
 def test_what_speaks_against_a_node(faults: tuple[Incident, ...], shut: bool) -> None:
-    assert {*quarantine.due(struck(*faults), NOW, POLICY)} == ({B} if shut else set())
+    judged = struck(*faults)
+    judged = replace(judged, record=replace(judged.record, trained=2))
+    assert {*quarantine.due(judged, NOW, POLICY)} == ({B} if shut else set())
 
 
 SINCE = Generation(2)
@@ -108,7 +110,7 @@ def failed(number: int, cause: str = "script_raised", **fields: Any) -> Incident
 def ready(faults: tuple[Incident, ...], joined: dict[NodeId, Generation]) -> World:
     """All say so, after that."""
     judged = struck(*faults)
-    gathers = record(Phase.GATHER, 3, members=("a", "b"), joined=joined)
+    gathers = record(Phase.GATHER, 3, members=("a", "b"), joined=joined, trained=2)
     acks = {NodeId(name): ack(AckKind.READY, 3, name) for name in "ab"}
     return replace(judged, record=gathers, acks=acks, status={})
 
@@ -123,7 +125,7 @@ def ready(faults: tuple[Incident, ...], joined: dict[NodeId, Generation]) -> Wor
         (NEW, (failed(1, "snapshot_unreadable"),), ""),
         (NEW, (failed(1, step_at_fault=-1),), ""),  # nobody has trained
         (NEW, (failed(1, node=A),), ""),
-        (NEW, (failed(1, unfit=2),), ""),
+        (NEW, (failed(1, size=1),), ""),
         (NEW, (replace(failed(1), nodes=(A, B)),), ""),
         (NEW, (replace(failed(1), nodes=()),), ""),  # all hang, and none is missing
         ({**NEW, A: SINCE}, (replace(failed(1), nodes=(A, B)),), "a"),  # one spare, one place

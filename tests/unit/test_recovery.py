@@ -239,17 +239,23 @@ def test_lives_that_were_ended_on_nodes_that_are_shut_out_count_half(shut_out: t
         assert (answer.event is Event.FAULT) is (number < lives), number
 
 
-@pytest.mark.parametrize(("size", "trained", "unfit"), [(3, 4, 3), (4, 3, 4), (4, 0, 0)])
-def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(size: int, trained: int, unfit: int) -> None:
-    """By the same failure, or by any that end life after life; and there, all counts anew."""
-    again, early = verdict(Cause.SCRIPT_RAISED, False, IMPORT), verdict(Cause.RANK_KILLED, False)
-    for found, past in ((again, failed_at_start(IMPORT)), (early, killed(8, 8, 8, 8))):
-        answer = plan(found, 8, 8, past, POLICY, size=size, trained=trained)
-        assert (answer.unfit, answer.event) == (unfit, Event.FAULT if unfit else Event.GIVE_UP)
-        assert plan(found, 8, 8, past, POLICY, size=2, trained=4).unfit == 2
-        left = [*past, replace(past[-1], unfit=2)]
-        assert plan(found, 8, 8, left, POLICY, size=size, trained=trained).event is Event.FAULT
-    assert plan(verdict(Cause.RANK_KILLED), 9, 8, killed(8, 8, 8, 8), POLICY, size=3, trained=4).event is Event.GIVE_UP
+@pytest.mark.parametrize(("most", "starts"), [(7, 5), (5, 5), (4, 4), (1, 1)])
+@pytest.mark.parametrize(("size", "trained"), [(3, 4), (4, 3)])
+def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(
+    size: int, trained: int, most: int, starts: int
+) -> None:
+    """In whatever way it fails there; on another number all counts anew."""
+    policy, past = RecoveryPolicy(failed_starts=most), killed(8, at=8)
+    found = [verdict(cause, False, IMPORT) for cause in (Cause.SCRIPT_RAISED, Cause.RANK_KILLED, Cause.RANK_HUNG)]
+    for number in range(1, starts + 1):
+        answer = plan(found[number % 3], 8, 8, past, policy, size=size, trained=trained)
+        assert (answer.event, answer.unfit) == (Event.FAULT, size if number == starts else 0)
+        early = replace(past[0], started=False, cause=found[number % 3].cause)
+        past.append(replace(early, pause_s=answer.pause_s, unfit=answer.unfit))
+    after = plan(found[0], 8, 8, past, RecoveryPolicy(), size=size, trained=trained)
+    assert (after.event, after.unfit, after.pause_s) == (Event.FAULT, 0, 0)
+    struck = verdict(Cause.RANK_KILLED)
+    assert plan(struck, 9, 8, killed(8, 8, 8, 8), POLICY, size=size, trained=trained).event is Event.GIVE_UP
 
 
 @pytest.mark.parametrize("cause", [Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED])
@@ -258,7 +264,7 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
     found = verdict(cause, False, IMPORT)
     past, pauses = killed(8, 8, at=8), []
     while (answer := plan(found, 8, 8, past, POLICY, trained=1)).event is Event.FAULT:
-        assert "the next one in" in answer.reason or not answer.pause_s
+        assert "the next one is in" in answer.reason or not answer.pause_s
         pauses.append(answer.pause_s)
         early = replace(past[0], started=False, cause=cause, signature=f"{len(past)}", pause_s=answer.pause_s)
         past.append(early)
