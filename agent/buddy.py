@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from ..checkpoint import frames, tiers
 from ..checkpoint.arena import Slot
@@ -76,14 +75,20 @@ class Buddy:
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
 
     def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
-        """Of one rank; its bytes. What was given up may still be on its way to the disk or the buddy: then another slot takes it."""
+        """Of one rank; its bytes. What was given up may still be on its way to the disk or the buddy: then another slot takes it, or the
+        first that is let go of within `stall_s`."""
         slots = [Slot(path, turn=self._arena[0][0]) for path in row]
+        until_s = clock.monotonic_s() + self._config.stall_s
         try:
-            *others, last = [slots[index] for index in tiers.rooms([slot.header() for slot in slots])]
-            for slot in others:
-                with suppress(MachineError):
-                    return fetch(connection, stamp, rank, slot)
-            return fetch(connection, stamp, rank, last)
+            while True:
+                for index in tiers.rooms([slot.header() for slot in slots]):
+                    try:
+                        return fetch(connection, stamp, rank, slots[index])
+                    except MachineError as error:
+                        busy = error
+                if clock.monotonic_s() > until_s:
+                    raise busy
+                clock.sleep(self._config.poll_s)
         finally:
             for each in slots:
                 each.close()

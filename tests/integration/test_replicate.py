@@ -1,7 +1,9 @@
 """The buddy tier with real drain processes, each with an arena: copies, kills, strangers, slow and absent buddies, a node restored."""
 
+import fcntl
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -669,6 +671,26 @@ def test_what_comes_back_finds_a_slot_though_what_was_given_up_is_still_read(nod
         STARTED.append(new)
         new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
         new.events("fetched")
+    for slots in fresh.arenas:
+        with slots.holding(1).reading() as view:
+            assert_exact(view)
+    fresh.close()
+
+
+def test_what_comes_back_waits_for_slots_that_are_all_read(node, buddy, guests, port, tmp_path):
+    """To the disk, or by whoever they are copied to."""
+    kept(node, buddy, guests, port)
+    fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
+    fresh.snapshot(0, durable=False)
+    new = fresh.drain(buddy={"poll_s": 0.005})
+    STARTED.append(new)
+    with ExitStack() as readers:
+        for path in chain(*fresh.paths):
+            fcntl.flock(readers.enter_context(open(path, "rb")), fcntl.LOCK_SH)
+        new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
+        time.sleep(1.0)
+        assert not select.select([new.process.stdout], [], [], 0)[0]
+    assert [event["event"] for event in new.events("fetched")] == ["fetched"]
     for slots in fresh.arenas:
         with slots.holding(1).reading() as view:
             assert_exact(view)
