@@ -20,6 +20,8 @@ from .world import World, once
 
 MOST_NODES = 100_000
 """More are a slip of the pen."""
+_TRUE_S = 3600.0
+"""How long it is true that the script does not start on a number of nodes: a network, or a file server, may have been away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +124,42 @@ def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> 
 
 @once
 def allowed(world: World) -> tuple[int, ...]:
-    """The numbers of nodes that may train, but for those that the script does not start on, as this life of the job has shown."""
+    """The numbers of nodes that may train, but for those that were left. Where none of the others can be had, these are tried in turn."""
     if world.spec is None:
         return ()
+    sizes, barred = world.spec.sizes, left(world)
+    if not barred:
+        return sizes
+    there = sum(not node.fit for node in world.nodes.values())
+    fit = tuple(size for size in sizes if size not in barred)
+    if any(size <= there for size in fit):
+        return fit
+    return next(((size,) for size in barred if size in sizes and size <= there), fit or sizes)
+
+
+@once
+def left(world: World) -> tuple[int, ...]:
+    """Numbers of nodes that the script does not start on, as this life of the job has shown; which was left longest ago, first. Where it
+    trains on a number after all on which starts had failed, it was something else that it lacked, and none is to blame; nor is what was
+    found long before the last fault taken for granted."""
+    if world.spec is None or world.record is None:
+        return ()
     since = max(world.spec.first_generation, world.spec.given_up + 1)
-    unfit = {incident.unfit for incident in world.incidents if incident.generation >= since}
-    return tuple(size for size in world.spec.sizes if size not in unfit)
+    found, failed = dict[int, float](), set[int]()
+    for incident in world.incidents:
+        if incident.generation < since or incident.would is not None:
+            continue
+        if incident.unfit:
+            found.pop(incident.unfit, None)
+            found[incident.unfit] = incident.at_s
+        if not incident.started:
+            failed.add(incident.size)
+        elif incident.size in failed:
+            found, failed = {}, set()
+        else:
+            found = {size: at_s for size, at_s in found.items() if incident.at_s - at_s < _TRUE_S}
+    at_work = any(status.stepped_s for status in world.statuses()) and len(world.members) in failed
+    return () if at_work or world.record.trained in found else (*found,)
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:

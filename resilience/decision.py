@@ -87,15 +87,15 @@ def _answer(
             ruling = moving.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
     if verdict and answer:
-        reached, judged = kept.step_reached(world), world
-        if answer.unfit:
-            judged = world.with_incidents((open_incident(world, verdict, answer, reached),))
+        reached = kept.step_reached(world)
+        incident = open_incident(world, verdict, answer, reached)
+        judged = world.with_incidents((incident,))
         seats = assignment.again(judged, now, struck=verdict.early)
         if move is Move.REOPEN and not answer.unfit and not assignment.will_do(world, seats.members):
             # All had died, and not as many have come as are allowed now.
             return rule(world, now, reached)
-        answer = seated(answer, seats)
-        incident = open_incident(world, verdict, answer, reached)
+        answer = seated(answer, seats, len(seats.members) in (len(world.members), *assignment.left(judged)))
+        incident = replace(incident, rung=answer.rung, plan=answer.reason, pause_s=answer.pause_s)
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:
             seen_s = max(s.at_s for s in verdict.blamed)
             return turn_back(world, replace(incident, at_s=seen_s), kept.sound(world, verdict.onset))

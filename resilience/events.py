@@ -29,11 +29,18 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
         in_place = _all_at_work(world) and not verdict.consequences and kept.sound(world, verdict.onset) >= 0
         reached, newest, past = kept.step_reached(world), kept.newest(world), quarantine.unforgiven(world)
         out = _out(world, now, verdict)
-        budgets = policy.recovery
-        trained = world.record.trained if world.record and world.record.trained in assignment.allowed(world) else 0
-        size = len(world.members)
+        size, trained = len(world.members), world.record.trained if world.record else 0
         answer = plan(
-            verdict, reached, newest, past, budgets, in_place=in_place, shut_out=out, size=size, trained=trained
+            verdict,
+            reached,
+            newest,
+            past,
+            policy.recovery,
+            in_place=in_place,
+            shut_out=out,
+            size=size,
+            trained=trained if world.spec and trained in world.spec.sizes else 0,
+            left=size in assignment.left(world),
         )
         if answer.event is Event.FAULT or not ending:  # which it does already
             return answer.event, verdict, answer

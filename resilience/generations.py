@@ -88,7 +88,7 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
     """The next generation, for a fault."""
     record, story = _next(world, now, seats, incident.summary, incident.step_at_fault)
     detected = incident.with_phase("detect", now - incident.at_s)
-    record = replace(record, pause_s=incident.pause_s)
+    record = replace(record, pause_s=max(record.pause_s, incident.pause_s))
     return Decision(record=record, incidents=(*story, detected), reason=incident.plan)
 
 
@@ -117,6 +117,7 @@ def _next(
     before = world.record
     number = Generation(max(before.number, world.spec.given_up if world.spec else 0) + 1)
     known, there = assignment.elders(world), {node.instance for node in world.nodes.values()}
+    pauses = before.phase is Phase.GATHER and before.pauses(now) and len(seats.members) == len(before.members)
     record = GenerationRecord(
         number=number,
         phase=Phase.GATHER,
@@ -134,6 +135,7 @@ def _next(
         turns=before.turns,
         reason=reason,
         opened_s=now,
+        pause_s=before.opened_s + before.pause_s - now if pauses else 0.0,
         paused=world.record.paused,
         rewind=order,
         snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import describe, quarantine, story, turnover
+from . import assignment, describe, quarantine, story, turnover
 from .assignment import Seats
 from .machine import Phase
 from .reports import NodeStatus
@@ -38,7 +38,8 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     if missed := turnover.missed(world, now):
         said.append(describe.seats(Seats(members={}, missed=missed)))
     if record and record.phase is Phase.GATHER and record.pauses(now):
-        said.append(f"starts fail: the next one is {when(record.opened_s + record.pause_s)}")
+        sooner = ", or as soon as nodes come" if len(world.members) in assignment.left(world) else ""
+        said.append(f"starts fail: the next one is {when(record.opened_s + record.pause_s)}{sooner}")
     if record and record.paused:
         told = world.statuses()
         all_wait = told and all(status.paused for status in told)

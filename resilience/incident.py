@@ -10,7 +10,7 @@ from .terms import Generation, NodeId, Rank, Step
 from .windows import Window
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
-"""Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old gang is left; start: → new ranks'
+"""Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old gang is left, and no pause; start: → new ranks'
 interpreters are up; build: → imports done, model built; restore: → state restored; step: → first step finished; replay: → back at the
 step where the fault struck."""
 
@@ -83,8 +83,8 @@ class Incident:
     origin: str = ""
     """and where the fault came from, as the remedy told (`ladder.Origin`); `again` where it came again."""
     unfit: int = 0
-    """On so many nodes the script does not start, as was concluded here: the job trains on another number (`assignment.allowed`). 0: it may
-    on any."""
+    """On so many nodes the script does not start, as was concluded here: the job trains on another number, if one can be had
+    (`assignment.allowed`). 0: it may on any."""
     pause_s: float = 0.0
     """How long the ranks wait before they start again, in seconds: starts fail."""
     launch: str = ""

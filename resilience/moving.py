@@ -74,8 +74,13 @@ def saved(world: World) -> bool:
 def begun(world: World, now: float, policy: Policy) -> Decision:
     """What is written of it as long as ranks train on these nodes."""
     step, why = move(world, now, policy)
+    back = world.record.rewind.number if world.record and world.record.rewind else 0
     if step is Move.BEGIN and world.record:
-        return Decision(record=replace(world.record, moving=why, moving_s=now), reason=f"all ranks wait: {why}")
+        record = replace(world.record, moving=why, moving_s=now, moving_after=back)
+        return Decision(record=record, reason=f"all ranks wait: {why}")
+    if step is Move.WAIT and world.record and world.record.moving_after != back and pending(world) is None:
+        reason = "the ranks wait at an older step: its state is to come to the disk"
+        return Decision(record=replace(world.record, moving_after=back), reason=reason)
     if step in (Move.DROP, Move.LATE) and world.record:
         tried_s = world.record.moving_s if step is Move.LATE else 0.0
         reason = f"the ranks go on where they are: {step.value}"

@@ -78,7 +78,9 @@ class GenerationRecord:
     moving: str = ""
     """Why the next generation is to be on other nodes: these ranks wait for it, with their state on disk;"""
     moving_s: float = 0.0
-    """since then, in wall-clock time."""
+    """since then, in wall-clock time;"""
+    moving_after: int = 0
+    """and by then they had obeyed the order to go back of this number: 0: none."""
     joined: dict[NodeId, Generation] = field(default_factory=dict)
     """Since which generation each member has been one without a break, this agent or one before it on the node: what its memory holds from
     before that may be of another course of the training."""
@@ -101,9 +103,9 @@ class GenerationRecord:
         return self.phase not in (Phase.GATHER, Phase.LAUNCH)
 
     def pauses(self, now: float) -> bool:
-        """Whether its ranks are not to start yet. now: wall-clock seconds, of whoever leads now: where clocks differ it is over sooner, and
-        never twice as long."""
-        return self.opened_s <= now < self.opened_s + self.pause_s
+        """Whether its ranks are not to start yet. now: wall-clock seconds, of whoever leads now: where clocks differ it is over sooner, or
+        lasts up to twice as long."""
+        return abs(now - self.opened_s) < self.pause_s
 
     @property
     def over(self) -> bool:
@@ -118,7 +120,7 @@ class GenerationRecord:
     @property
     def saves(self) -> str:
         """What a snapshot on disk is wanted for; empty: for nothing."""
-        return f"move {self.moving_s}" if self.moving else self.snapshot
+        return f"move {self.moving_s} {self.moving_after}" if self.moving else self.snapshot
 
     def node_rank(self, node: NodeId) -> int:
         """The torchrun node rank of `node`; ValueError when it is not a member."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from . import assignment, kept, phrases
 from .chronicle import bare_incident
@@ -20,14 +21,13 @@ from .incident import Incident
 from .ladder import Origin
 from .machine import Phase
 from .orders import Quarantine
-from .recovery import RESTART_GANG, RESTARTS
+from .recovery import RANKS_ENDED, RESTART_GANG, RESTARTS
 from .reports import AckKind
 from .terms import NodeId
 from .verdict import Verdict
-from .world import World
+from .world import World, once
 
 _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)
-_RANKS_ENDED = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.SCRIPT_RAISED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | N
     recent = [i for i in world.incidents if i.would is None and i.at_s >= now - policy.within_h * 3600]
     held = [(node, i) for i in recent for node in i.nodes if not _forgiven(world, node, i)]
     hardware = Counter(node for node, incident in held if _hardware(incident))
-    struck = Counter(node for node, incident in held if _counts(incident))
+    struck = Counter(node for node, incident in held if _counts(world, incident))
     fails = _fail_at_start(world, [incident for _, incident in held])
     found: dict[NodeId, Quarantine] = {}
     blamed = (n for n in {*struck, *fails} if n in world.nodes and not assignment.unusable(world, n, now))
@@ -102,8 +102,11 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
     if not last or any(status.stepped_s for status in world.statuses()):
         return {}
     newest = last[-1]
-    early = newest.cause in _RANKS_ENDED and not newest.started and newest.step_at_fault >= 0
-    if not early or _alone(world, newest) or any(i.started for i in world.incidents[world.incidents.index(newest) :]):
+    early = newest.cause in RANKS_ENDED and not newest.started and newest.step_at_fault >= 0
+    if not early or _too_few(world, newest) or any(i.started for i in world.incidents[world.incidents.index(newest) :]):
+        return {}
+    everywhere = 1 < newest.size == len(newest.nodes)
+    if everywhere or len(_in_turn(held) - {*newest.nodes}) > 1:
         return {}
     # Where a host dies as it starts, others' ranks may raise before that is known: by the time that all are ready, it is.
     ready = world.record and world.record.phase is Phase.GATHER and world.all_acked(AckKind.READY)
@@ -111,14 +114,28 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
         why = "ranks end there before their first step, and the job has trained without it"
         return {node: why for node in newest.nodes if not _forgiven(world, node, newest)}
     again = len(newest.nodes) == 1 and last[0] is not newest and last[0].nodes == newest.nodes
-    if not again or _alone(world, last[0]) or last[0].cause not in (*_RANKS_ENDED, Cause.AGENT_LOST):
+    if not again or _too_few(world, last[0]) or last[0].cause not in (*RANKS_ENDED, Cause.AGENT_LOST):
         return {}
     return {newest.nodes[0]: "after a fault there ranks end before their first step, and the job has trained before"}
 
 
-def _alone(world: World, incident: Incident) -> bool:
-    """Whether it struck the one node that was left of several: it may be that the script does not start on so few, whichever they are."""
-    return incident.size == 1 and world.record is not None and world.record.trained > 1
+def _in_turn(held: Sequence[Incident]) -> set[NodeId]:
+    """Nodes on which the last ranks, one after the other, have ended before their first step. That three are broken, each as it takes the
+    place of the last, is less likely than that all miss the same thing."""
+    early = takewhile(lambda i: not i.started, (i for i in reversed(held) if i.rung in RESTARTS))
+    return {node for i in early if i.cause in RANKS_ENDED for node in i.nodes}
+
+
+def _too_few(world: World, incident: Incident) -> bool:
+    """Whether it struck on fewer nodes than the job has trained on: it may be that the script does not start on so few, whichever they
+    are."""
+    return 0 < incident.size < _most_trained(world)
+
+
+@once
+def _most_trained(world: World) -> int:
+    """The largest number of nodes on which steps are known to have been made; 0: none is."""
+    return max((world.record.trained if world.record else 0, *(i.size for i in world.incidents if i.started)))
 
 
 def _new(world: World, node: NodeId) -> bool:
@@ -146,9 +163,11 @@ def _hardware(incident: Incident) -> bool:
     return incident.origin == Origin.TRANSIENT and bool(incident.ranks)
 
 
-def _counts(incident: Incident) -> bool:
+def _counts(world: World, incident: Incident) -> bool:
     if len(incident.nodes) != 1:
         return False  # what strikes several at once is of none of them: etcd was away, a switch
+    if incident.cause in RANKS_ENDED and not incident.started and _too_few(world, incident):
+        return False
     return incident.cause in _STRUCK or _hardware(incident)
 
 

@@ -35,7 +35,7 @@ from .verdict import Verdict
 OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
 RESTARTS = (RESTART_GANG, REPLACE_NODE, REPLAN)
 
-_NO_STEP = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED)
+RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED)
 """How ranks end that cannot begin where they are."""
 
 _NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
@@ -59,7 +59,8 @@ class RecoveryPolicy:
     failed_starts: int = 7
     """So many starts in a row that fail before any step, in whatever way, stop a job that has trained before: what has changed is around
     the script (its data is away, a disk is full), and may come back. After the second and each further one the next waits: 1, 5, 25, 125,
-    300 s. Five at the most are tried on another number of nodes than it has trained on, and then that number is left."""
+    300 s. Five at the most are tried on another number of nodes than it has trained on, and then that number is left; where no number is
+    left over, there is another try every 300 s, until other nodes come."""
     max_mismatches: int = 3
     """How often within `mismatch_window_h` replicas may go apart on the same nodes, in the same way, or no later than before, until the job
     stops rather than train on a machine that computes wrongly. What else was seen on nodes that are shut out does not count."""
@@ -100,11 +101,12 @@ def plan(
     shut_out: Set[NodeId] = frozenset(),
     size: int = 1,
     trained: int = 0,
+    left: bool = False,
 ) -> Plan:
     """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
     past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
     back by themselves; shut_out: nodes that train no more, and what failed there is not the script's; size: number of
-    nodes now, and when steps were made last (trained; 0: never)."""
+    nodes now, and when steps were made last (trained; 0: never); left: this number has been left before, and no other one could be had."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
@@ -113,10 +115,9 @@ def plan(
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
-    if verdict.cause in _NO_STEP and not verdict.started and trained:
-        if (failed := _failed_starts(begun, reached, shut_out)) >= min(2, policy.failed_starts):
-            return _answer_to_failed_starts(failed, restart, policy, size, trained)
-    elif verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
+    if verdict.cause in RANKS_ENDED and not verdict.started and trained:
+        return _answer_to_failed_starts(_failed_starts(begun, reached, size), restart, policy, size, trained, left)
+    if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
             lived_s = at_s - incident.at_s  # since that restart
@@ -137,21 +138,27 @@ def plan(
         )
     if verdict.cause in _NO_LIFE:
         return restart
-    stuck = _lives_without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s)
+    stuck = _lives_without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, trained > 0)
     spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
     if spent >= policy.max_without_progress:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
-        return _give_up(BudgetSpent, f"{len(stuck)} restarts in a row brought no {newer}")
+        said = f"{len(stuck)} restarts in a row brought no {newer}"
+        if not verdict.started and trained not in (0, size):
+            return _leave(said, restart, size, trained, left)
+        return _give_up(BudgetSpent, said)
     return restart
 
 
-def seated(answer: Plan, seats: Seats) -> Plan:
-    """A restart, on those nodes."""
+def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
+    """A restart, on those nodes. fails: it is known to, on so many; on others there is nothing to wait for."""
     if answer.rung != RESTART_GANG:
         return answer
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GANG
-    said = describe.seats(seats)
-    return replace(answer, rung=rung, reason=f"{answer.reason}; {said}" if said else answer.reason)
+    pause_s = answer.pause_s if fails else 0.0
+    soon = f"the next start is in {pause_s:g} s" if pause_s else ""
+    soon += ", or as soon as nodes come" if pause_s and answer.unfit else ""
+    reason = "; ".join(filter(None, (answer.reason, soon, describe.seats(seats))))
+    return replace(answer, rung=rung, pause_s=pause_s, reason=reason)
 
 
 def _answer_to_mismatch(
@@ -185,24 +192,41 @@ def _answer_to_mismatch(
     )
 
 
-def _failed_starts(begun: Sequence[Incident], reached: int, shut_out: Set[NodeId]) -> int:
-    """In a row, with the present one."""
-    failed = takewhile(lambda i: not i.started and i.step_at_fault >= reached, reversed(begun))
-    return 1 + sum(i.cause in _NO_STEP and not _explained(i.nodes, shut_out) for i in failed)
+def _failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
+    """In a row, on so many nodes, with the present one. What is seen while the next one waits is told as of it."""
+    failed = takewhile(lambda i: not i.started and (i.step_at_fault < 0 or i.step_at_fault >= reached), reversed(begun))
+    return 1 + sum(i.size == size and _failed(i) for i in failed)
 
 
-def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: int, trained: int) -> Plan:
+def _failed(incident: Incident) -> bool:
+    """Whether a start did, or another fault was seen while the next one waited."""
+    return not incident.started and (incident.cause in RANKS_ENDED or incident.pause_s > 0)
+
+
+def _answer_to_failed_starts(
+    failed: int, restart: Plan, policy: RecoveryPolicy, size: int, trained: int, left: bool
+) -> Plan:
     """Of a job that has trained. Something around it is away, and may come back; or, on another number of nodes, the script refuses the
     layout, or it does not fit into memory: it goes on where the number that it had, or a third one, can be had."""
     said = f"{failed} starts in a row have failed before the first step"
-    if size != trained and failed >= min(_STARTS_ELSEWHERE, policy.failed_starts):
-        reason = f"{said} on {phrases.count(size, 'node')}, and it has trained on {trained}: another number is tried"
-        return replace(restart, reason=reason, unfit=size)
+    if size != trained and (left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
+        return _leave(said, restart, size, trained, left)
     if failed >= policy.failed_starts:
         return _give_up(BudgetSpent, f"{said}, and it has trained before: look at what it needs (data, disks, network)")
-    pause_s = min(5.0 ** (failed - 2), _LONGEST_PAUSE_S)
-    reason = f"{restart.reason}; {said}, and it has trained before: the next one is in {pause_s:g} s"
-    return replace(restart, pause_s=pause_s, reason=reason)
+    if failed == 1:
+        return restart
+    reason = f"{restart.reason}; {said}, and it has trained before"
+    return replace(restart, pause_s=min(5.0 ** min(failed - 2, 4), _LONGEST_PAUSE_S), reason=reason)
+
+
+def _leave(said: str, restart: Plan, size: int, trained: int, left: bool) -> Plan:
+    """This number of nodes, on which the script does not start, for another one; later, where it was left before, and the job was back on
+    it for want of another."""
+    here = f"on {phrases.count(size, 'node')}, and it has trained on {trained}"
+    if not left:
+        return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size)
+    reason = f"no start goes well {here}, nor on any other number that can be had: they are tried in turn"
+    return replace(restart, reason=reason, unfit=size, pause_s=_LONGEST_PAUSE_S)
 
 
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
@@ -254,14 +278,14 @@ def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
 
 
 def _lives_without_progress(
-    restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float
+    restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Sequence[NodeId]]:
     """Of the last lives of the gang, the present one included, that left no newer state to go back to than they began with: where each was
-    ended."""
+    ended. Of a job that has trained, starts that fail are counted by themselves."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[tuple[int, float, Sequence[NodeId]]] = []
     for incident in restarts:
-        if begun and (incident.cause in _NO_LIFE or incident.pause_s):
+        if begun and (incident.cause in _NO_LIFE or (trained and _failed(incident))):
             begun.pop()  # its snapshot is not asked for again, and there are only so many; of starts that fail too
         if incident.resume_step is not None:
             begun.append((incident.resume_step, incident.at_s, incident.nodes))

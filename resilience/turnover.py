@@ -36,6 +36,7 @@ def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> In
         at_s=world.record.moving_s or now,
         step_at_fault=reached,
         started=True,
+        size=len(world.members),
         signature=f"{Cause.MOVED}:{world.record.number}",
     )
 

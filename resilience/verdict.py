@@ -99,4 +99,4 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
 def settled(verdict: Verdict, unheard: bool, now: float) -> bool:
     """Whether it may be acted on. An exception may follow from what another node has seen and not said yet, which the node that leads
     never has to wait for with its own. unheard: a member has told of no end of its ranks; now: wall-clock seconds."""
-    return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or not 0 <= now - verdict.at_s < HEARD_S
+    return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or abs(now - verdict.at_s) >= HEARD_S

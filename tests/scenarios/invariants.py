@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 _MOVES = {(phase, target) for (phase, _), (move, target) in TABLE.items() if move is not Move.IGNORE}
 _NOT_COUNTED = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE, Cause.FINGERPRINT_MISMATCH)
-"""Causes whose restarts have budgets of their own."""
-_ORDERS = ("paused", "rewind", "snapshot", "moving", "moving_s", "dismissed", "leave_in_s")
+"""Causes whose restarts have budgets of their own; so have, where the job has trained, starts that end like this:"""
+_RANKS_ENDED = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.SCRIPT_RAISED)
+_ORDERS = ("paused", "rewind", "snapshot", "moving", "moving_s", "moving_after", "dismissed", "leave_in_s")
 """What may change of a record while its generation stays in its phase."""
 _UNLAUNCHED = 20
 """More than there are faults in an episode."""
@@ -143,9 +144,13 @@ class Watch:
         elif record.phase is Phase.LAUNCH:
             self.unlaunched = 0
             newest = max(self.incidents.values(), key=lambda i: (i.rung in RESTARTS, int(i.id)), default=None)
-            counted = self.launches and newest and newest.cause not in _NOT_COUNTED and not newest.pause_s
+            ended = newest and (newest.cause in _RANKS_ENDED or newest.pause_s > 0)
+            failed = newest and record.trained and not newest.started and ended
+            counted = self.launches and newest and newest.cause not in _NOT_COUNTED and not failed
             again = counted and not record.begins and record.resume_step <= self.launches[-1]
             self.without_progress = self.without_progress + 1 if again else self.without_progress * (not counted)
+            if newest and newest.unfit:
+                self.without_progress = 0
             self.launches.append(record.resume_step)
             known = {
                 i.onset for i in self.incidents.values() if i.remedy

@@ -41,7 +41,8 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
         return f"{told}: one agent has two places"
     known = before.members if before and after.reason != "started again" else {}
     usable = {n for n, record in here.items() if record.instance not in dismissed and n not in shut_out}
-    may = usable if len(usable) >= min(job.sizes) else {*here}  # whom the job cannot do without
+    will_do = {*job.sizes} - job.faults.refused - {incident.unfit for incident in job.watch.incidents.values()}
+    may = usable if len(usable) >= min(will_do or job.sizes) else {*here}  # whom the job cannot do without
     if proves(job.sizes, job.spares, len(known)) and usable.isdisjoint(known):
         may = may | known.keys()  # one of them has to end what its ranks are at
     for node, instance in after.members.items():
@@ -52,7 +53,7 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
     if needless and len(usable) >= min(job.sizes) and move:
         return f"{told}, and {', '.join(needless)} has been dismissed"
     grows = before and known and len(after.members) > len(known) and not before.moving
-    if grows and len(known) in {*job.sizes} - job.faults.refused:
+    if grows and len(known) in will_do:
         return f"{told}, and was of {', '.join(known)}: what memory holds of so many is thrown away"
     stay = [node for node in known if node in after.members]
     if stay != [node for node in after.members if node in known]:
@@ -61,7 +62,7 @@ def wrong(job: Job, before: GenerationRecord | None, after: GenerationRecord, lo
         if len(known) == len(after.members) and old != new and old in usable:
             return f"{told}: {new} has the place of {old}, which is there"
     left_out = [node for node in known if node not in after.members and node in usable]
-    larger = [size for size in {*job.sizes} - job.faults.refused if len(after.members) < size <= len(usable)]
+    larger = [size for size in will_do if len(after.members) < size <= len(usable)]
     return f"{told}: {', '.join(left_out)} is left out, and is there" if left_out and larger else ""
 
 

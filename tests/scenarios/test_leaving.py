@@ -5,9 +5,11 @@ import pytest
 from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import GenerationRecord
+from mt_resilient.resilience.recovery import REPLACE_NODE, REWIND_IN_PLACE
 from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.wishes import Wish
 
+from ..simulation.faults import bit_flips
 from .cluster import Job
 
 
@@ -96,6 +98,19 @@ def test_half_of_the_nodes_are_preempted_while_the_job_recovers() -> None:
     job.faults.stalled.clear()
     job.until(lambda job: len(present(job).members) == 2 and present(job).phase is Phase.RUN)
     assert present(job).resume_step >= 18, job.transcript()
+
+
+def test_a_node_is_drained_while_replicas_go_apart() -> None:
+    """The ranks wait, and go back: what is to come to the disk is the state that they wait at since."""
+    job = Job(nodes="2", spares=1, total=40, durable_every=10)
+    job.until_step(12)
+    job.order(Wish.DRAIN, node="b")
+    job.until(lambda job: bool((r := job.world().record) and r.moving))
+    bit_flips(job, 1)
+    job.until_phase(Phase.RUN, 2)
+    job.to_the_end()
+    rungs = [incident.rung for incident in job.incidents.values()]
+    assert (job.exit_code, rungs) == (0, [REWIND_IN_PLACE, REPLACE_NODE]), job.transcript()
 
 
 def test_nodes_are_drained_before_the_first_step_while_the_ranks_are_paused() -> None:

@@ -19,9 +19,9 @@ from ..scenarios.invariants import Violated, samples
 from . import faults
 from .faults import End
 
-PATIENT = RecoveryPolicy(max_without_progress=99, same_failure_at_start=99, max_mismatches=99)
+PATIENT = RecoveryPolicy(max_without_progress=999, same_failure_at_start=999, failed_starts=999, max_mismatches=99)
 LADDER = LadderPolicy(distance_steps=4, skip_steps=4, same_fault_steps=12)
-PATIENCE_S = 300
+PATIENCE_S = 700
 """A job that is not over so long after everything was mended hangs."""
 _STARTS = 4
 """How often somebody gives the same command again."""
@@ -125,7 +125,10 @@ def draw(seed: int) -> Episode:
         away = Moment(
             starts.choice((0, 1, 3, 8)), place, starts.choice(faults.OF_STARTS).__name__, starts.randrange(1 << 16)
         )
-        moments.insert(starts.randrange(len(moments) + 1), away)
+        at = starts.randrange(len(moments) + 1)
+        if at < len(moments):  # and what comes next, while starts wait for long, or after it
+            moments[at] = replace(moments[at], wait_s=moments[at].wait_s + starts.choice((0, 0, 60, 600)))
+        moments.insert(at, away)
     return Episode(
         seed=seed,
         total=32 if long else 12,

@@ -14,7 +14,7 @@ from mt_resilient.resilience.reports import Spec
 from mt_resilient.resilience.terms import NodeId
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, node, record, world
+from .worlds import NOW, incident, node, record, status, world
 
 
 def cluster(members: str, there: str, sizes: tuple[int, ...] = (3,), spares: int = 0, **fields: object) -> World:
@@ -60,6 +60,51 @@ def test_places_are_kept_taken_left_and_added(
     successors = " ".join(f"{gone}>{new}" for gone, new in found.successors.items())
     told = (seated(found), successors, *map(" ".join, (found.dropped, found.joined, found.missed)))
     assert told == expected
+
+
+ALLOWED = {
+    # (who is there, what became of starts: on 3 nodes that number was left (3-), one failed (3x), or steps were made (3+)) → allowed
+    ("abc", ""): (1, 2, 3, 4),
+    ("abc", "3-"): (1, 2, 4),
+    ("abc", "3- 3x"): (1, 2, 4),
+    ("abc", "3- 2-"): (1, 4),
+    ("abc", "3- 2- 1-"): (3,),  # in turn, which was left longest ago
+    ("abc", "3- 2- 1- 3-"): (2,),
+    ("ab", "3- 2- 1-"): (2,),
+    ("abcd", "3- 2- 1-"): (4,),
+    ("", "3- 2- 1-"): (4,),
+    ("abc", "3- 4+"): (1, 2, 4),
+    ("abc", "3- 2+"): (1, 2, 4),
+    ("abc", "3- 2x 2+"): (1, 2, 3, 4),  # it was something else
+    ("abc", "4x 3- 4+"): (1, 2, 3, 4),
+    ("abc", "3- 2- 1- 2+"): (1, 2, 3, 4),
+    ("abc", "3- 2+ 2x 2+"): (1, 2, 3, 4),
+    ("abc", "3- 2- 1- 2+ 3-"): (1, 2, 4),
+    ("abc", "3- later 4+"): (1, 2, 3, 4),  # long ago
+    ("abc", "3- later 2- 2x"): (1, 4),  # until steps are made, it is all one story
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), ALLOWED.items())
+def test_the_numbers_of_nodes_that_may_train(case: tuple[str, str], expected: tuple[int, ...]) -> None:
+    story, at_s = [], NOW
+    for word in case[1].split():
+        if word == "later":
+            at_s += 3600
+            continue
+        size = int(word[0])
+        told = incident(len(story) + 1, at_s=at_s, size=size, started=word[1] == "+", unfit=size * (word[1] == "-"))
+        story.append(told)
+    judged = replace(cluster("abcd", case[0], (1, 2, 3, 4), trained=4), incidents=tuple(story), status={})
+    assert assignment.allowed(judged) == expected
+
+
+def test_a_number_on_which_steps_are_made_is_allowed_at_once() -> None:
+    left = tuple(incident(size, started=False, size=size, unfit=size) for size in (1, 2))
+    judged = replace(cluster("ab", "ab", (1, 2), trained=3), incidents=left, status={})
+    assert assignment.left(judged) == (1, 2)
+    assert assignment.left(replace(judged, status={NodeId("a"): status(stepped_s=NOW)})) == ()
+    assert assignment.left(replace(judged, record=replace(judged.record, trained=2))) == ()  # type: ignore[type-var]
 
 
 def test_from_a_number_that_is_not_allowed_any_more_a_job_grows_at_a_fault() -> None:

@@ -73,6 +73,16 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((fault(1), raised(2), fault(3, "straggler", node=A, rung=0, started=False)), True),
         ((raised(1), raised(2)), True),
         ((raised(1), raised(2, size=1)), False),  # which may be too few, whichever it is
+        (tuple(killed(n, size=1) for n in (1, 2, 3)), False),
+        (tuple(killed(n, size=3) for n in (1, 2, 3)), True),
+        (
+            (fault(1, node=A, size=4, started=True), *(killed(n, size=3) for n in (2, 3, 4))),
+            False,
+        ),  # it has trained on four
+        (tuple(fault(n, "agent_lost", size=1, started=False) for n in (1, 2, 3)), True),
+        ((raised(1, node=A), raised(2), raised(3)), True),
+        ((raised(1, node=A), raised(2, node=C), raised(3), raised(4)), False),  # wherever ranks start
+        ((raised(1, node=A), raised(2, node=C), fault(3, started=True), raised(4), raised(5)), True),
         ((raised(1), raised(2, size=1), raised(3, size=2)), False),
         ((raised(1, size=1), raised(2, size=2), raised(3, size=2)), True),
         ((raised(1),), False),
@@ -128,7 +138,8 @@ def ready(faults: tuple[Incident, ...], joined: dict[NodeId, Generation]) -> Wor
         (NEW, (failed(1, size=1),), ""),
         (NEW, (replace(failed(1), nodes=(A, B)),), ""),
         (NEW, (replace(failed(1), nodes=()),), ""),  # all hang, and none is missing
-        ({**NEW, A: SINCE}, (replace(failed(1), nodes=(A, B)),), "a"),  # one spare, one place
+        ({**NEW, A: SINCE}, (replace(failed(1, size=3), nodes=(A, B)),), "a"),  # one spare, one place
+        ({**NEW, A: SINCE}, (replace(failed(1, size=2), nodes=(A, B)),), ""),  # wherever ranks are
         (NEW, (fault(1, generation=1), failed(2)), "b"),  # before it came
         (NEW, (fault(1, node=A, generation=2), failed(2)), ""),  # it has trained
         (NEW, (glitch(1, generation=2), failed(2)), ""),

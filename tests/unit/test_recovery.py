@@ -250,12 +250,26 @@ def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(
     for number in range(1, starts + 1):
         answer = plan(found[number % 3], 8, 8, past, policy, size=size, trained=trained)
         assert (answer.event, answer.unfit) == (Event.FAULT, size if number == starts else 0)
-        early = replace(past[0], started=False, cause=found[number % 3].cause)
+        early = replace(past[0], started=False, cause=found[number % 3].cause, size=size)
         past.append(replace(early, pause_s=answer.pause_s, unfit=answer.unfit))
     after = plan(found[0], 8, 8, past, RecoveryPolicy(), size=size, trained=trained)
     assert (after.event, after.unfit, after.pause_s) == (Event.FAULT, 0, 0)
     struck = verdict(Cause.RANK_KILLED)
     assert plan(struck, 9, 8, killed(8, 8, 8, 8), POLICY, size=size, trained=trained).event is Event.GIVE_UP
+    lost = plan(verdict(Cause.AGENT_LOST, False), 8, 8, killed(8, 8, 8, 8), POLICY, size=size, trained=trained)
+    assert (lost.event, lost.unfit) == (Event.FAULT, size)
+
+
+@pytest.mark.parametrize("starts", [0, 1, 4, 50])
+@pytest.mark.parametrize("cause", [Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED])
+def test_a_number_of_nodes_that_was_left_is_tried_now_and_then_where_no_other_can_be_had(
+    cause: Cause, starts: int
+) -> None:
+    found, early = verdict(cause, False, IMPORT), failed_at_start(IMPORT)[0]
+    past = [replace(early, cause=cause, size=3, pause_s=300.0, step_at_fault=Step(8))] * starts
+    answer = plan(found, 8, 8, past, POLICY, size=3, trained=4, left=True)
+    assert (answer.event, answer.unfit, answer.pause_s) == (Event.FAULT, 3, 300)
+    assert "on any other number that can be had" in answer.reason
 
 
 @pytest.mark.parametrize("cause", [Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED])
@@ -264,9 +278,9 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
     found = verdict(cause, False, IMPORT)
     past, pauses = killed(8, 8, at=8), []
     while (answer := plan(found, 8, 8, past, POLICY, trained=1)).event is Event.FAULT:
-        assert "the next one is in" in answer.reason or not answer.pause_s
+        assert "starts in a row have failed" in answer.reason or not answer.pause_s
         pauses.append(answer.pause_s)
-        early = replace(past[0], started=False, cause=cause, signature=f"{len(past)}", pause_s=answer.pause_s)
+        early = replace(past[0], started=False, cause=cause, signature=f"{len(past)}", pause_s=answer.pause_s, size=1)
         past.append(early)
     assert pauses == [0, 1, 5, 25, 125, 300]
     assert (answer.rung, answer.exit_code, answer.pause_s) == (STOP, BudgetSpent.exit_code, 0)
@@ -275,10 +289,13 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
         few = RecoveryPolicy(failed_starts=most)
         ends = [plan(found, 8, 8, past[: 2 + n], few, trained=1).event for n in range(most)]
         assert ends == [*[Event.FAULT] * (most - 1), Event.GIVE_UP]
+    endless = RecoveryPolicy(failed_starts=10_000)
+    assert plan(found, 8, 8, past[:1] + past[1:] * 999, endless, trained=1).pause_s == 300
     struck = verdict(Cause.RANK_KILLED)
     assert plan(struck, 9, 9, past, POLICY, trained=1).event is Event.FAULT
     assert plan(struck, 9, 8, past[:1] + past[2:], POLICY, trained=1).event is Event.FAULT
-    assert plan(struck, 9, 8, past, POLICY, trained=1).exit_code == BudgetSpent.exit_code
+    assert plan(struck, 9, 8, past, POLICY, trained=1).event is Event.FAULT
+    assert plan(struck, 9, 8, [past[0], *past], POLICY, trained=1).exit_code == BudgetSpent.exit_code
 
 
 @pytest.mark.parametrize(
@@ -286,7 +303,10 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
     [
         ({}, 5),
         ({"cause": Cause.AGENT_LOST}, 1),  # of what ended before the ranks did, nobody knows how they would have
-        ({"nodes": (B,)}, 1),  # which is shut out
+        ({"cause": Cause.AGENT_LOST, "pause_s": 1.0}, 5),  # they had ended before it did
+        ({"cause": Cause.AGENT_RESTARTED, "step_at_fault": Step(-1)}, 1),  # while it gathers, nobody tells of steps
+        ({"nodes": (B,)}, 5),  # which is shut out, and it fails elsewhere too
+        ({"size": 2}, 1),
         ({"started": True}, 0),
         ({"cause": Cause.MOVED, "started": True}, 0),
         ({"step_at_fault": Step(7)}, 0),  # step 8 was made since
@@ -294,7 +314,8 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
 )
 def test_only_starts_in_a_row_make_others_wait(between: dict[str, Any], pause_s: float) -> None:
     first, second = failed_at_start(IMPORT, IMPORT)
-    past = [replace(first, step_at_fault=Step(8)), replace(second, **{"step_at_fault": Step(8), **between})]
+    here: dict[str, Any] = {"step_at_fault": Step(8), "size": 1}
+    past = [replace(first, **here), replace(second, **{**here, **between})]
     found = verdict(Cause.SCRIPT_RAISED, False, IMPORT)
     assert plan(found, 8, 8, past, POLICY, trained=1, shut_out={B}).pause_s == pause_s
 

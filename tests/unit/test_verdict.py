@@ -164,6 +164,7 @@ def test_the_order_of_telling_does_not_change_the_cause() -> None:
     [
         (Cause.SCRIPT_RAISED, True, 0.1, False),
         (Cause.SCRIPT_RAISED, True, HEARD_S, True),
+        (Cause.SCRIPT_RAISED, True, -0.1, False),  # a clock that is a little ahead
         (Cause.SCRIPT_RAISED, True, -3600.0, True),
         (Cause.SCRIPT_RAISED, False, 0.1, True),
         (Cause.RANK_KILLED, True, 0.1, True),
