@@ -100,7 +100,7 @@ class Publisher:
 
 
 _FIGURES = ("at_s", "min_step", "max_step", "alive", "pulse_s", "stride_s", "courses", "copies")
-_STEPS = ("memory_steps", "durable_steps", "agreed_steps", "certified_steps")
+_STEPS = ("memory_steps", "durable_steps", "agreed_steps", "certified_steps", "held")
 """What is another at each step, while ranks just train."""
 
 

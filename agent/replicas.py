@@ -17,6 +17,7 @@ from ..checkpoint.agreement import Apart, Ledger
 from ..checkpoint.arena import Slot
 from ..checkpoint.header import Stamp, complete
 from ..checkpoint.tensors import Table
+from ..resilience.across import KEPT, Held, Snapshot
 from ..resilience.errors import SnapshotError
 from ..resilience.findings import Mismatch
 from ..resilience.stability import StabilityPolicy, stable
@@ -60,6 +61,10 @@ class Replicas:
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
         """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
         self._stillness = Stillness()
+        self._held: dict[Snapshot, int] = {}
+        """The digests of the last snapshots that all nodes look at,"""
+        self._model = ""
+        """of this model."""
         self.mismatches: tuple[Mismatch, ...] = ()
         self.frozen = Step(-1)
 
@@ -72,7 +77,7 @@ class Replicas:
         held = complete(headers, len(self._slots)) - self._agreed.keys()
         chosen = set(held)
         if not every:
-            wanted = {header.stamp for row in headers for header in row if header.durable}
+            wanted = {header.stamp for row in headers for header in row if header.durable or header.marked}
             chosen = {stamp for stamp in held if stamp in wanted or stamp.step in self._disputes}
             if held and now_s - self._looked_s >= LOOK_S:
                 self._looked_s = now_s
@@ -115,6 +120,7 @@ class Replicas:
         if not found:
             self._line.add(sight.stamp)
             self._convict(sight, layout.ledger)
+            self._hold(sight, layout.digest)
         self.frozen = self._stillness.look(sight, layout.parameters)
         return found
 
@@ -127,6 +133,15 @@ class Replicas:
                 (tables, future),
             ]  # a start has another layout than what comes after a step
         return future.result() if wait or future.done() else None
+
+    def _hold(self, sight: Sight, digest: agreement.Digest | None) -> None:
+        """What other nodes' agents say of the same snapshot is to be the same."""
+        if not digest or not sight.everywhere:
+            return
+        if digest.model != self._model:
+            self._model, self._held = digest.model, {}
+        self._held[sight.stamp] = digest.of(sight.words)
+        self._held = dict(sorted(self._held.items())[-KEPT:])
 
     # -- judging ----------------------------------------------------------------------------------------------------------
 
@@ -194,6 +209,7 @@ class Replicas:
         """The ranks go on from that step: later ones are not followed by the steps that come now. generation, rewinds: of these, where they
         are the same ranks."""
         self._line = {stamp for stamp in self._line if stamp.step <= step}
+        self._held = {at: word for at, word in self._held.items() if at[-1] <= step}
         for bad in self._bad.get(generation, ()):
             if step < bad.first.step and bad.cure is None:
                 bad.cure = rewinds
@@ -204,6 +220,11 @@ class Replicas:
         now = stable(map(Step, ours), Step(finished), self._policy)
         self._certified |= {ours[step] for step in now}
         return self._certified.intersection(held)
+
+    @property
+    def held(self) -> str:
+        """What this node's ranks have held, for whoever leads to compare with other nodes'."""
+        return str(Held(model=self._model, words=self._held)) if self._held else ""
 
     def copies(self) -> str:
         """What is compared, in words; empty as long as nothing is."""
@@ -220,6 +241,7 @@ class Replicas:
 class _Layout:
     ledger: Ledger
     parameters: list[agreement.Numbers]
+    digest: agreement.Digest | None
 
     @classmethod
     def read(cls, tables: tuple[bytes, ...]) -> _Layout:
@@ -227,4 +249,5 @@ class _Layout:
             found = [Table.from_json(b'{"skeleton":null' + each) for each in tables]
         except SnapshotError:  # damaged in memory: whoever restores it will say so
             found = []
-        return cls(Ledger(found), agreement.parameters(found) or [agreement.NONE for _ in tables])
+        parameters = agreement.parameters(found) or [agreement.NONE for _ in tables]
+        return cls(Ledger(found), parameters, agreement.digest(found) if found else None)

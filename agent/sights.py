@@ -24,6 +24,8 @@ class Sight:
     words: tuple[Words, ...]
     values: bytes = b""
     """A whole table, for the plain values in it."""
+    everywhere: bool = True
+    """It is a snapshot that all nodes look at: it goes to disk, or into another node's memory."""
 
 
 def seen(slots: Sequence[Sequence[Slot]], stamp: Stamp) -> Sight | None:
@@ -41,6 +43,7 @@ def seen(slots: Sequence[Sequence[Slot]], stamp: Stamp) -> Sight | None:
         tables=tuple(layout_of(table) for _, table, _ in found),
         words=tuple(words for *_, words in found),
         values=found[0][1],
+        everywhere=any(header.durable or header.marked for header, _, _ in found),
     )
 
 

@@ -117,6 +117,7 @@ class Soundness:
             "agreed_steps": _steps({stamp.step for stamp in held if self._replicas.agreed(stamp)} & here),
             "certified_steps": _steps((certified | marked) & here),
             "mismatches": self._replicas.mismatches[-TOLD:],
+            "held": self._replicas.held,
             "frozen": self._replicas.frozen,
         }
 

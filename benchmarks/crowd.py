@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 
+from mt_resilient.resilience.across import KEPT, Held
 from mt_resilient.resilience.etcd_messages import interval_fields, method, operation_fields
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
@@ -59,6 +60,8 @@ def status(generation: int, nodes: int, **more: Any) -> NodeStatus:
     }
     course = {"generation": Generation(generation), "rewinds": 0}
     said |= {"courses": ((generation, 0),), "copies": (Copy(node_rank=0, nodes=nodes, step=step, **course),)}
+    words = {(generation, 0, step - 30 * n): hash((generation, n)) % 2**48 for n in range(KEPT)}
+    said |= {"held": str(Held(model="5eed5eed5eed", words=words))}
     said |= {"memory_steps": (step,), "durable_steps": (Step(step - 50),), "agreed_steps": (step,), **marks, **more}
     return NodeStatus(generation=Generation(generation), **said)
 

@@ -21,6 +21,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TypeAlias
 
 import numpy as np
@@ -148,6 +149,58 @@ def _is_parameter(piece: Piece, trained: set[str]) -> bool:
     if _OPTIMIZER.match(piece.name) or not piece.dtype.startswith(_FLOATS):
         return False
     return any(part.name in trained for part in piece.parts) if trained else bool(piece.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    """One number for all that one node's ranks hold alike with another's."""
+
+    model: str
+    """Equal on nodes whose ranks, one by one, hold the same places of the same tensors."""
+    rows: tuple[Numbers, ...]
+    """Which of its tensors, by rank."""
+
+    def of(self, words: Sequence[Words]) -> int:
+        """48 bits of a snapshot with these fingerprints, rank by rank."""
+        mixed = blake2b(digest_size=6)
+        for held, rows in zip(words, self.rows, strict=True):
+            mixed.update(held[rows].tobytes())
+        return int.from_bytes(mixed.digest(), "big")
+
+
+def digest(tables: Sequence[Table]) -> Digest | None:
+    """Of a node's ranks: their trained parameters, and the optimizer's tensors. Of a distributed optimizer, which has other shards on each
+    rank, and so does not tell what is trained, all that the model holds alone; where nobody knows places, all that there is. Integers are
+    left out. None where a rank has nothing of the kind."""
+    keys, rows = blake2b(digest_size=6), []
+    for table in tables:
+        chosen = sorted((repr(_key(table.pieces[n])), n) for n in _replicated(table))
+        if not chosen:
+            return None
+        keys.update(repr([key for key, _ in chosen]).encode())
+        rows.append(np.array([n for _, n in chosen], np.intp))
+    return Digest(model=keys.hexdigest(), rows=tuple(rows))
+
+
+def _replicated(table: Table) -> list[int]:
+    held = [
+        (n, piece) for n, piece in enumerate(table.pieces) if _comparable(piece) and piece.dtype.startswith(_FLOATS)
+    ]
+    model = [(n, piece) for n, piece in held if piece.parts and not _OPTIMIZER.match(piece.name)]
+    if not model:
+        return [n for n, _ in held]
+    whole = {(part.name, part.offset, part.box, part.flat) for _, piece in model for part in piece.parts}
+    own = [
+        (part.name.split("/", 2)[2], part.offset, part.box, part.flat)
+        for _, piece in held
+        if _OPTIMIZER.match(piece.name)
+        for part in piece.parts
+        if part.name.count("/") > 1
+    ]
+    if not own or not whole.issuperset(own):
+        return [n for n, _ in model]
+    trained = {name for name, *_ in own}
+    return [n for n, p in held if _OPTIMIZER.match(p.name) or any(part.name in trained for part in p.parts)]
 
 
 class Ledger:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import assignment, phrases
+from .across import Parted
 from .assignment import Seats
 from .findings import Complaint, Mismatch, Shortage, Straggler
 from .incident import Incident
@@ -199,6 +200,22 @@ def mismatch(found: Mismatch) -> str:
         f"at step {found.onset} the replicas on {phrases.ranks(found.ranks)} do not hold the same bits{since}: "
         f"{', '.join(found.tensors)}{more}; {who}"
     )
+
+
+def parted(found: Parted) -> str:
+    """The same of nodes."""
+    who = "which of them is wrong cannot be said of so few copies"
+    if found.wrong:
+        who = f"{phrases.listed([*found.wrong])} differ{'s' if len(found.wrong) == 1 else ''} from the others"
+    return (
+        f"at step {found.seen[-1]} the replicas on {phrases.listed([*found.nodes])} do not hold the same bits, as they had at step "
+        f"{found.agreed}; {who}"
+    )
+
+
+def parted_signature(found: Parted) -> str:
+    """Of that very snapshot, whoever is wrong."""
+    return f"fingerprint_mismatch:nodes:{'.'.join(map(str, found.seen))}"
 
 
 def straggler(found: Straggler, node: str) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from . import describe, phrases
+from . import across, describe, phrases
+from .across import Parted
 from .findings import Mismatch, RankExit, RankStall
 from .hang import Answer, judge
 from .machine import Phase
@@ -248,7 +249,42 @@ def _answered(found: Mismatch, world: World) -> bool:
     )
 
 
-DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (dead_ranks, replaced_agents, hung_ranks, replicas_apart)
+def nodes_apart(world: World) -> list[Suspicion]:
+    """Who is wrong where that is known, else all that should hold the same."""
+    told = ((n, s.held) for n in world.members if (s := world.status.get(n)) and s.held)
+    return [
+        Suspicion(
+            cause=Cause.FINGERPRINT_MISMATCH,
+            node=node,
+            at_s=max(world.status[n].at_s for n in found.nodes),
+            evidence=describe.parted(found),
+            started=True,
+            signature=describe.parted_signature(found),
+            step=Step(found.seen[-1]),
+            onset=Step(found.agreed + 1),
+        )
+        for found in across.parted(told)
+        if not _turns_back(found, world)
+        for node in found.wrong or found.nodes
+    ]
+
+
+def _turns_back(found: Parted, world: World) -> bool:
+    """Whether that was answered, or what is being answered sends the ranks behind it. Once they have gone back, nothing tells of it."""
+    return any(
+        incident.signature == describe.parted_signature(found)
+        or (incident.open and 0 <= incident.onset <= found.seen[-1] and incident.cause == Cause.FINGERPRINT_MISMATCH)
+        for incident in world.incidents
+    )
+
+
+DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (
+    dead_ranks,
+    replaced_agents,
+    hung_ranks,
+    replicas_apart,
+    nodes_apart,
+)
 
 
 def suspect(world: World) -> list[Suspicion]:

@@ -159,7 +159,7 @@ def unforgiven(world: World) -> tuple[Incident, ...]:
 
 def _hardware(incident: Incident) -> bool:
     if incident.cause == Cause.FINGERPRINT_MISMATCH:
-        return True  # replicas are compared within a node
+        return len(incident.nodes) == 1  # of several, nobody knows which
     return incident.origin == Origin.TRANSIENT and bool(incident.ranks)
 
 

@@ -84,6 +84,8 @@ class NodeStatus:
     """Those of them that many later steps have followed, and what is marked so on disk."""
     mismatches: tuple[Mismatch, ...] = ()
     """Of this agent's life, the last few."""
+    held: str = ""
+    """What its ranks held at the last snapshots, for whoever leads to compare with other nodes' (`across.Held`)."""
     frozen: Step = Step(-1)
     """Step since which no parameter has changed, while many were done; -1: they change."""
     paused: bool = False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mt_resilient.resilience.terms import NodeId
 
-from ..harness import PLAIN, cli, undisturbed
+from ..harness import FLIPPED, PLAIN, cli, undisturbed
 from .hosts import Clocks, Cluster, train
 
 Make = Callable[..., Cluster]
@@ -232,6 +232,22 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     assert 0 < lost.lost_steps < 80
     assert job.said("n3").count("has come back from another node's memory") == 1
     undamaged(job, 250)
+
+
+def test_a_bit_flips_on_one_of_three_nodes(cluster: Make, tmp_path: Path) -> None:
+    """With one rank each, nobody but who leads can see it: the node is named, and all go back in place to before it."""
+    options = ("--durable-every", "100", "--set", "copies.every_s=0.5")
+    job = cluster("3", *options, hosts=3, etcds=1, script=[str(FLIPPED), *train(300, 0.05)])
+    flip = {"FLIP": "170:1:parameter", "FLIPPED": str(tmp_path / "flipped"), "GATE_AFTER": "10000"}
+    job.extra |= dict.fromkeys(job.hosts, flip)
+    job.start()
+    assert job.finish(*job.hosts) == [0] * 3
+    [told] = job.incidents()
+    assert (told.cause, told.rung, told.nodes) == ("fingerprint_mismatch", 1, (NodeId(job.members()[1]),))
+    assert told.resume_step is not None
+    assert 100 < told.resume_step < 170 <= told.step_at_fault < 270
+    assert f"{job.members()[1]} differs from the others" in told.summary
+    undamaged(job, 300)
 
 
 def test_devices_break_for_good_a_spares_too(cluster: Make) -> None:

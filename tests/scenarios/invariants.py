@@ -27,7 +27,7 @@ from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import TABLE, Move, Phase
 from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import RESTART_GANG, RESTARTS
+from mt_resilient.resilience.recovery import RESTARTS
 from mt_resilient.resilience.terms import NodeId, RankPhase
 from mt_resilient.resilience.windows import Window, batch
 from mt_resilient.resilience.wire import loads
@@ -271,7 +271,7 @@ def _right(kept: Kept) -> bool:
 
 def _bound(watch: Watch) -> int:
     """The first step that is known to be wrong, by the faults that have not been answered yet; -1: none is."""
-    waiting = (i.onset for i in watch.incidents.values() if i.rung == RESTART_GANG and i.resume_step is None and i.open)
+    waiting = (i.onset for i in watch.incidents.values() if i.rung in RESTARTS and i.resume_step is None and i.open)
     return min((onset for onset in waiting if onset >= 0), default=-1)
 
 

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +82,8 @@ class Node:
         memory = memoryview(bytearray(job.ranks_each * PAGE_BYTES))
         self.pages = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(job.ranks_each)]
         self.replicas = Replicas([], StabilityPolicy())
+        self.left: list[tuple[int, tuple[int, int]]] = []
+        """Steps that the training went back to, and since when it takes another course (`Holdings`)."""
         tables = [
             plan(None, [("model/w", "float32", (2,))], {"model/w": [replace(WEIGHT, replica=(n,))]})
             for n in range(job.ranks_each)
@@ -178,13 +179,15 @@ class Node:
                         self.say(f"step {step} is on disk")
 
     def compare(self, now_s: float, number: int) -> None:
-        """What `Soundness` does, with one tensor that all ranks hold alike: its fingerprint is the state itself, but for a bit."""
+        """What `Holdings.look` does, with one tensor that all ranks hold alike: its fingerprint is the state itself, but for a bit."""
+        self._refuse_the_left()
         sights = [
             Sight(
                 stamp=kept.stamp,
                 ranks=self._global,
                 tables=self.layouts,
                 words=self._words(kept),
+                everywhere=kept.durable or kept.marked,
             )
             for _, kept in sorted(self.arena.items())
             if kept.sealed and not self.replicas.compared(kept.stamp)
@@ -318,12 +321,18 @@ class Node:
             to, life = rewind.to, (rewind.generation, rewind.ordinal)
             self.lending.forget(lambda stamp, to=to, life=life: stamp.step > to and stamp[:2] < life)  # type: ignore[misc]
             self.replicas.went_back(rewind.to, rewind.generation, rewind.ordinal)
-            self._set_aside(step for step, (_, stamp) in self.job.stamps.items() if step > to and stamp[:2] < life)
+            self._set_aside(to, life)
 
-    def _set_aside(self, steps: Iterable[int]) -> None:
-        for step in [step for step in steps if step in self.disk]:
-            self.disk.pop(step)
-            self.say(f"the snapshot of step {step} is set aside")
+    def _set_aside(self, to: int, life: tuple[int, int]) -> None:
+        self.left.append((to, life))
+        self._refuse_the_left()
+
+    def _refuse_the_left(self) -> None:
+        """What is on disk of a course that was left, or has come there since."""
+        for step in [*self.disk]:
+            if any(step > to and self.job.stamps[step][1][:2] < life for to, life in self.left):
+                del self.disk[step]
+                self.say(f"the snapshot of step {step} is set aside")
 
     def _publish(self, now_s: float) -> None:
         for page in self.pages:
@@ -356,6 +365,7 @@ class Node:
             status,
             agreed_steps=tuple(Step(step) for step, stamp in sorted(stamps.items()) if self.replicas.agreed(stamp)),
             mismatches=self.replicas.mismatches,
+            held=self.replicas.held,
             seat=self.seat,
             **self.lending.told(),
             **self._pulse(number),
@@ -398,11 +408,8 @@ class Node:
                     if step > record.resume_step or not kept.sealed or kept.seat != seat:
                         del self.arena[step]
                 self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
-                self._set_aside(
-                    step
-                    for step, (_, stamp) in self.job.stamps.items()
-                    if 0 <= record.onset <= step and stamp.generation < record.number
-                )
+                if record.onset >= 0:
+                    self._set_aside(record.onset - 1, (record.number, 0))
                 self.lending.ask(record, now_s)
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)

@@ -14,6 +14,7 @@ from mt_resilient.checkpoint.agreement import (
     Words,
     comparisons,
     convicted,
+    digest,
     parameters,
     wrong,
 )
@@ -219,3 +220,46 @@ def test_parameters_are_what_an_optimizer_names() -> None:
     assert names == [["model/w"], ["model/w"]]
     (alone,) = parameters([table(WEIGHT, NORM, COUNTER)])
     assert len(alone) == 2
+
+
+@pytest.mark.parametrize(
+    ("specs", "rows"),
+    [
+        (
+            [WEIGHT, NORM, COUNTER, BUFFER, MOMENT, RANDOM],
+            ["model/w", "opt/0/state/0.0/exp_avg"],
+        ),  # what is trained, and how
+        ([WEIGHT, NORM, cut(MOMENT, 1)], ["model/norm", "model/w"]),  # nobody here knows what the other shards are of
+        ([cut(WEIGHT, 1), cut(MOMENT, 1)], ["model/w", "opt/0/state/0.0/exp_avg"]),
+        ([WEIGHT, bare(MOMENT)], ["model/w"]),
+        ([WEIGHT, NORM], ["model/norm", "model/w"]),
+        ([bare(WEIGHT), bare(MOMENT), bare(COUNTER), RANDOM], ["model/w", "opt/0/state/0.0/exp_avg"]),
+        ([COUNTER, RANDOM], None),
+    ],
+)
+def test_what_is_compared_with_other_nodes(specs: list[Spec], rows: list[str] | None) -> None:
+    found = digest([table(*specs), table(*reversed(specs))])
+    if rows is None:
+        assert found is None
+        return
+    assert found
+    for each, held in zip((table(*specs), table(*reversed(specs))), found.rows, strict=True):
+        assert sorted(each.pieces[n].name for n in held) == rows
+
+
+def test_nodes_are_replicas_whose_ranks_hold_the_same_places_one_by_one() -> None:
+    low, high = (table(cut(WEIGHT, n), cut(MOMENT, n)) for n in range(2))
+    other = table(cut(WEIGHT, 0), cut(MOMENT, 0), replica=1)
+    models = [found.model for each in ([low, high], [other, high], [high, low], [low]) if (found := digest(each))]
+    assert models[0] == models[1]
+    assert len({*models}) == 3
+
+
+def test_each_bit_of_a_digest_s_tensors_counts_and_no_other() -> None:
+    found = digest([table(WEIGHT, COUNTER), table(WEIGHT, COUNTER)])
+    assert found
+    words = [np.array([1, 2], np.uint64), np.array([3, 4], np.uint64)]
+    assert found.of(words) == found.of([np.array([1, 9], np.uint64), words[1]])
+    other = {found.of(words), found.of([words[0] ^ np.uint64(1), words[1]]), found.of(words[::-1])}
+    assert len(other) == 3
+    assert all(0 <= each < 1 << 48 for each in other)

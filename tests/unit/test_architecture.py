@@ -58,6 +58,7 @@ PURE = {
     "resilience/detectors.py",
     "resilience/verdict.py",
     "resilience/stability.py",
+    "resilience/across.py",
     "resilience/copies.py",
     "resilience/buddies.py",
     "resilience/recovery.py",

@@ -71,6 +71,7 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((raised(1), replace(raised(2), nodes=(A, B))), False),
         ((fault(1), raised(2), fault(3, "moved", node=A)), False),  # they have trained meanwhile
         ((fault(1), raised(2), fault(3, "straggler", node=A, rung=0, started=False)), True),
+        (tuple(replace(flip(n), nodes=(A, B)) for n in (1, 2)), False),  # of two nobody knows which
         ((raised(1), raised(2)), True),
         ((raised(1), raised(2, size=1)), False),  # which may be too few, whichever it is
         (tuple(killed(n, size=1) for n in (1, 2, 3)), False),

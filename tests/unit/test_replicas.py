@@ -24,6 +24,7 @@ from mt_resilient.checkpoint.layout import Attempt
 from mt_resilient.checkpoint.retention import RetentionPolicy
 from mt_resilient.checkpoint.tensors import Table, plan
 from mt_resilient.checkpoint.walk import flatten
+from mt_resilient.resilience.across import KEPT, Held
 from mt_resilient.resilience.reports import NodeStatus
 from mt_resilient.resilience.stability import StabilityPolicy
 
@@ -59,6 +60,7 @@ class Ranks:
         generation: int = 1,
         rewinds: int = 0,
         durable: bool = False,
+        marked: bool = False,
         lr: float = 0.1,
     ) -> None:
         """Its parameter has the fingerprint `value` (the step's number), but on the `odd` ranks; its moment that of the step."""
@@ -71,6 +73,7 @@ class Ranks:
                 rank=rank,
                 world=len(self.arenas),
                 durable=durable,
+                marked=marked,
                 pieces=2,
                 payload_bytes=table.payload_bytes,
             )
@@ -247,6 +250,44 @@ def test_steps_of_another_line_certify_nothing(ranks: Ranks, replicas: Replicas)
     ranks.trusted(replicas)
     replicas.went_back(9)
     assert replicas.certified([stamp(9), stamp(10)], 99) == {stamp(9)}
+
+
+def told(replicas: Replicas) -> list[tuple[int, ...]]:
+    return [*Held.parse(replicas.held).words] if replicas.held else []
+
+
+def test_what_all_nodes_look_at_is_told_to_them(ranks: Ranks, replicas: Replicas) -> None:
+    for step in range(1, 8):
+        ranks.snapshot(step, durable=step == 3, marked=step == 5)
+        ranks.look(replicas, every=step == 1)
+    assert told(replicas) == [(1, 0, 3), (1, 0, 5)]
+    for step in range(8, 8 + KEPT):
+        ranks.snapshot(step, marked=True)
+        ranks.look(replicas)
+    assert told(replicas) == [(1, 0, step) for step in range(8, 8 + KEPT)]
+    replicas.went_back(9)
+    assert told(replicas) == [(1, 0, 8), (1, 0, 9)]
+
+
+def test_ranks_that_are_apart_tell_other_nodes_nothing_of_it(ranks: Ranks, replicas: Replicas) -> None:
+    for step in range(1, 7):
+        ranks.snapshot(step, odd={1: 99} if step == 6 else None, marked=True)
+        ranks.look(replicas, every=True)
+    assert told(replicas) == [(1, 0, step) for step in range(1, 6)]
+
+
+def test_equal_bits_are_told_alike_by_two_nodes_and_others_are_not(ranks: Ranks, replicas: Replicas) -> None:
+    there = Ranks(len(ranks.arenas))
+    others = Replicas(there.slots, POLICY)
+    for step in range(1, 4):
+        ranks.snapshot(step, marked=True)
+        there.snapshot(step, step + 7 * (step == 3), marked=True)
+        ranks.look(replicas, every=True)
+        there.look(others, every=True)
+    here, their = Held.parse(replicas.held), Held.parse(others.held)
+    assert here.model == their.model
+    assert [here.words[1, 0, step] == their.words[1, 0, step] for step in (1, 2, 3)] == [True, True, False]
+    there.close()
 
 
 def test_words_are_read_without_a_lock_and_never_torn(ranks: Ranks) -> None:

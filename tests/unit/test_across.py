@@ -1,0 +1,127 @@
+"""Since when nodes are apart, and which of them is wrong."""
+
+from dataclasses import replace
+
+import pytest
+
+from mt_resilient.resilience.across import TRUSTED, Held, parted
+from mt_resilient.resilience.detectors import nodes_apart
+from mt_resilient.resilience.terms import NodeId, Step
+
+from .worlds import incident, node, record, status, world
+
+
+def held(words: str, first: int = 1, model: str = "m") -> str:
+    """A letter for each snapshot, ten steps apart: what was held; a dot: it is not told."""
+    told = {(1, 0, 10 * at): ord(word) for at, word in enumerate(words, first) if word != "."}
+    return str(Held(model=model, words=told))
+
+
+CASES = {
+    # what nodes a, b, c … have told → the step seen, the one before at which they agreed, and who is wrong
+    ("abcdef", "abcdef"): None,
+    ("abcdef", "abcdeX"): (60, 50, ""),
+    ("abcdef", "abcdeX", "abcdef"): (60, 50, "b"),
+    ("abcdef", "abcdeX", "abcdeY"): (60, 50, ""),
+    ("abcdef", "abcdef", "abcdeX", "abcdeX"): (60, 50, ""),
+    ("abcdef", "abcdef", "abcdeX", "abcdeX", "abcdef"): (60, 50, "cd"),
+    ("abcdefgh", "abcdefXY"): (70, 60, ""),  # the first one counts
+    ("abcdefg", "abcdef"): None,
+    ("abcdefg", "abcdef."): None,
+    ("abcdeXg", "abcde.g", "abcdeXg"): None,  # one has missed it, and it is gone again
+    ("abcdXf", "abcd.g", "abcdXf"): (60, 40, "b"),
+    ("abcdeX", "abcde", "abcdef"): None,  # not yet known
+    ("abcX", "abcd"): None,  # three in a row
+    ("abcdX", "abcde"): (50, 40, ""),
+    ("aaaaaaX", "aaaaaab"): None,  # frozen: one value
+    ("aabbccdX", "aabbccde"): (80, 70, ""),
+    ("abcdXfghi", "abcdYfghX"): (50, 40, ""),
+    ("aXcdefgh", "aYcdefgX"): (80, 70, ""),  # apart long before, on purpose or not, and alike since
+    ("pqrstu", "abcdef"): None,  # another model, whatever it is called
+    ("abcdef",): None,
+    (): None,
+}
+
+
+@pytest.mark.parametrize(("told", "expected"), CASES.items())
+def test_who_is_apart_since_when(told: tuple[str, ...], expected: tuple[int, int, str] | None) -> None:
+    found = parted((NodeId("abcdefgh"[at]), held(words)) for at, words in enumerate(told))
+    assert [(each.seen, each.agreed, "".join(each.wrong)) for each in found] == (
+        [((1, 0, expected[0]), expected[1], expected[2])] if expected else []
+    )
+
+
+def test_a_node_that_is_new_is_not_asked_and_one_of_another_model_neither() -> None:
+    old = {NodeId("a"): held("abcdefgh"), NodeId("b"): held("abcdefgX")}
+    for other in (held("Z", first=8), held("pqrstuvw", model="n"), held("")):
+        [found] = parted({**old, NodeId("c"): other}.items())
+        assert found.nodes == ("a", "b")
+    assert parted({NodeId("a"): old[NodeId("a")], NodeId("c"): held("X", first=8)}.items()) == []
+
+
+def test_nodes_that_have_told_different_windows_are_compared_where_these_overlap() -> None:
+    [found] = parted({NodeId("a"): held("abcdefgh"), NodeId("b"): held("cdefgX", first=3)}.items())
+    assert (found.agreed, found.seen) == (70, (1, 0, 80))
+    assert parted({NodeId("a"): held("abcdefgh"), NodeId("b"): held("fghijk", first=6)}.items()) == []
+
+
+def test_in_each_pair_of_models_it_is_found() -> None:
+    """Of the stages of a pipeline, say."""
+    told = {NodeId(f"{model}{n}"): held("abcdeX" if n else "abcdef", model=model) for model in "pq" for n in (0, 1)}
+    assert [each.nodes for each in parted(told.items())] == [("p0", "p1"), ("q0", "q1")]
+
+
+A, B = NodeId("a"), NodeId("b")
+APART = world(
+    record=record(members=("a", "b")),
+    nodes={A: node("a"), B: node("b")},
+    status={A: status(held=held("abcdef")), B: status(held=held("abcdeX"))},
+)
+
+
+def test_the_suspicion_is_of_both_where_nobody_knows() -> None:
+    found = nodes_apart(APART)
+    assert [(each.node, each.onset, each.step, each.rank) for each in found] == [
+        ("a", 51, 60, None),
+        ("b", 51, 60, None),
+    ]
+    assert "the replicas on a and b do not hold the same bits, as they had at step 50" in found[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("fields", "answered"),
+    [
+        ({"signature": "fingerprint_mismatch:nodes:1.0.60"}, True),
+        ({"signature": "fingerprint_mismatch:nodes:1.1.60"}, False),
+        (
+            {"cause": "fingerprint_mismatch", "onset": Step(55), "open": True},
+            True,
+        ),  # the ranks go back behind it anyhow
+        ({"cause": "fingerprint_mismatch", "onset": Step(55), "open": False}, False),  # and have
+        ({"cause": "fingerprint_mismatch", "onset": Step(61), "open": True}, False),
+        ({"cause": "rank_killed", "open": True}, False),
+    ],
+)
+def test_what_is_answered_is_not_suspected_again(fields: dict[str, object], answered: bool) -> None:
+    assert bool(nodes_apart(replace(APART, incidents=(incident(1, **fields),)))) is not answered
+
+
+def test_who_is_no_member_is_not_compared() -> None:
+    assert nodes_apart(replace(APART, record=record(members=("a",)))) == []
+
+
+def test_a_thousand_nodes_that_all_hold_something_else_are_no_replicas() -> None:
+    told = [(NodeId(f"n{n}"), held("abcde" + chr(1000 + n))) for n in range(1000)]
+    assert parted(told) == []
+    [found] = parted([*told[:1] * 900, *told[1:3]])
+    assert found.wrong == ("n1", "n2")
+
+
+def test_what_is_told_is_read_as_it_was() -> None:
+    told = Held(model="m", words={(2, 1, 30): 2**48 - 1, (1, 0, 40): 0})
+    assert Held.parse(str(told)) == told
+    assert str(told) == f"m 1.0.40.0 2.1.30.{2**48 - 1}"
+
+
+def test_so_many_have_to_be_alike() -> None:
+    assert TRUSTED == 4, "as in the cases above"
