@@ -44,7 +44,7 @@ def _show(directory: RunDirectory, world: World | None, agent: bool) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if not console.is_terminal:
         console.width = _WIDE
-    if world is None or not glance.headline(world):
+    if world is None or not glance.headline(world, wall_s()):
         unknown = ", but its etcd gives no answer here (is it there, and are user and password right?): more is not known until it does"
         more = unknown if agent and world is None else ""
         console.print(f"{'An' if agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}")
@@ -84,7 +84,7 @@ def _object(world: World | None, finished: bool, agent: bool) -> dict[str, Any]:
     now = wall_s()
     return {
         "running": True,
-        "doing": glance.headline(world),
+        "doing": glance.headline(world, wall_s()),
         "generation": json.loads(dumps(world.record)) if world.record else None,
         "leader": leader(world),
         "roles": roles(world, now),

@@ -20,7 +20,7 @@ from .world import World, once
 
 MOST_NODES = 100_000
 """More are a slip of the pen."""
-_TRUE_S = 3600.0
+TRUE_S = 3600.0
 """How long it is true that the script does not start on a number of nodes: a network, or a file server, may have been away."""
 
 
@@ -118,19 +118,19 @@ def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> 
     dismissed = _dismissed(world)
     others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
     others.sort(key=lambda node: (world.nodes[node].instance in dismissed, node not in world.members, natural(node)))
-    lacking = max(0, min(allowed(world)) - len(here))
+    lacking = max(0, min(allowed(world, now)) - len(here))
     return {**here, **{node: world.nodes[node] for node in others[:lacking]}}
 
 
 @once
-def allowed(world: World) -> tuple[int, ...]:
+def allowed(world: World, now: float) -> tuple[int, ...]:
     """The numbers of nodes that may train, but for those that were left. Where none of the others can be had, these are tried in turn."""
     if world.spec is None:
         return ()
-    sizes, barred = world.spec.sizes, left(world)
+    sizes, barred = world.spec.sizes, left(world, now)
     if not barred:
         return sizes
-    there = sum(not node.fit for node in world.nodes.values())
+    there = sum(not node.fit and not _shut_out(world, name, now) for name, node in world.nodes.items())
     fit = tuple(size for size in sizes if size not in barred)
     if any(size <= there for size in fit):
         return fit
@@ -138,10 +138,10 @@ def allowed(world: World) -> tuple[int, ...]:
 
 
 @once
-def left(world: World) -> tuple[int, ...]:
+def left(world: World, now: float) -> tuple[int, ...]:
     """Numbers of nodes that the script does not start on, as this life of the job has shown; which was left longest ago, first. Where it
     trains on a number after all on which starts had failed, it was something else that it lacked, and none is to blame; nor is what was
-    found long before the last fault taken for granted."""
+    found long ago taken for granted once it trains. now: wall-clock seconds."""
     if world.spec is None or world.record is None:
         return ()
     since = max(world.spec.first_generation, world.spec.given_up + 1)
@@ -157,9 +157,12 @@ def left(world: World) -> tuple[int, ...]:
         elif incident.size in failed:
             found, failed = {}, set()
         else:
-            found = {size: at_s for size, at_s in found.items() if incident.at_s - at_s < _TRUE_S}
-    at_work = any(status.stepped_s for status in world.statuses()) and len(world.members) in failed
-    return () if at_work or world.record.trained in found else (*found,)
+            found = {size: at_s for size, at_s in found.items() if incident.at_s - at_s < TRUE_S}
+    if any(status.stepped_s for status in world.statuses()):
+        if len(world.members) in failed:
+            return ()
+        found = {size: at_s for size, at_s in found.items() if now - at_s < TRUE_S}
+    return () if world.record.trained in found else (*found,)
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
@@ -206,18 +209,19 @@ def needed(world: World) -> set[NodeId]:
 def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
     """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it.
     None, at a fault: it does not grow, for what memory holds is of so many nodes, and of no use to another number; and who is drained and
-    still there stays, with its memory, until the ranks train (`moving`); but not if it was `struck` before its ranks had made a step.
+    still there stays, with its memory, until the ranks train (`moving`); but not if it was `struck` before its ranks had made a step, nor
+    while starts fail.
     Where there are too few, there is mercy."""
     assert world.record
     here = usable(world, now)
-    if settled_s is None and world.record.dismissed:
+    if settled_s is None and world.record.dismissed and not world.record.idle:
         here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
     found = _again(world, here, now, settled_s)
-    if not found.missed and will_do(world, found.members):
+    if not found.missed and will_do(world, found.members, now):
         return found
     more = _one_at_work(world, here) if found.at_work else _with_mercy(world, here, now)
     merciful = _again(world, more, now, None)
-    return merciful if will_do(world, merciful.members) and not merciful.missed else found
+    return merciful if will_do(world, merciful.members, now) and not merciful.missed else found
 
 
 def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
@@ -255,7 +259,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     places = [successors.get(node, node) for node in before]
     """Who is to have each, or, where it is vacant, who had it."""
     filled = [node for node in places if node in here]
-    size = _fitting(allowed(world), len(filled) + len(spares))
+    size = _fitting(allowed(world, now), len(filled) + len(spares))
     if size == 0:
         kept = {node: here[node].instance if node in here else before[node] for node in places}
         return Seats(members=kept, successors=successors, missed=tuple(vacant))
@@ -263,7 +267,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if _settled(world, node, now, settled_s)]
-    joined = tuple(settled[: _fitting(allowed(world), len(members) + len(settled)) - len(members)])
+    joined = tuple(settled[: _fitting(allowed(world, now), len(members) + len(settled)) - len(members)])
     if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
         there = world.nodes  # of those that are shut out, too: with their agents as they are now they begin again
         waiting = {node: there[node].instance if node in there else i for node, i in before.items()}
@@ -279,14 +283,14 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
 def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
     """Whether the job may grow by it. From a number that is not allowed any more it always may: what memory held is of no use."""
     assert world.record
-    if not will_do(world, world.record.members):
+    if not will_do(world, world.record.members, now):
         return True
     return settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s
 
 
-def will_do(world: World, members: Collection[NodeId]) -> bool:
+def will_do(world: World, members: Collection[NodeId], now: float) -> bool:
     """Whether a job of so many nodes is allowed. After the death of all it may have been given again with other numbers."""
-    return world.spec is None or len(members) in allowed(world)
+    return world.spec is None or len(members) in allowed(world, now)
 
 
 def _fitting(sizes: Sequence[int], there: int) -> int:

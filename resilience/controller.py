@@ -97,7 +97,7 @@ class Controller:
         key = self._keys.generation
         if decision.record:
             puts.append(Put(key, dumps(decision.record)))
-        self.awaits = describe.awaited(world, self._policy.nodes.join_s) if not puts else ""
+        self.awaits = describe.awaited(world, now, self._policy.nodes.join_s) if not puts else ""
         if not puts:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)

@@ -75,7 +75,7 @@ def _answer(
     late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s)
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
         seats = assignment.again(world, now)
-        if not assignment.will_do(world, seats.members):
+        if not assignment.will_do(world, seats.members, now):
             return Decision()
         return generations.reopen(world.with_incidents((late,)), now, late, seats)
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
@@ -91,10 +91,10 @@ def _answer(
         incident = open_incident(world, verdict, answer, reached)
         judged = world.with_incidents((incident,))
         seats = assignment.again(judged, now, struck=verdict.early)
-        if move is Move.REOPEN and not answer.unfit and not assignment.will_do(world, seats.members):
+        if move is Move.REOPEN and not answer.unfit and not assignment.will_do(world, seats.members, now):
             # All had died, and not as many have come as are allowed now.
             return rule(world, now, reached)
-        answer = seated(answer, seats, len(seats.members) in (len(world.members), *assignment.left(judged)))
+        answer = seated(answer, seats, len(seats.members) in (len(world.members), *assignment.left(judged, now)))
         incident = replace(incident, rung=answer.rung, plan=answer.reason, pause_s=answer.pause_s)
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:
             seen_s = max(s.at_s for s in verdict.blamed)

@@ -139,13 +139,13 @@ def wish(request: Request) -> str:
     return request.kind
 
 
-def awaited(world: World, join_s: float | None = None) -> str:
-    """For which nodes a job waits that has not begun, or not anew; empty: it has. join_s: how long, where those that are there would do;
-    None: who looks does not know."""
+def awaited(world: World, now: float, join_s: float | None = None) -> str:
+    """For which nodes a job waits that has not begun, or not anew; empty: it has. now: wall-clock seconds; join_s: how long,
+    where those that are there would do; None: who looks does not know."""
     spec = world.spec
     if _unheard(world):
         return f"waiting for {phrases.listed(world.members)}, which do not reach etcd: {_AT_WORK}"
-    if spec is None or (world.record and world.begun and not _short(world)):
+    if spec is None or (world.record and world.begun and not _short(world, now)):
         return ""
     unfit = [node for node, here in world.nodes.items() if here.fit]
     there = (
@@ -155,16 +155,17 @@ def awaited(world: World, join_s: float | None = None) -> str:
     )
     spares = f" and {phrases.count(spec.spares, 'spare')}" if spec.spares else ""
     not_fit = f", of which {phrases.listed(unfit)} cannot be used" if unfit else ""
-    sizes = assignment.allowed(world)
+    sizes = assignment.allowed(world, now)
     enough = len(world.nodes) - len(unfit) >= min(sizes)
     how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
     until = f"; it begins with them once nobody has come for {how_long}" if enough and not world.begun else ""
     return f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(phrases.few(sizes))}{spares}{until}"
 
 
-def _short(world: World) -> bool:
+def _short(world: World, now: float) -> bool:
     """All had died, and the job has been given again for more nodes than have come; or the script does not start on so many."""
-    return world.record is not None and not world.record.over and not assignment.will_do(world, world.record.members)
+    record = world.record
+    return record is not None and not record.over and not assignment.will_do(world, record.members, now)
 
 
 def _unheard(world: World) -> bool:

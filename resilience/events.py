@@ -40,7 +40,7 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
             shut_out=out,
             size=size,
             trained=trained if world.spec and trained in world.spec.sizes else 0,
-            left=size in assignment.left(world),
+            left=size in assignment.left(world, now),
         )
         if answer.event is Event.FAULT or not ending:  # which it does already
             return answer.event, verdict, answer
@@ -77,7 +77,9 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
     # Each has said before what is there; where an older word of it has come to pass late, it says so again.
     ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
     ready = ready and not (world.record and world.record.pauses(now))
-    ready = ready and all(node in world.nodes for node in world.members) and assignment.will_do(world, world.members)
+    ready = (
+        ready and all(node in world.nodes for node in world.members) and assignment.will_do(world, world.members, now)
+    )
     if ready and policy.observe:
         return Event.READY, None, None
     if ready:
@@ -93,10 +95,10 @@ def _others_wanted(world: World, now: float) -> bool:
         return False
     here = assignment.usable(world, now)
     there = all(node in here and here[node].instance == instance for node, instance in record.members.items())
-    if there and assignment.will_do(world, record.members):
+    if there and assignment.will_do(world, record.members, now):
         return False
     seats = assignment.again(world, now)
-    return [*seats.members.items()] != [*record.members.items()] and assignment.will_do(world, seats.members)
+    return [*seats.members.items()] != [*record.members.items()] and assignment.will_do(world, seats.members, now)
 
 
 def _all_at_work(world: World) -> bool:

@@ -18,28 +18,33 @@ _LONG_S = 120.0
 """So long ago, the time of day says more."""
 
 
-def headline(world: World) -> str:
-    """What the job is doing, and since what; empty: nothing is known of it."""
+def headline(world: World, now: float) -> str:
+    """What the job is doing, and since what; empty: nothing is known of it. now: wall-clock seconds."""
     record = world.record
-    if (awaited := describe.awaited(world)) or record is None or not world.begun:
+    if (awaited := describe.awaited(world, now)) or record is None or not world.begun:
         return awaited
     if record.phase not in _DOING:
         return f"generation {record.number}, {record.phase}: {record.reason}"
-    now = f"generation {record.number}, {_DOING[record.phase]}"
+    doing = f"generation {record.number}, {_DOING[record.phase]}"
     first = world.spec is not None and record.number == world.spec.first_generation
-    return now if first else f"{now}; it began after: {record.reason}"
+    return doing if first else f"{doing}; it began after: {record.reason}"
 
 
 def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     """What is to be known before the table. now: wall-clock seconds; when: makes a time of such seconds."""
-    said, record = [headline(world)], world.record
+    said, record = [headline(world, now)], world.record
     if len(world.nodes) > 1:
         said.append(f"{leader(world) or 'nobody'} leads")
     if missed := turnover.missed(world, now):
         said.append(describe.seats(Seats(members={}, missed=missed)))
+    barred = assignment.left(world, now)
     if record and record.phase is Phase.GATHER and record.pauses(now):
-        sooner = ", or as soon as nodes come" if len(world.members) in assignment.left(world) else ""
+        sooner = ", or as soon as another number of nodes can be had" if len(world.members) in barred else ""
         said.append(f"starts fail: the next one is {when(record.opened_s + record.pause_s)}{sooner}")
+    elif barred:
+        said.append(
+            f"starts on {' and on '.join(map(str, barred))} nodes have failed: an hour later they are tried again"
+        )
     if record and record.paused:
         told = world.statuses()
         all_wait = told and all(status.paused for status in told)

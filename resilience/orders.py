@@ -108,6 +108,11 @@ class GenerationRecord:
         return abs(now - self.opened_s) < self.pause_s
 
     @property
+    def idle(self) -> bool:
+        """Nothing of it runs, and the next start waits, since starts fail: who is drained need not stay."""
+        return self.phase is Phase.GATHER and self.pause_s > 0
+
+    @property
     def over(self) -> bool:
         """Or about to be."""
         return self.phase in (Phase.ENDING, Phase.ENDED)

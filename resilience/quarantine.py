@@ -71,7 +71,7 @@ def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | N
     held = [(node, i) for i in recent for node in i.nodes if not _forgiven(world, node, i)]
     hardware = Counter(node for node, incident in held if _hardware(incident))
     struck = Counter(node for node, incident in held if _counts(world, incident))
-    fails = _fail_at_start(world, [incident for _, incident in held])
+    fails = _fail_at_start(world, [*{incident.id: incident for _, incident in held}.values()])
     found: dict[NodeId, Quarantine] = {}
     blamed = (n for n in {*struck, *fails} if n in world.nodes and not assignment.unusable(world, n, now))
     for node in sorted(blamed, key=assignment.natural):
@@ -123,19 +123,20 @@ def _in_turn(held: Sequence[Incident]) -> set[NodeId]:
     """Nodes on which the last ranks, one after the other, have ended before their first step. That three are broken, each as it takes the
     place of the last, is less likely than that all miss the same thing."""
     early = takewhile(lambda i: not i.started, (i for i in reversed(held) if i.rung in RESTARTS))
-    return {node for i in early if i.cause in RANKS_ENDED for node in i.nodes}
+    return {i.nodes[0] for i in early if i.cause in RANKS_ENDED and len(i.nodes) == 1}
 
 
 def _too_few(world: World, incident: Incident) -> bool:
-    """Whether it struck on fewer nodes than the job has trained on: it may be that the script does not start on so few, whichever they
-    are."""
-    return 0 < incident.size < _most_trained(world)
+    """Whether it struck on fewer nodes than the job has trained on, and it has not trained on so few: it may be that the script does not
+    start on them, whichever they are."""
+    known = _trained_on(world)
+    return 0 < incident.size < max(known) and incident.size not in known
 
 
 @once
-def _most_trained(world: World) -> int:
-    """The largest number of nodes on which steps are known to have been made; 0: none is."""
-    return max((world.record.trained if world.record else 0, *(i.size for i in world.incidents if i.started)))
+def _trained_on(world: World) -> set[int]:
+    """The numbers of nodes on which steps are known to have been made; 0 among them."""
+    return {0, world.record.trained if world.record else 0, *(i.size for i in world.incidents if i.started)}
 
 
 def _new(world: World, node: NodeId) -> bool:

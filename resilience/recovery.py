@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 from . import describe, phrases
 from .assignment import Seats
@@ -156,7 +157,7 @@ def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GANG
     pause_s = answer.pause_s if fails else 0.0
     soon = f"the next start is in {pause_s:g} s" if pause_s else ""
-    soon += ", or as soon as nodes come" if pause_s and answer.unfit else ""
+    soon += ", or as soon as another number of nodes can be had" if pause_s and answer.unfit else ""
     reason = "; ".join(filter(None, (answer.reason, soon, describe.seats(seats))))
     return replace(answer, rung=rung, pause_s=pause_s, reason=reason)
 
@@ -277,23 +278,34 @@ def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
     return bool(nodes) and shut_out >= {*nodes}
 
 
+class _Life(NamedTuple):
+    """Of the gang: what it began with, when, and where the one before it was ended."""
+
+    step: int
+    at_s: float
+    nodes: Sequence[NodeId]
+    after_none: bool = False
+    """The start before it had failed."""
+
+
 def _lives_without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Sequence[NodeId]]:
     """Of the last lives of the gang, the present one included, that left no newer state to go back to than they began with: where each was
     ended. Of a job that has trained, starts that fail are counted by themselves."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
-    begun: list[tuple[int, float, Sequence[NodeId]]] = []
+    begun: list[_Life] = []
     for incident in restarts:
-        if begun and (incident.cause in _NO_LIFE or (trained and _failed(incident))):
+        no_start = trained and _failed(incident)
+        if begun and (incident.cause in _NO_LIFE or no_start):
             begun.pop()  # its snapshot is not asked for again, and there are only so many; of starts that fail too
+            while no_start and begun and begun[-1].after_none:
+                begun.pop()  # what was seen meanwhile, an agent that began anew, has a life of its own in between
         if incident.resume_step is not None:
-            begun.append((incident.resume_step, incident.at_s, incident.nodes))
+            begun.append(_Life(incident.resume_step, incident.at_s, incident.nodes, no_start))
     stuck: list[Sequence[NodeId]] = []
-    for (before, began_s, _), (after, ended_s, nodes) in reversed(
-        list(pairwise([*begun, (kept, verdict.at_s, verdict.nodes)]))
-    ):
-        if after > before or (not told and ended_s - began_s >= unwatched_progress_s):
+    for life, end in reversed([*pairwise([*begun, _Life(kept, verdict.at_s, verdict.nodes)])]):
+        if end.step > life.step or (not told and end.at_s - life.at_s >= unwatched_progress_s):
             break
-        stuck.append(nodes)
+        stuck.append(end.nodes)
     return stuck

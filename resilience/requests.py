@@ -167,7 +167,8 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
     on = f"the job goes on on {phrases.listed([*record.members])}"
     answers: dict[str, Answer] = {}
     for request in asked:
-        if request.node not in record.members and (record.phase is Phase.RUN or _has_left(request, world)):
+        goes_on = record.phase is Phase.RUN or record.idle or _has_left(request, world)
+        if request.node not in record.members and goes_on:
             answers[request.id] = Answer(sentence=f"node {request.node} is drained; {on}", step=record.resume_step)
         elif not request.instance and request.node not in world.nodes:
             why = f"the agent of {request.node} is gone: there is nothing to drain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .incident import Incident
 from .keys import Keys
@@ -16,6 +16,7 @@ from .values import Values
 from .wishes import Answer, Request
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +72,15 @@ class World:
         return _statuses(self)
 
 
-def once(judge: Callable[[World], T]) -> Callable[[World], T]:
-    """What follows from a World alone is found out once, for a World never changes."""
+def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
+    """What follows from a World, and a time, is found out once, for a World never changes."""
 
     @wraps(judge)
-    def known(world: World) -> T:
-        if judge not in world._known:
-            world._known[judge] = judge(world)
-        return world._known[judge]
+    def known(world: World, *args: P.args, **kwargs: P.kwargs) -> T:
+        asked = (judge, *args)
+        if asked not in world._known:
+            world._known[asked] = judge(world, *args, **kwargs)
+        return world._known[asked]
 
     return known
 

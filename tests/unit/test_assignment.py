@@ -96,15 +96,15 @@ def test_the_numbers_of_nodes_that_may_train(case: tuple[str, str], expected: tu
         told = incident(len(story) + 1, at_s=at_s, size=size, started=word[1] == "+", unfit=size * (word[1] == "-"))
         story.append(told)
     judged = replace(cluster("abcd", case[0], (1, 2, 3, 4), trained=4), incidents=tuple(story), status={})
-    assert assignment.allowed(judged) == expected
+    assert assignment.allowed(judged, at_s) == expected
 
 
 def test_a_number_on_which_steps_are_made_is_allowed_at_once() -> None:
     left = tuple(incident(size, started=False, size=size, unfit=size) for size in (1, 2))
     judged = replace(cluster("ab", "ab", (1, 2), trained=3), incidents=left, status={})
-    assert assignment.left(judged) == (1, 2)
-    assert assignment.left(replace(judged, status={NodeId("a"): status(stepped_s=NOW)})) == ()
-    assert assignment.left(replace(judged, record=replace(judged.record, trained=2))) == ()  # type: ignore[type-var]
+    assert assignment.left(judged, NOW) == (1, 2)
+    assert assignment.left(replace(judged, status={NodeId("a"): status(stepped_s=NOW)}), NOW) == ()
+    assert assignment.left(replace(judged, record=replace(judged.record, trained=2)), NOW) == ()  # type: ignore[type-var]
 
 
 def test_from_a_number_that_is_not_allowed_any_more_a_job_grows_at_a_fault() -> None:

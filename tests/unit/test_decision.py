@@ -83,9 +83,9 @@ def test_there_is_nothing_to_drain_before_a_job_has_begun() -> None:
 def test_for_whom_a_job_waits_is_said_until_it_has_begun() -> None:
     spec = Spec(command=("torchrun",), sizes=(2, 3), spares=1)
     waits = world(record=None, spec=spec, status={}, acks={})
-    assert describe.awaited(waits, 60) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
-    assert describe.awaited(world(spec=spec, record=record(members=("a", "b"))), 60) == ""
-    assert describe.awaited(world(spec=spec), 60), "all had died, and it has been given again for more"
+    assert describe.awaited(waits, NOW, 60) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
+    assert describe.awaited(world(spec=spec, record=record(members=("a", "b"))), NOW, 60) == ""
+    assert describe.awaited(world(spec=spec), NOW, 60), "all had died, and it has been given again for more"
 
 
 # -- what the World amounts to ---------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_who_leads(instance: str, node_: NodeId | None) -> None:
     ],
 )
 def test_what_the_job_is_doing(changes: dict[str, Any], sentence: str) -> None:
-    assert glance.headline(trio(**changes)) == sentence
+    assert glance.headline(trio(**changes), NOW) == sentence
 
 
 @pytest.mark.parametrize(
