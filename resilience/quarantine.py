@@ -19,9 +19,10 @@ from .detectors import Cause
 from .errors import UsageError
 from .incident import Incident
 from .ladder import Origin
+from .lives import RANKS_ENDED
 from .machine import Phase
 from .orders import Quarantine
-from .recovery import RANKS_ENDED, RESTART_GANG, RESTARTS
+from .recovery import RESTART_GANG, RESTARTS
 from .reports import AckKind
 from .terms import NodeId
 from .verdict import Verdict

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
-from typing import NamedTuple
 
 from . import describe, phrases
 from .assignment import Seats
@@ -26,6 +24,7 @@ from .errors import (
     UsageError,
 )
 from .incident import Incident
+from .lives import NO_LIFE, RANKS_ENDED, failed_starts, without_progress
 from .machine import Event
 from .reports import NodeStatus
 from .spikes import Kind
@@ -35,12 +34,6 @@ from .verdict import Verdict
 
 OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
 RESTARTS = (RESTART_GANG, REPLACE_NODE, REPLAN)
-
-RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED)
-"""How ranks end that cannot begin where they are."""
-
-_NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
-"""The gang has not come so far as to begin."""
 
 _LONGEST_PAUSE_S = 300.0
 """Between starts that fail; a file server's fail-over takes seconds to minutes."""
@@ -117,7 +110,7 @@ def plan(
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause in RANKS_ENDED and not verdict.started and trained:
-        return _answer_to_failed_starts(_failed_starts(begun, reached, size), restart, policy, size, trained, left)
+        return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
     if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):
@@ -137,9 +130,9 @@ def plan(
             SnapshotError,
             "the snapshot of another job to start from is damaged, and there is none of this job: name another one with --start-from",
         )
-    if verdict.cause in _NO_LIFE:
+    if verdict.cause in NO_LIFE:
         return restart
-    stuck = _lives_without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, trained > 0)
+    stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, trained > 0)
     spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
     if spent >= policy.max_without_progress:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
@@ -191,17 +184,6 @@ def _answer_to_mismatch(
         f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}): have the memory and the devices of "
         f"{phrases.listed([*where])} tested, then give the same command again",
     )
-
-
-def _failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
-    """In a row, on so many nodes, with the present one. What is seen while the next one waits is told as of it."""
-    failed = takewhile(lambda i: not i.started and (i.step_at_fault < 0 or i.step_at_fault >= reached), reversed(begun))
-    return 1 + sum(i.size == size and _failed(i) for i in failed)
-
-
-def _failed(incident: Incident) -> bool:
-    """Whether a start did, or another fault was seen while the next one waited."""
-    return not incident.started and (incident.cause in RANKS_ENDED or incident.pause_s > 0)
 
 
 def _answer_to_failed_starts(
@@ -276,36 +258,3 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool)
 def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
     """Whether what struck there does so no more: these nodes train no more."""
     return bool(nodes) and shut_out >= {*nodes}
-
-
-class _Life(NamedTuple):
-    """Of the gang: what it began with, when, and where the one before it was ended."""
-
-    step: int
-    at_s: float
-    nodes: Sequence[NodeId]
-    after_none: bool = False
-    """The start before it had failed."""
-
-
-def _lives_without_progress(
-    restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
-) -> list[Sequence[NodeId]]:
-    """Of the last lives of the gang, the present one included, that left no newer state to go back to than they began with: where each was
-    ended. Of a job that has trained, starts that fail are counted by themselves."""
-    told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
-    begun: list[_Life] = []
-    for incident in restarts:
-        no_start = trained and _failed(incident)
-        if begun and (incident.cause in _NO_LIFE or no_start):
-            begun.pop()  # its snapshot is not asked for again, and there are only so many; of starts that fail too
-            while no_start and begun and begun[-1].after_none:
-                begun.pop()  # what was seen meanwhile, an agent that began anew, has a life of its own in between
-        if incident.resume_step is not None:
-            begun.append(_Life(incident.resume_step, incident.at_s, incident.nodes, no_start))
-    stuck: list[Sequence[NodeId]] = []
-    for life, end in reversed([*pairwise([*begun, _Life(kept, verdict.at_s, verdict.nodes)])]):
-        if end.step > life.step or (not told and end.at_s - life.at_s >= unwatched_progress_s):
-            break
-        stuck.append(end.nodes)
-    return stuck

@@ -62,6 +62,7 @@ PURE = {
     "resilience/copies.py",
     "resilience/buddies.py",
     "resilience/recovery.py",
+    "resilience/lives.py",
     "resilience/boundary.py",
     "resilience/chronicle.py",
     "resilience/conditions.py",
