@@ -48,6 +48,7 @@ class Holdings:
         self._fetched: dict[Stamp, int] = {}
         """What came from other nodes, for which generation: they have had a part in the training while this one had none."""
         self._settled = 0
+        self._ended = -1
         self._left: list[tuple[int, tuple[int, int]]] = []
         """Steps that the training went back to, and the generation and rewind since which it takes another course."""
 
@@ -62,12 +63,22 @@ class Holdings:
         upto = record.resume_step if seat == self.seat else -1  # of other ranks it is of no use
         settle(self.slots, upto, torn=newcomers)
         self.seat = seat
-        self.sound.went_back(record.resume_step)
+        self.sound.went_back(record.resume_step, record.number)
         if record.onset >= 0:
             self._set_aside(record.onset - 1, (record.number, 0))
         if self.copies:
             self.copies.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
             self.copies.begin()
+
+    def end(self, record: GenerationRecord) -> None:
+        """The job ends, and what it has computed since `record.onset` is wrong: nobody is to go on from it. No rank may be alive."""
+        if record.onset < 0 or record.onset == self._ended:
+            return
+        self._ended = record.onset
+        for slot in chain(*self.slots):
+            if slot.header().whole and slot.header().step >= record.onset:
+                slot.free()
+        self._set_aside(record.onset - 1, (record.number + 1, 0))
 
     def clear(self, generation: int, finished: int, since: int) -> None:
         """A look at what the next ranks may go on from: nothing of generations before `since`, while this node had no part in the

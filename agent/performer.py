@@ -150,6 +150,8 @@ class Performer:
         drain = self._node.drain
         if not self._drain_asked_s:
             self._node.clear(record.number)  # what nobody is to go on from does not go to disk at the last moment
+        self._node.held.end(record)
+        if not self._drain_asked_s:
             self._drain_asked_s = monotonic_s()
             if record.last_snapshot:
                 self._node.held.want_newest_on_disk()

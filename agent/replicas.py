@@ -65,6 +65,8 @@ class Replicas:
         """The digests of the last snapshots that all nodes look at,"""
         self._model = ""
         """of this model."""
+        self._left: list[tuple[int, tuple[int, int]]] = []
+        """Steps that the ranks went back to, and the generation and rewind since which they take another course."""
         self.mismatches: tuple[Mismatch, ...] = ()
         self.frozen = Step(-1)
 
@@ -136,7 +138,8 @@ class Replicas:
 
     def _hold(self, sight: Sight, digest: agreement.Digest | None) -> None:
         """What other nodes' agents say of the same snapshot is to be the same."""
-        if not digest or not sight.everywhere:
+        left = any(sight.stamp.step > to and sight.stamp[:2] < life for to, life in self._left)  # read late, from disk
+        if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
             return
         if digest.model != self._model:
             self._model, self._held = digest.model, {}
@@ -209,6 +212,7 @@ class Replicas:
         """The ranks go on from that step: later ones are not followed by the steps that come now. generation, rewinds: of these, where they
         are the same ranks."""
         self._line = {stamp for stamp in self._line if stamp.step <= step}
+        self._left = [*self._left[-KEPT:], (step, (generation, rewinds))]
         self._held = {at: word for at, word in self._held.items() if at[-1] <= step}
         for bad in self._bad.get(generation, ()):
             if step < bad.first.step and bad.cure is None:

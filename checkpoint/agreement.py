@@ -197,6 +197,8 @@ def _replicated(table: Table) -> list[int]:
         for part in piece.parts
         if part.name.count("/") > 1
     ]
+    if not any(_OPTIMIZER.match(piece.name) for _, piece in held):
+        return []  # nothing tells which of it is trained
     if not own or not whole.issuperset(own):
         return [n for n, _ in model]
     trained = {name for name, *_ in own}

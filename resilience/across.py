@@ -68,38 +68,59 @@ def parted(told: Iterable[tuple[NodeId, str]]) -> list[Parted]:
     alike: dict[str, list[NodeId]] = defaultdict(list)
     for node, text in told:
         alike[text].append(node)
-    models: dict[str, list[str]] = defaultdict(list)
+    if len(alike) < 2:
+        return []
+    models: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for text in alike:
-        models[text.partition(" ")[0]].append(text)
-    found = (
-        _compare([(Held.parse(each), alike[each]) for each in texts])
-        for texts in models.values()
-        if 1 < len(texts) <= MOST
-    )
+        last = text.rpartition(" ")[2].rpartition(".")[0]
+        models[text.partition(" ")[0]][last].append(text)
+    found = []
+    for by_last in models.values():
+        texts = [text for each in by_last.values() for text in each]
+        if len(texts) <= MOST and len(by_last) < len(texts):  # else they only have told more, or less, by now
+            found.append(_compare([(Held.parse(text).words, alike[text]) for text in texts]))
     return [each for each in found if each]
 
 
-def _compare(variants: Sequence[tuple[Held, list[NodeId]]]) -> Parted | None:
-    """variants: what some nodes have told alike."""
-    variants = [each for each in variants if len(each[0].words) > TRUSTED]
-    if len(variants) < 2:
-        return None
-    alike, last, agreed = 0, -1, -1
-    for at in sorted(set.intersection(*({*held.words} for held, _ in variants))):
+def _compare(groups: Sequence[tuple[Mapping[Snapshot, int], list[NodeId]]]) -> Parted | None:
+    """groups: nodes that have told the same. Of each, how many values in a row it has held as the others did; who has not is believed
+    nothing, and holds up nobody."""
+    alike, last = [0] * len(groups), None
+    for at in sorted(set[Snapshot]().union(*(words for words, _ in groups))):
+        there = [n for n, (words, _) in enumerate(groups) if at in words]
+        known = [n for n in there if alike[n] >= TRUSTED]
         by_word: dict[int, list[NodeId]] = defaultdict(list)
-        for held, nodes in variants:
-            by_word[held.words[at]] += nodes
-        if len(by_word) > 1 and alike >= TRUSTED:
-            everybody = [node for nodes in by_word.values() for node in nodes]
-            most = max(by_word.values(), key=len)
-            wrong = [node for node in everybody if node not in {*most}] if 2 * len(most) > len(everybody) else []
-            return Parted(
-                agreed=Step(agreed),
-                seen=at,
-                nodes=tuple(sorted(everybody)),
-                wrong=tuple(sorted(wrong)),
-            )
-        [word] = by_word if len(by_word) == 1 else [-1]
-        alike = 0 if word < 0 else alike + (word != last)
-        last, agreed = word, at[-1]
+        for n in known or there:
+            by_word[groups[n][0][at]] += groups[n][1]
+        if len(by_word) > 1 and known:
+            return _apart(at, [groups[n][0] for n in known], [*by_word.values()], groups, alike)
+        most, *others = sorted(by_word.items(), key=lambda each: -len(each[1]))
+        held = most[0] if known or (len(most[1]) > 1 and not (others and len(others[0][1]) == len(most[1]))) else None
+        for n in there:
+            alike[n] = alike[n] + (held != last) if groups[n][0][at] == held else 0
+        last = held
     return None
+
+
+def _apart(
+    at: Snapshot,
+    words: Sequence[Mapping[Snapshot, int]],
+    parts: Sequence[list[NodeId]],
+    groups: Sequence[tuple[Mapping[Snapshot, int], list[NodeId]]],
+    alike: Sequence[int],
+) -> Parted | None:
+    """parts: who has held the same at that snapshot, of those that are known for replicas. None as long as one of these has not told so
+    far, or where there is no snapshot at which all of them agreed."""
+    behind = any(number >= TRUSTED and max(told) < at for number, (told, _) in zip(alike, groups, strict=True))
+    together = [each for each in set.intersection(*({*each} for each in words)) if each < at]
+    agreed = max((each for each in together if len({told[each] for told in words}) == 1), default=None)
+    if behind or agreed is None:
+        return None
+    everybody, most = sorted(node for part in parts for node in part), max(parts, key=len)
+    right = {*most} if 2 * len(most) > len(everybody) else {*everybody}
+    return Parted(
+        agreed=Step(agreed[-1]),
+        seen=at,
+        nodes=tuple(everybody),
+        wrong=tuple(node for node in everybody if node not in right),
+    )

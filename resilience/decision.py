@@ -10,6 +10,7 @@ from dataclasses import replace
 from . import assignment, generations, kept, moving, observing, quarantine, reach
 from .chronicle import convictions_told, open_incident, phases_told
 from .conditions import complaints_told, cut_off_told, frozen_told, shortages_told, stragglers_told
+from .detectors import nodes_apart, suspect
 from .events import calm, event_of
 from .going_back import turn_back, unheeded
 from .incident import Incident
@@ -19,6 +20,7 @@ from .policy import Policy
 from .recovery import REWIND_IN_PLACE, Plan, seated
 from .requests import cut_short, leaving, rule
 from .rewinds import in_vain, rewinds_told
+from .terms import Step
 from .turnover import missed, missed_told
 from .verdict import Verdict
 from .world import World
@@ -82,6 +84,8 @@ def _answer(
     if event is None or move is Move.IGNORE:
         ruling = cut_short(world)
         if ruling == Decision():
+            ruling = _wrong_at_the_end(world)
+        if ruling == Decision():
             ruling = rule(world, now, kept.step_reached(world))
         if ruling == Decision():
             ruling = moving.begun(world, now, policy)
@@ -102,15 +106,37 @@ def _answer(
         if move is Move.REOPEN:
             return generations.reopen(world, now, incident, seats)
         reason = f"{incident.summary}; {answer.reason}"
-        record = replace(present, phase=phase, exit_code=answer.exit_code, reason=reason)
+        record = replace(present, phase=phase, exit_code=answer.exit_code, reason=reason, onset=_wrong_since(world))
         tried = in_vain(world, verdict, policy.ladder)
         return Decision(record=record, incidents=(*tried, incident), reason=answer.reason)
     if answer:
-        record = replace(present, phase=phase, exit_code=answer.exit_code, reason=answer.reason)
+        record = replace(
+            present, phase=phase, exit_code=answer.exit_code, reason=answer.reason, onset=_wrong_since(world)
+        )
         return Decision(record=record, reason=answer.reason)
     if event is Event.MEMBERS:
         return generations.reseat(world, now, policy.nodes)
-    return generations.advance(world, now, event, phase, policy.observe)
+    decision = generations.advance(world, now, event, phase, policy.observe)
+    if phase is Phase.ENDING and decision.record:
+        return replace(decision, record=replace(decision.record, onset=_wrong_since(world)))
+    return decision
+
+
+def _wrong_at_the_end(world: World) -> Decision:
+    """What is found out before an end that somebody goes on from is over."""
+    record, since = world.record, _wrong_since(world)
+    if record is None or record.phase is not Phase.ENDING or record.complete or since < 0 or 0 <= record.onset <= since:
+        return Decision()
+    reason = f"from step {since} on nodes do not hold the same bits: nobody is to go on from there"
+    return Decision(record=replace(record, onset=since), reason=reason)
+
+
+def _wrong_since(world: World) -> Step:
+    """The first step of those computed by now that is known to be wrong, by what is suspected or has not been answered yet; -1: none is.
+    Where the job ends, nobody is to go on from it."""
+    suspected = (*suspect(world), *nodes_apart(world))
+    known = (*(suspicion.onset for suspicion in suspected), kept.onset(world))
+    return min((step for step in known if step >= 0), default=Step(-1))
 
 
 def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:

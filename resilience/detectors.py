@@ -250,41 +250,42 @@ def _answered(found: Mismatch, world: World) -> bool:
 
 
 def nodes_apart(world: World) -> list[Suspicion]:
-    """Who is wrong where that is known, else all that should hold the same."""
+    """Who is wrong where that is known, else all that should hold the same; when who leads has heard it, by its own clock."""
     told = ((n, s.held) for n in world.members if (s := world.status.get(n)) and s.held)
-    return [
-        Suspicion(
-            cause=Cause.FINGERPRINT_MISMATCH,
-            node=node,
-            at_s=max(world.status[n].at_s for n in found.nodes),
-            evidence=describe.parted(found),
-            started=True,
-            signature=describe.parted_signature(found),
-            step=Step(found.seen[-1]),
-            onset=Step(found.agreed + 1),
-        )
-        for found in across.parted(told)
-        if not _turns_back(found, world)
-        for node in found.wrong or found.nodes
-    ]
+    suspected = []
+    for found in across.parted(told):
+        if _turns_back(found, world):
+            continue
+        at_s = max(world.heard_s.get(node, world.status[node].at_s) for node in found.nodes)
+        evidence, signature = describe.parted(found), describe.parted_signature(found)
+        suspected += [
+            Suspicion(
+                cause=Cause.FINGERPRINT_MISMATCH,
+                node=node,
+                at_s=at_s,
+                evidence=evidence,
+                started=True,
+                signature=signature,
+                step=Step(found.seen[-1]),
+                onset=Step(found.agreed + 1),
+            )
+            for node in found.wrong or found.nodes
+        ]
+    return suspected
 
 
 def _turns_back(found: Parted, world: World) -> bool:
     """Whether that was answered, or what is being answered sends the ranks behind it. Once they have gone back, nothing tells of it."""
     return any(
         incident.signature == describe.parted_signature(found)
-        or (incident.open and 0 <= incident.onset <= found.seen[-1] and incident.cause == Cause.FINGERPRINT_MISMATCH)
+        or (incident.open and incident.would is None and 0 <= incident.onset <= found.seen[-1])
         for incident in world.incidents
     )
 
 
 DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (
-    dead_ranks,
-    replaced_agents,
-    hung_ranks,
-    replicas_apart,
-    nodes_apart,
-)
+    dead_ranks, replaced_agents, hung_ranks, replicas_apart, nodes_apart
+)  # fmt: skip
 
 
 def suspect(world: World) -> list[Suspicion]:

@@ -83,7 +83,7 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
     if ready and policy.observe:
         return Event.READY, None, None
     if ready:
-        stop = may_resume(kept.point(world), kept.said(world), bool(unreadable(world.incidents)))
+        stop = may_resume(kept.point(world), kept.said(world), bool(unreadable(world.incidents)), kept.onset(world))
         return (stop.event if stop else Event.READY), None, stop
     return None, None, None
 

@@ -69,8 +69,8 @@ class GenerationRecord:
     rewind: RewindOrder | None = None
     """What its ranks are to do: the last that was ordered, in this generation or before it."""
     onset: Step = Step(-1)
-    """The first step that is known to be wrong: what generations before this one have computed from there on is not to be gone back to.
-    -1: the state is not suspected."""
+    """The first step that is known to be wrong: what generations before this one (where the job ends: this one too) have computed from
+    there on is not to be gone back to. -1: the state is not suspected."""
     begins: RewindOrder | None = None
     """The order by which it begins at `resume_step`."""
     snapshot: str = ""

@@ -235,9 +235,10 @@ def unreadable(past: Sequence[Incident]) -> set[Step]:
     return {step for step in failed if failed.count(step) > 1}
 
 
-def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool) -> Plan | None:
+def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool, onset: int = -1) -> Plan | None:
     """None where the gang may start from `point`. Where snapshots were kept and none can be had, nobody wants to hear of it when the
-    training has begun from its start again. unread: storage does not give some of them."""
+    training has begun from its start again. unread: storage does not give some of them; onset: the first step that is known to be wrong;
+    -1: none is."""
     if point.step >= 0:
         return None
     if unread or not all(status.storage for status in statuses):
@@ -251,6 +252,12 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool)
             SnapshotError,
             "every snapshot has been set aside, and the training is not begun anew unasked: mend what damages them; to begin "
             "anew, name another directory with --run-dir",
+        )
+    if onset >= 0 and any(status.durable_steps for status in statuses):
+        return _give_up(
+            SnapshotError,
+            f"every snapshot that is left is of step {onset} or later, from which on the state is wrong, and the training is not begun "
+            "anew unasked: to begin anew, name another directory with --run-dir; and keep more snapshots (snapshots.keep)",
         )
     return None
 

@@ -22,6 +22,10 @@ class StabilityPolicy:
     """Clean steps after a snapshot until it is certified: a loss spike is answered by going back about as many (PaLM, arXiv:2204.02311,
     section 5.1), so whatever will be found wrong with an older state has shown by then."""
 
+    compare_nodes: bool = True
+    """Whether nodes whose ranks are replicas of each other are compared (`across`); false for a training whose nodes go apart on purpose
+    after a time in which they did not (local SGD after a warm-up)."""
+
     def __post_init__(self) -> None:
         if self.certify_after_steps < 1:
             raise UsageError(f"stability.certify_after_steps is {self.certify_after_steps}; it must be at least 1")

@@ -188,7 +188,8 @@ def _follows(before: GenerationRecord | None, after: GenerationRecord, write: Ac
         return "" if after.phase is Phase.GATHER or stopped else f"the first record is in phase {after.phase}"
     told = f"generation {after.number} {after.phase} was written over {before.number} {before.phase}"
     if _within_its_phase(before, after):
-        orders = replace(before, **{name: getattr(after, name) for name in _ORDERS})
+        found = ("onset",) if after.phase is Phase.ENDING else ()
+        orders = replace(before, **{name: getattr(after, name) for name in (*_ORDERS, *found)})
         return "" if write.guarded and orders == after else told
     if after.number == before.number:
         return "" if write.guarded and (before.phase, after.phase) in _MOVES else told

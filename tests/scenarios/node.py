@@ -85,7 +85,14 @@ class Node:
         self.left: list[tuple[int, tuple[int, int]]] = []
         """Steps that the training went back to, and since when it takes another course (`Holdings`)."""
         tables = [
-            plan(None, [("model/w", "float32", (2,))], {"model/w": [replace(WEIGHT, replica=(n,))]})
+            plan(
+                None,
+                [("model/w", "float32", (2,)), ("opt/0/state/0.0/exp_avg", "float32", (2,))],
+                {
+                    "model/w": [replace(WEIGHT, replica=(n,))],
+                    "opt/0/state/0.0/exp_avg": [replace(WEIGHT, name="opt/exp_avg/model/w", replica=(n,))],
+                },
+            )
             for n in range(job.ranks_each)
         ]
         self.layouts = tuple(layout_of(table.to_json()) for table in tables)
@@ -206,7 +213,7 @@ class Node:
 
     def _words(self, kept: Kept) -> tuple[Words, ...]:
         word = crc32(repr(kept.state).encode())
-        return tuple(np.array([word ^ (rank + 1 if rank in kept.odd else 0)], np.uint64) for rank in self._global)
+        return tuple(np.array([word ^ (rank + 1 if rank in kept.odd else 0), 0], np.uint64) for rank in self._global)
 
     def _ours(self, step: int) -> bool:
         return self.instance in self.job.stamps[step][0]
@@ -443,6 +450,9 @@ class Node:
                 self.say(f"{self.says} orders its ranks to take a last snapshot and leave")
             case Action.END_GANG:
                 self._clear(now_s, record.number)
+                if record.onset >= 0 and record.phase is Phase.ENDING:
+                    self.arena = {step: kept for step, kept in self.arena.items() if step < record.onset}
+                    self._set_aside(record.onset - 1, (record.number + 1, 0))
                 self.drain(now_s, finish=True)
                 self.drain_asked_s = self.drain_asked_s or now_s
                 asked = self.asked is not None or record.exit_code != 0 or record.leave_in_s > 0

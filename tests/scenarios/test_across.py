@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mt_resilient.resilience.recovery import REWIND_IN_PLACE
+from mt_resilient.resilience.errors import SilentCorruption
+from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP
 
 from .cluster import Job
 
@@ -47,6 +48,36 @@ def test_it_flips_on_the_same_node_again_and_is_shut_out() -> None:
     job.to_the_end()
     assert (job.exit_code, job.last_state) == (0, tuple(range(1, 121))), job.transcript()
     assert [*job.world().quarantine] == ["c"]
+
+
+def test_after_the_third_time_nothing_wrong_is_left_on_disk() -> None:
+    """And the same command, given again, ends with the right bits."""
+    job = Job(nodes="2", ranks=1, total=100)
+    for step in (40, 60):
+        job.until_step(step)
+        flip(job, 1)
+        job.until(lambda job: not job.ranks.odd)
+    job.until_step(82)
+    flip(job, 1)
+    job.to_the_end()
+    last = [*job.incidents.values()][-1]
+    assert (job.exit_code, last.rung) == (SilentCorruption.exit_code, STOP), job.transcript()
+    assert 40 < max(job.disk) < last.onset
+    job.start_agents()
+    job.until_step(90)
+    job.to_the_end()
+    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 101))), job.transcript()
+
+
+def test_a_stop_goes_before_the_answer_and_nothing_wrong_is_left_on_disk() -> None:
+    job = Job(nodes="2", ranks=1, total=200)
+    job.until_step(42)
+    flip(job, 1)
+    job.until_step(44)
+    job.ask_to_stop(snapshot=True)
+    job.to_the_end()
+    assert job.exit_code == 130
+    assert all(not kept.odd for step, kept in job.written.items() if step in job.disk), job.transcript()
 
 
 @pytest.mark.parametrize("moment", ["a rank is killed", "the leader dies", "etcd is away", "the node dies", "pause"])

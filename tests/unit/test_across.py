@@ -8,7 +8,7 @@ from mt_resilient.resilience.across import TRUSTED, Held, parted
 from mt_resilient.resilience.detectors import nodes_apart
 from mt_resilient.resilience.terms import NodeId, Step
 
-from .worlds import incident, node, record, status, world
+from .worlds import NOW, incident, node, record, status, world
 
 
 def held(words: str, first: int = 1, model: str = "m") -> str:
@@ -38,6 +38,10 @@ CASES = {
     ("abcdXfghi", "abcdYfghX"): (50, 40, ""),
     ("aXcdefgh", "aYcdefgX"): (80, 70, ""),  # apart long before, on purpose or not, and alike since
     ("pqrstu", "abcdef"): None,  # another model, whatever it is called
+    ("abcdef", "abcdeX", "uvwxyz"): (60, 50, ""),  # who never was alike is believed nothing, and holds up nobody
+    ("abcdef", "uvwxyz", "uvwxyZ"): (60, 50, ""),
+    ("abc.efgX", "ab.defgh", ".bcdefgh"): (80, 70, "a"),  # each has missed one
+    ("abcde.X", "abcdefg", "abcdefg"): (70, 50, "a"),
     ("abcdef",): None,
     (): None,
 }
@@ -88,6 +92,12 @@ def test_the_suspicion_is_of_both_where_nobody_knows() -> None:
     assert "the replicas on a and b do not hold the same bits, as they had at step 50" in found[0].evidence
 
 
+def test_it_is_as_old_as_who_leads_has_heard_it_for() -> None:
+    """Whatever the nodes' clocks say."""
+    ahead = replace(APART, status={A: replace(APART.status[A], at_s=NOW + 3600.0), B: APART.status[B]})
+    assert {each.at_s for each in nodes_apart(replace(ahead, heard_s={A: NOW - 2.0, B: NOW - 1.0}))} == {NOW - 1.0}
+
+
 @pytest.mark.parametrize(
     ("fields", "answered"),
     [
@@ -100,6 +110,8 @@ def test_the_suspicion_is_of_both_where_nobody_knows() -> None:
         ({"cause": "fingerprint_mismatch", "onset": Step(55), "open": False}, False),  # and have
         ({"cause": "fingerprint_mismatch", "onset": Step(61), "open": True}, False),
         ({"cause": "rank_killed", "open": True}, False),
+        ({"cause": "rank_killed", "onset": Step(51), "open": True}, True),
+        ({"cause": "fingerprint_mismatch", "onset": Step(51), "open": True, "would": 1}, False),
     ],
 )
 def test_what_is_answered_is_not_suspected_again(fields: dict[str, object], answered: bool) -> None:

@@ -232,7 +232,7 @@ def test_parameters_are_what_an_optimizer_names() -> None:
         ([WEIGHT, NORM, cut(MOMENT, 1)], ["model/norm", "model/w"]),  # nobody here knows what the other shards are of
         ([cut(WEIGHT, 1), cut(MOMENT, 1)], ["model/w", "opt/0/state/0.0/exp_avg"]),
         ([WEIGHT, bare(MOMENT)], ["model/w"]),
-        ([WEIGHT, NORM], ["model/norm", "model/w"]),
+        ([WEIGHT, NORM], None),  # nor what is trained
         ([bare(WEIGHT), bare(MOMENT), bare(COUNTER), RANDOM], ["model/w", "opt/0/state/0.0/exp_avg"]),
         ([COUNTER, RANDOM], None),
     ],
@@ -256,10 +256,10 @@ def test_nodes_are_replicas_whose_ranks_hold_the_same_places_one_by_one() -> Non
 
 
 def test_each_bit_of_a_digest_s_tensors_counts_and_no_other() -> None:
-    found = digest([table(WEIGHT, COUNTER), table(WEIGHT, COUNTER)])
+    found = digest([table(WEIGHT, COUNTER, MOMENT), table(WEIGHT, COUNTER, MOMENT)])
     assert found
-    words = [np.array([1, 2], np.uint64), np.array([3, 4], np.uint64)]
-    assert found.of(words) == found.of([np.array([1, 9], np.uint64), words[1]])
+    words = [np.array([1, 2, 5], np.uint64), np.array([3, 4, 6], np.uint64)]
+    assert found.of(words) == found.of([np.array([1, 9, 5], np.uint64), words[1]])
     other = {found.of(words), found.of([words[0] ^ np.uint64(1), words[1]]), found.of(words[::-1])}
     assert len(other) == 3
     assert all(0 <= each < 1 << 48 for each in other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from mt_resilient.agent.replicas import LOOK_S, Replicas
 from mt_resilient.agent.run_directory import MARK
 from mt_resilient.agent.shelf import Shelf
+from mt_resilient.agent.sights import seen
 from mt_resilient.agent.soundness import Soundness
 from mt_resilient.agent.stillness import STILL_SNAPSHOTS, STILL_STEPS
 from mt_resilient.checkpoint import arena, catalog, layout
@@ -267,6 +269,27 @@ def test_what_all_nodes_look_at_is_told_to_them(ranks: Ranks, replicas: Replicas
     assert told(replicas) == [(1, 0, step) for step in range(8, 8 + KEPT)]
     replicas.went_back(9)
     assert told(replicas) == [(1, 0, 8), (1, 0, 9)]
+
+
+def test_what_is_read_late_of_a_course_that_was_left_is_not_told(ranks: Ranks, replicas: Replicas) -> None:
+    ranks.snapshot(1, marked=True)
+    ranks.look(replicas, every=True)
+    ranks.snapshot(2, marked=True)
+    late = seen(ranks.slots, stamp(2))
+    assert late
+    replicas.went_back(1, 1, 1)
+    replicas.judge([late], 1000.0, 1)
+    assert told(replicas) == [(1, 0, 1)]
+    ranks.snapshot(2, rewinds=1, marked=True)
+    ranks.look(replicas, every=True)
+    assert told(replicas) == [(1, 0, 1), (1, 1, 2)]
+
+
+def test_nodes_that_are_not_to_be_compared_tell_nothing(ranks: Ranks) -> None:
+    replicas = Replicas(ranks.slots, replace(POLICY, compare_nodes=False))
+    ranks.snapshot(1, marked=True)
+    ranks.look(replicas, every=True)
+    assert (replicas.compared(stamp(1)), replicas.held) == (True, "")
 
 
 def test_ranks_that_are_apart_tell_other_nodes_nothing_of_it(ranks: Ranks, replicas: Replicas) -> None:
