@@ -235,19 +235,19 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
 
 
 def test_a_bit_flips_on_one_of_three_nodes(cluster: Make, tmp_path: Path) -> None:
-    """With one rank each, nobody but who leads can see it: the node is named, and all go back in place to before it."""
-    options = ("--durable-every", "100", "--set", "copies.every_s=0.5")
-    job = cluster("3", *options, hosts=3, etcds=1, script=[str(FLIPPED), *train(300, 0.05)])
-    flip = {"FLIP": "170:1:parameter", "FLIPPED": str(tmp_path / "flipped"), "GATE_AFTER": "10000"}
+    """With one rank each, nobody but who leads can see it: the node is named, and all go back in place to before it, from memory."""
+    options = ("--durable-every", "1000", "--set", "copies.every_s=3")
+    job = cluster("3", *options, hosts=3, etcds=1, script=[str(FLIPPED), *train(760, 0.03)])
+    flip = {"FLIP": "560:1:parameter", "FLIPPED": str(tmp_path / "flipped"), "GATE_AFTER": "10000"}
     job.extra |= dict.fromkeys(job.hosts, flip)
     job.start()
     assert job.finish(*job.hosts) == [0] * 3
     [told] = job.incidents()
     assert (told.cause, told.rung, told.nodes) == ("fingerprint_mismatch", 1, (NodeId(job.members()[1]),))
     assert told.resume_step is not None
-    assert 100 < told.resume_step < 170 <= told.step_at_fault < 270
+    assert 400 < told.resume_step < 560 <= told.step_at_fault < 760
     assert f"{job.members()[1]} differs from the others" in told.summary
-    undamaged(job, 300)
+    undamaged(job, 760)
 
 
 def test_devices_break_for_good_a_spares_too(cluster: Make) -> None:

@@ -195,7 +195,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
             lambda real: lambda said, steps, *words: real(said, {min(steps, default=-1)} - {-1}, *words),
         ),
     ),
-    "budget without end": (7, _swap(recovery, "_lives_without_progress", lambda real: lambda *args: [])),
+    "budget without end": (7, _swap(recovery, "without_progress", lambda real: lambda *args: [])),
     "memory trusted whatever its ranks": (6, _swap(kept, "said", _trusting)),
     "a dismissed agent is seated": (9, _swap(assignment, "_dismissed", lambda real: lambda world: set())),
     "launched before the last member is ready": (
