@@ -104,7 +104,7 @@ def register(
             "with --node"
         )
     if what is Course.LEAVERS:
-        if _waited(lambda: bool(_over(store, keys) and _others(store, keys, node)), pause, LEAVE_S + ttl_s):
+        if _waited(lambda: _leavers_alone(store, keys, node, known), pause, LEAVE_S + ttl_s):
             return anew()
         raise UsageError(
             f"the job has ended, and the agents of {phrases.listed(sorted(others))} have not left yet; nothing was started. Give the "
@@ -175,9 +175,11 @@ def _found(store: Store, keys: Keys, known: Spec, others: Mapping[NodeId, NodeRe
     )
 
 
-def _over(store: Store, keys: Keys) -> bool:
-    last = _last(store, keys)
-    return last is not None and last.over
+def _leavers_alone(store: Store, keys: Keys, node: NodeId, known: Spec) -> bool:
+    """Whether agents of a life that is over are there, and nobody has given the job again since: then they are of the next one."""
+    last, entry = _last(store, keys), store.get(keys.spec)
+    given_again = entry is not None and loads(Spec, entry.value).first_generation > known.first_generation
+    return bool(last and last.over and not given_again and _others(store, keys, node))
 
 
 def _last(store: Store, keys: Keys) -> GenerationRecord | None:

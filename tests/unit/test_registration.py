@@ -69,6 +69,23 @@ def test_thousands_of_agents_that_start_do_not_read_each_other_all(tmp_path: Pat
     assert store.read <= agents * (SOME + 1)
 
 
+def test_who_waits_for_leavers_joins_those_that_have_begun_the_next_life_meanwhile(
+    store: Store, tmp_path: Path
+) -> None:
+    """One of the last life is in the store by its lease alone; its successor of the same name gives the job again."""
+    spec = described(LAUNCH, (2,), 0, "0" * 8, 1)
+    store.put(KEYS.spec, dumps(spec))
+    ended(store, complete=False)
+    store.put(KEYS.node(NodeId("b")), dumps(node("b")))
+
+    def pause(seconds: float) -> None:
+        store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), instance="another")))
+        store.put(KEYS.spec, dumps(replace(spec, first_generation=Generation(4))))
+
+    known, over = register(store, KEYS, spec, RunDirectory(tmp_path), NodeId("a"), node("a"), pause)
+    assert (known.first_generation, over) == (4, 3)
+
+
 @pytest.mark.parametrize(
     ("number", "given_up", "over", "together"),
     [(0, 0, 0, True), (3, 0, 0, False), (3, 3, 0, True), (4, 3, 0, False), (4, 3, 4, True)],
