@@ -124,8 +124,11 @@ def _answer(
 
 def _wrong_at_the_end(world: World) -> Decision:
     """What is found out before an end that somebody goes on from is over."""
-    record, since = world.record, _wrong_since(world)
-    if record is None or record.phase is not Phase.ENDING or record.complete or since < 0 or 0 <= record.onset <= since:
+    record = world.record
+    if record is None or record.phase is not Phase.ENDING or record.complete:
+        return Decision()
+    since = _wrong_since(world)
+    if since < 0 or 0 <= record.onset <= since:
         return Decision()
     reason = f"from step {since} on nodes do not hold the same bits: nobody is to go on from there"
     return Decision(record=replace(record, onset=since), reason=reason)
