@@ -60,9 +60,7 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
             return Action.WAIT
         if me.gang:
             return Action.STAND_DOWN
-        return (
-            Action.LEAVE if record.settled or record.idle or not dismissed else Action.WAIT
-        )  # the job may yet want it
+        return Action.LEAVE if record.lets_go or not dismissed else Action.WAIT  # the job may yet want it
     acked = me.acked[1] if me.acked[0] == record.number else None
     match record.phase:
         case Phase.GATHER:

@@ -154,7 +154,7 @@ class Holdings:
         attempt = Attempt.parse(name)
         if attempt is None:
             return None
-        return next((to for to, life in self._left if attempt.stamp[:2] < life and attempt.stamp.step > to), None)
+        return next((to for to, life in self._left if attempt.stamp.left(to, life)), None)
 
     def _refuse_the_left(self, durable: Sequence[tuple[int, str]]) -> None:
         for _, name in durable:

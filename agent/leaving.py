@@ -134,6 +134,6 @@ class Leaving:
         by or waits for the others."""
         if not self._several or (record and instance in record.members.values()):
             return None
-        if record and (record.settled or record.idle) and instance in record.dismissed:
+        if record and record.lets_go and instance in record.dismissed:
             return self._request.exit_code if self._request else 0
         return self.code if self.wanted else None

@@ -138,7 +138,7 @@ class Replicas:
 
     def _hold(self, sight: Sight, digest: agreement.Digest | None) -> None:
         """What other nodes' agents say of the same snapshot is to be the same."""
-        left = any(sight.stamp.step > to and sight.stamp[:2] < life for to, life in self._left)  # read late, from disk
+        left = any(sight.stamp.left(to, life) for to, life in self._left)  # read late, from disk
         if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
             return
         if digest.model != self._model:

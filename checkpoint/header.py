@@ -36,6 +36,10 @@ class Stamp(NamedTuple):
     rewinds: int
     step: int
 
+    def left(self, to: int, life: tuple[int, int]) -> bool:
+        """Whether it is of the course that was left when ranks went back to step `to`; life: generation and rewinds of the next one."""
+        return self.step > to and self[:2] < life
+
 
 @dataclass(frozen=True, kw_only=True)
 class Header:

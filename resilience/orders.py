@@ -99,8 +99,13 @@ class GenerationRecord:
 
     @property
     def settled(self) -> bool:
-        """Its members have met: who is to leave for it may."""
+        """Its members have met."""
         return self.phase not in (Phase.GATHER, Phase.LAUNCH)
+
+    @property
+    def lets_go(self) -> bool:
+        """Who is dismissed may leave: it goes on without, or nothing of it runs."""
+        return self.settled or self.idle
 
     def pauses(self, now: float) -> bool:
         """Whether its ranks are not to start yet. now: wall-clock seconds, of whoever leads now: where clocks differ it is over sooner, or
@@ -109,7 +114,7 @@ class GenerationRecord:
 
     @property
     def idle(self) -> bool:
-        """Nothing of it runs, and the next start waits, since starts fail: who is drained need not stay."""
+        """Nothing of it runs, and the next start waits, since starts fail."""
         return self.phase is Phase.GATHER and self.pause_s > 0
 
     @property
