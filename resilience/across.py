@@ -65,26 +65,63 @@ class Parted:
 
 def parted(told: Iterable[tuple[NodeId, str]]) -> list[Parted]:
     """What is apart among nodes that have told these texts of `Held`. Not yet known is what not all of them have told."""
-    alike: dict[str, list[NodeId]] = defaultdict(list)
-    for node, text in told:
-        alike[text].append(node)
+    alike = _alike(told)
     if len(alike) < 2:
         return []
-    models: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for text in alike:
-        last = text.rpartition(" ")[2].rpartition(".")[0]
-        models[text.partition(" ")[0]][last].append(text)
     found = []
-    for by_last in models.values():
-        texts = [text for each in by_last.values() for text in each]
-        if len(texts) <= MOST and len(by_last) < len(texts):  # else they only have told more, or less, by now
-            found.append(_compare([(Held.parse(text).words, alike[text]) for text in texts]))
+    for texts in _by_model(alike).values():
+        if len({_last(text) for text in texts}) < len(texts):  # else they only have told more, or less, by now
+            found.append(_apart(_groups(texts, alike)))
     return [each for each in found if each]
 
 
-def _compare(groups: Sequence[tuple[Mapping[Snapshot, int], list[NodeId]]]) -> Parted | None:
-    """groups: nodes that have told the same. Of each, how many values in a row it has held as the others did; who has not is believed
-    nothing, and holds up nobody."""
+def compared(told: Iterable[tuple[NodeId, str]]) -> tuple[list[list[NodeId]], list[NodeId]]:
+    """Nodes that are known for replicas, by model; and those that have told as much of such a model, and never were as they are."""
+    alike = _alike(told)
+    known, own = [], []
+    for texts in _by_model(alike).values():
+        groups = _groups(texts, alike)
+        learned, *_ = _learn(groups)
+        replicas = [
+            node for (_, nodes), number in zip(groups, learned, strict=True) if number >= TRUSTED for node in nodes
+        ]
+        if len(replicas) > 1:
+            known.append(sorted(replicas))
+            for (words, nodes), number in zip(groups, learned, strict=True):
+                own += nodes if number < TRUSTED <= len({*words.values()}) else []
+    return known, sorted(own)
+
+
+_Group: TypeAlias = tuple[Mapping[Snapshot, int], list[NodeId]]
+"""Nodes that have told the same."""
+
+
+def _alike(told: Iterable[tuple[NodeId, str]]) -> dict[str, list[NodeId]]:
+    alike: dict[str, list[NodeId]] = defaultdict(list)
+    for node, text in told:
+        alike[text].append(node)
+    return alike
+
+
+def _by_model(texts: Iterable[str]) -> dict[str, list[str]]:
+    models: dict[str, list[str]] = defaultdict(list)
+    for text in texts:
+        models[text.partition(" ")[0]].append(text)
+    return {model: texts for model, texts in models.items() if len(texts) <= MOST}
+
+
+def _last(text: str) -> str:
+    """The last snapshot that it tells of, without its word."""
+    return text.rpartition(" ")[2].rpartition(".")[0]
+
+
+def _groups(texts: Iterable[str], alike: Mapping[str, list[NodeId]]) -> list[_Group]:
+    return [(Held.parse(text).words, alike[text]) for text in texts]
+
+
+def _learn(groups: Sequence[_Group]) -> tuple[list[int], Snapshot | None, list[list[NodeId]]]:
+    """Of each, how many values in a row it has held as the others did, until some that are known for replicas are apart: at which snapshot,
+    and who held the same there. Who is not known for one is believed nothing, and holds up nobody."""
     alike, last = [0] * len(groups), None
     for at in sorted(set[Snapshot]().union(*(words for words, _ in groups))):
         there = [n for n, (words, _) in enumerate(groups) if at in words]
@@ -93,24 +130,21 @@ def _compare(groups: Sequence[tuple[Mapping[Snapshot, int], list[NodeId]]]) -> P
         for n in known or there:
             by_word[groups[n][0][at]] += groups[n][1]
         if len(by_word) > 1 and known:
-            return _apart(at, [groups[n][0] for n in known], [*by_word.values()], groups, alike)
+            return alike, at, [*by_word.values()]
         most, *others = sorted(by_word.items(), key=lambda each: -len(each[1]))
         held = most[0] if known or (len(most[1]) > 1 and not (others and len(others[0][1]) == len(most[1]))) else None
         for n in there:
             alike[n] = alike[n] + (held != last) if groups[n][0][at] == held else 0
         last = held
-    return None
+    return alike, None, []
 
 
-def _apart(
-    at: Snapshot,
-    words: Sequence[Mapping[Snapshot, int]],
-    parts: Sequence[list[NodeId]],
-    groups: Sequence[tuple[Mapping[Snapshot, int], list[NodeId]]],
-    alike: Sequence[int],
-) -> Parted | None:
-    """parts: who has held the same at that snapshot, of those that are known for replicas. None as long as one of these has not told so
-    far, or where there is no snapshot at which all of them agreed."""
+def _apart(groups: Sequence[_Group]) -> Parted | None:
+    """None as long as one that is known for a replica has not told so far, or where there is no snapshot at which all of them agreed."""
+    alike, at, parts = _learn(groups)
+    if at is None:
+        return None
+    words = [told for (told, _), number in zip(groups, alike, strict=True) if number >= TRUSTED and at in told]
     behind = any(number >= TRUSTED and max(told) < at for number, (told, _) in zip(alike, groups, strict=True))
     together = [each for each in set.intersection(*({*each} for each in words)) if each < at]
     agreed = max((each for each in together if len({told[each] for told in words}) == 1), default=None)

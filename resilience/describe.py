@@ -214,9 +214,32 @@ def parted(found: Parted) -> str:
     )
 
 
+def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
+    """Of which nodes it would be found out, and of which not; empty: no nodes are compared. replicas: by model."""
+    if not replicas:
+        return ""
+    who = (
+        phrases.listed(replicas[0])
+        if len(replicas) == 1
+        else f"{sum(map(len, replicas)):,} nodes, of {len(replicas)} models"
+    )
+    left_out = f"; not {phrases.listed(own)}, for what is held there has never been the same" if own else ""
+    return f"replicas are compared across nodes: {who}{left_out}"
+
+
 def parted_signature(found: Parted) -> str:
     """Of that very snapshot, whoever is wrong."""
-    return f"fingerprint_mismatch:nodes:{'.'.join(map(str, found.seen))}"
+    return f"{_PARTED}{'.'.join(map(str, found.seen))}"
+
+
+def on_purpose(signature: str) -> str:
+    """What to do where it is no fault that nodes went apart; empty: they did not."""
+    if not signature.startswith(_PARTED):
+        return ""
+    return "; where the training lets nodes go apart on purpose (local SGD, say): --set stability.compare_nodes=false"
+
+
+_PARTED = "fingerprint_mismatch:nodes:"
 
 
 def straggler(found: Straggler, node: str) -> str:

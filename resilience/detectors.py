@@ -251,9 +251,8 @@ def _answered(found: Mismatch, world: World) -> bool:
 
 def nodes_apart(world: World) -> list[Suspicion]:
     """Who is wrong where that is known, else all that should hold the same; when who leads has heard it, by its own clock."""
-    told = ((n, s.held) for n in world.members if (s := world.status.get(n)) and s.held)
     suspected = []
-    for found in across.parted(told):
+    for found in across.parted(world.held()):
         if _turns_back(found, world):
             continue
         at_s = max(world.heard_s.get(node, world.status[node].at_s) for node in found.nodes)

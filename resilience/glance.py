@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import assignment, describe, quarantine, story, turnover
+from . import across, assignment, describe, quarantine, story, turnover
 from .assignment import Seats
 from .machine import Phase
 from .reports import NodeStatus
@@ -68,6 +68,8 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     members = [world.status[node] for node in world.members if node in world.status]
     if certified := [status.certified_steps[-1] for status in members if status.certified_steps]:
         said.append(f"newest certified snapshot: step {min(certified)}")
+    replicas, own = across.compared(world.held())
+    said += [describe.compared(replicas, own)]
     if any(status.observes for status in members):
         said.append("observing: nothing is done about faults")
     return [line for line in said if line]

@@ -182,7 +182,7 @@ def _answer_to_mismatch(
     return _give_up(
         SilentCorruption,
         f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}): have the memory and the devices of "
-        f"{phrases.listed([*where])} tested, then give the same command again",
+        f"{phrases.listed([*where])} tested, then give the same command again{describe.on_purpose(verdict.signature)}",
     )
 
 

@@ -71,6 +71,10 @@ class World:
         """Of members that have reported in the record's generation."""
         return _statuses(self)
 
+    def held(self) -> list[tuple[NodeId, str]]:
+        """What members' ranks have held, where they tell it (`across`)."""
+        return [(node, told.held) for node in self.members if (told := self.status.get(node)) and told.held]
+
 
 def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
     """What follows from a World, and a time, is found out once, for a World never changes."""

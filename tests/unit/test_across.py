@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.across import TRUSTED, Held, parted
+from mt_resilient.resilience import describe
+from mt_resilient.resilience.across import TRUSTED, Held, compared, parted
 from mt_resilient.resilience.detectors import nodes_apart
 from mt_resilient.resilience.terms import NodeId, Step
 
@@ -73,6 +74,35 @@ def test_in_each_pair_of_models_it_is_found() -> None:
     """Of the stages of a pipeline, say."""
     told = {NodeId(f"{model}{n}"): held("abcdeX" if n else "abcdef", model=model) for model in "pq" for n in (0, 1)}
     assert [each.nodes for each in parted(told.items())] == [("p0", "p1"), ("q0", "q1")]
+
+
+@pytest.mark.parametrize(
+    ("told", "replicas", "own"),
+    [
+        (("abcde", "abcde"), ["ab"], ""),
+        (("abc", "abc"), [], ""),  # not yet
+        (("abcde", "abcd."), ["ab"], ""),
+        (("abcde", "pqrst"), [], ""),
+        (("abcde", "pqrst", "abcde"), ["ac"], "b"),
+        (("abcde", "pqr", "abcde"), ["ac"], ""),  # nor is it known that it is no replica
+        (("abcde", "ppppp", "abcde"), ["ac"], ""),  # frozen
+        (("abcdeX", "abcdef", "pqrstu"), ["ab"], "c"),  # apart
+        (("abcde",), [], ""),
+        ((), [], ""),
+    ],
+)
+def test_which_nodes_are_known_for_replicas(told: tuple[str, ...], replicas: list[str], own: str) -> None:
+    found, others = compared((NodeId("abcdefgh"[at]), held(words)) for at, words in enumerate(told))
+    assert (["".join(each) for each in found], "".join(others)) == (replicas, own)
+
+
+def test_what_is_compared_is_told() -> None:
+    two = [["a", "b"], ["c", "d", "e"]]
+    assert describe.compared([], []) == ""
+    assert describe.compared(two[:1], []) == "replicas are compared across nodes: a and b"
+    assert describe.compared(two, ["f"]) == (
+        "replicas are compared across nodes: 5 nodes, of 2 models; not f, for what is held there has never been the same"
+    )
 
 
 A, B = NodeId("a"), NodeId("b")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience import glance
+from mt_resilient.resilience.across import Held
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.orders import Quarantine
 from mt_resilient.resilience.reports import NodeStatus, Spec
@@ -17,6 +18,7 @@ from mt_resilient.resilience.world import World
 from .worlds import NOW, A, B, incident, node, record, status, world
 
 C = NodeId("c")
+HELD = str(Held(model="m", words={(1, 0, step): step for step in range(5)}))
 SPEC = Spec(command=("torchrun", "train.py"), sizes=(2,), spares=1)
 SHUT_OUT = Quarantine(reason="1 fault has struck it within 24 h", until_s=NOW + 60)
 
@@ -146,6 +148,10 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
             "the ranks wait until their state is on disk, to go on on other nodes: c takes the place of b",
         ),
         ({"nodes": {A: replace(node(), fit="a is not used")}}, "a is not used"),
+        (
+            {"status": {A: status(held=HELD), B: status(held=HELD), C: status(held=HELD)}},
+            "replicas are compared across nodes: a and b",
+        ),
         ({"status": {A: status(observes=True)}}, "observing: nothing is done about faults"),
         (
             {

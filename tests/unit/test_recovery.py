@@ -423,6 +423,17 @@ def test_the_same_tensors_at_the_same_step_say_more() -> None:
     assert "a bad part" in plan(verdict(Cause.FINGERPRINT_MISMATCH), 10, 10, before, POLICY).reason
 
 
+@pytest.mark.parametrize(
+    ("signature", "named"), [("fingerprint_mismatch:nodes:1.0.9", True), ("fingerprint_mismatch:9:1:w", False)]
+)
+def test_where_nodes_go_apart_again_and_again_the_switch_for_those_that_do_on_purpose_is_named(
+    signature: str, named: bool
+) -> None:
+    before = [incident(n, cause="fingerprint_mismatch", signature=signature, at_s=0.5) for n in (1, 2)]
+    answer = plan(verdict(Cause.FINGERPRINT_MISMATCH, signature=signature), 10, 10, before, POLICY)
+    assert ("--set stability.compare_nodes=false" in answer.reason) is named
+
+
 def test_restarts_without_progress_do_not_count_against_a_flipped_bit() -> None:
     """It takes the state back on purpose."""
     assert plan(verdict(Cause.FINGERPRINT_MISMATCH), 10, 5, killed(10, 10, 10), POLICY).event is Event.FAULT
