@@ -63,11 +63,11 @@ class Parted:
     """and of these the ones that differ from more than half; none: there is no such majority."""
 
 
-def parted(told: Iterable[tuple[NodeId, str]]) -> list[Parted]:
+def parted(told: Mapping[NodeId, str]) -> list[Parted]:
     """What is apart among nodes that have told these texts of `Held`. Not yet known is what not all of them have told."""
-    alike = _alike(told)
-    if len(alike) < 2:
+    if len({hash(text) for text in told.values()}) < 2:  # which reads no text that it has read before
         return []
+    alike = _alike(told)
     found = []
     for texts in _by_model(alike).values():
         if len({_last(text) for text in texts}) < len(texts):  # else they only have told more, or less, by now
@@ -75,7 +75,7 @@ def parted(told: Iterable[tuple[NodeId, str]]) -> list[Parted]:
     return [each for each in found if each]
 
 
-def compared(told: Iterable[tuple[NodeId, str]]) -> tuple[list[list[NodeId]], list[NodeId]]:
+def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeId]]:
     """Nodes that are known for replicas, by model; and those that have told as much of such a model, and never were as they are."""
     alike = _alike(told)
     known, own = [], []
@@ -96,9 +96,9 @@ _Group: TypeAlias = tuple[Mapping[Snapshot, int], list[NodeId]]
 """Nodes that have told the same."""
 
 
-def _alike(told: Iterable[tuple[NodeId, str]]) -> dict[str, list[NodeId]]:
+def _alike(told: Mapping[NodeId, str]) -> dict[str, list[NodeId]]:
     alike: dict[str, list[NodeId]] = defaultdict(list)
-    for node, text in told:
+    for node, text in told.items():
         alike[text].append(node)
     return alike
 

@@ -17,7 +17,7 @@ from .reports import NodeStatus
 from .spikes import Kind
 from .terms import Step
 from .verdict import Verdict
-from .world import World, once
+from .world import World, once_said
 
 
 def next_id(world: World, further: int = 0) -> str:
@@ -26,12 +26,13 @@ def next_id(world: World, further: int = 0) -> str:
     return f"{max([_ordered(world), *(int(i.id) for i in world.incidents)]) + further + 1:04d}"
 
 
-@once
+@once_said
 def _ordered(world: World) -> int:
     """The greatest number of an order that anybody knows of."""
-    record, said = world.record, world.status.values()
+    record, said = world.record, world.uncalm().values()
     orders = [order.number for order in (record.rewind, record.begins) if order] if record else []
-    return max([0, *orders, *(n for s in said for n in (s.declined, *(told.order for told in s.rewinds)))])
+    obeyed = [told.order for status in said for told in status.rewinds]
+    return max([0, *orders, *obeyed, *[status.declined for status in said]])
 
 
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:
@@ -47,9 +48,8 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
             for complaint in (world.status[node].complaints if node in world.status else ())
         ]
     )
-    traces = tuple(e.traceback for s in world.statuses() for e in s.exits if e.traceback and e.kind not in tuple(Kind))[
-        :1
-    ]
+    ends = [end for status in world.uncalm_statuses() for end in status.exits]
+    traces = tuple(end.traceback for end in ends if end.traceback and end.kind not in tuple(Kind))[:1]
     return replace(
         bare_incident(world, verdict, answer.rung, reached),
         id=next_id(world),
@@ -85,7 +85,7 @@ def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incid
     """`changed`, and the incidents that have changed further because computing a step again has shown who was wrong."""
     newest = {incident.id: incident for incident in (*world.incidents, *changed)}
     further = {incident.id: incident for incident in changed}
-    for found in (m for status in world.status.values() for m in status.mismatches if m.replayed and m.wrong):
+    for found in (m for status in world.uncalm().values() for m in status.mismatches if m.replayed and m.wrong):
         sentence = describe.convicted(found)
         for incident in newest.values():
             same = (incident.generation, incident.signature) == (found.generation, describe.mismatch_signature(found))

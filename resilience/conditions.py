@@ -75,7 +75,7 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
         )
 
     seen: dict[str, NodeStatus] = {}
-    for status in world.statuses():
+    for status in world.uncalm_statuses():
         if status.frozen >= 0:
             seen.setdefault(f"{Cause.FROZEN}:{status.frozen}", status)
     return _news(world, Cause.FROZEN, seen, tell)
@@ -104,7 +104,7 @@ def stragglers_told(world: World) -> tuple[Incident, ...]:
 
     slow = {
         f"{Cause.STRAGGLER}:{status.generation}:{found.rank}:{found.step}": (node, found)
-        for node, status in world.status.items()
+        for node, status in world.uncalm().items()
         if status.generation == record.number
         for found in status.stragglers
     }
@@ -134,7 +134,7 @@ def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
 
     short = {
         f"{Cause.MEMORY_SHORT}:{node}:{status.shortage.at_s}": (node, status, status.shortage)
-        for node, status in world.status.items()
+        for node, status in world.uncalm().items()
         if status.shortage
     }
     return _news(world, Cause.MEMORY_SHORT, short, tell)
@@ -161,7 +161,7 @@ def complaints_told(world: World) -> tuple[Incident, ...]:
 
     sick = {
         f"{Cause.DEVICE_SICK}:{node}:{found.at_s}:{found.device}:{found.words}": (node, status, found)
-        for node, status in world.status.items()
+        for node, status in world.uncalm().items()
         for found in status.complaints
     }
     return _news(world, Cause.DEVICE_SICK, sick, tell)

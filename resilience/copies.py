@@ -14,10 +14,10 @@ from . import buddies
 from .orders import GenerationRecord, Source
 from .reports import Copy
 from .terms import NodeId, Step
-from .world import World, once
+from .world import World, once_said
 
 
-@once
+@once_said
 def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
     """By member that is there: what its own memory holds of the ranks that it has now. What it holds of others is of no use to it."""
     members = world.record.members if world.record else {}
@@ -30,7 +30,7 @@ def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
     return found
 
 
-@once
+@once_said
 def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
     """By member: the steps that it lacks in memory while another member holds its part of them, and which one does.
 

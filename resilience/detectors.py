@@ -82,7 +82,7 @@ _KINDS = frozenset(kind.value for kind in Kind)
 def dead_ranks(world: World) -> list[Suspicion]:
     """One suspicion for each rank that left before its loop was over."""
     number = world.record.number if world.record else 0
-    told = [(node, s.exits) for node, s in world.status.items() if s.exits and s.generation == number]
+    told = [(node, s.exits) for node, s in world.uncalm().items() if s.exits and s.generation == number]
     return [_of_exit(node, gone) for node, exits in told for gone in exits]
 
 
@@ -126,9 +126,10 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
 def replaced_agents(world: World) -> list[Suspicion]:
     """Members whose agent is gone, or is another process than the one the record names."""
     found, nodes = [], world.nodes
-    stepped_s = max((status.pulse_s for status in world.statuses()), default=0.0)  # with all ranks, so all were alive
     members = world.record.members if world.record else {}
     changed = [(n, i) for n, i in members.items() if n not in nodes or nodes[n].instance != i]
+    told = world.statuses() if changed else []
+    stepped_s = max((status.pulse_s for status in told), default=0.0)  # with all ranks, so all were alive
     for node, instance in changed:
         present = nodes.get(node)
         if present is None and world.record and world.record.phase is Phase.GATHER:
@@ -173,7 +174,7 @@ def hung_ranks(world: World) -> list[Suspicion]:
     """The ranks that hold up all others, once it is certain that they hang. Every node has to have said that its ranks are silent: one
     that has not may have the rank that the others wait for, at work."""
     number, members = (world.record.number, world.record.members) if world.record else (0, {})
-    said = [(n, s) for n, s in world.status.items() if s.stalls and n in members and s.generation == number]
+    said = [(n, s) for n, s in world.uncalm().items() if s.stalls and n in members and s.generation == number]
     if not said or len(said) < len(members):
         return []
     of_node = {stall.rank: node for node, status in said for stall in status.stalls}
@@ -225,7 +226,7 @@ def replicas_apart(world: World) -> list[Suspicion]:
             step=found.onset,
             onset=found.onset,
         )
-        for node, status in world.status.items()
+        for node, status in world.uncalm().items()
         for found in status.mismatches
         if found.generation == number and not _gone_behind(found, status) and not _answered(found, world)
     ]

@@ -10,9 +10,10 @@ from .recovery import bound, unreadable
 from .reports import NodeStatus
 from .stability import ResumePoint, choose, exactly
 from .terms import Step
-from .world import World, once
+from .world import World, once, once_said
 
 
+@once_said
 def step_reached(world: World) -> Step:
     """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
     newest, record = max((s.max_step for s in world.statuses()), default=-1), world.record
@@ -20,11 +21,11 @@ def step_reached(world: World) -> Step:
     return Step(max(newest, record.resume_step if record else -1, over))
 
 
-@once
+@once_said
 def said(world: World) -> list[NodeStatus]:
     """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
     own, lent = copies.own(world), copies.fetchable(world)
-    told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
+    told = [(world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status]
     return [
         s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
     ]

@@ -28,7 +28,7 @@ def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
     known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
     fresh: list[Incident] = []
     obeyed: dict[str, Incident] = {}
-    for status in world.statuses():
+    for status in world.uncalm_statuses():
         for told in status.rewinds:
             if told.order:
                 orders = [i for i in world.incidents if int(i.id) == told.order] or [_forgotten(told)]

@@ -29,7 +29,7 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
     ]
     statuses = world.statuses()
     found += agreement(statuses) if verdict.cause is not Cause.FINGERPRINT_MISMATCH else []
-    killed = [e for s in statuses for e in s.exits if e.code == _KILLED]
+    killed = [e for s in world.uncalm_statuses() for e in s.exits if e.code == _KILLED]
     if verdict.cause is Cause.RANK_KILLED and killed and not any(e.out_of_memory for e in killed):
         found.append(Weighed(cause=Cause.MEMORY_SHORT, because=Because.NOT_COUNTED))
     return tuple(found)

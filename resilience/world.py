@@ -45,7 +45,9 @@ class World:
     """The agent that leads, by instance; empty: none does."""
 
     _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What `once` has found out."""
+    """What `once` has found out,"""
+    _said: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """and what `once_said` has."""
 
     @cached_property
     def members(self) -> tuple[NodeId, ...]:
@@ -65,15 +67,27 @@ class World:
         if not changed:
             return self
         newest = {incident.id: incident for incident in (*self.incidents, *changed)}
-        return replace(self, incidents=tuple(newest.values()))
+        world = replace(self, incidents=tuple(newest.values()))
+        world._said.update(self._said)
+        return world
 
     def statuses(self) -> list[NodeStatus]:
         """Of members that have reported in the record's generation."""
         return _statuses(self)
 
-    def held(self) -> list[tuple[NodeId, str]]:
+    def uncalm(self) -> dict[NodeId, NodeStatus]:
+        """What nodes have said, members or not, where it tells of ends, stalls, rewinds or anything else that is seldom: whoever looks for
+        that need not look at all of thousands."""
+        return _uncalm(self)
+
+    def uncalm_statuses(self) -> list[NodeStatus]:
+        """Of `statuses`, the same."""
+        number, members = (self.record.number, self.record.members) if self.record else (0, {})
+        return [s for n, s in self.uncalm().items() if n in members and s.generation == number]
+
+    def held(self) -> dict[NodeId, str]:
         """What members' ranks have held, where they tell it (`across`)."""
-        return [(node, told.held) for node in self.members if (told := self.status.get(node)) and told.held]
+        return {node: told.held for node in self.members if (told := self.status.get(node)) and told.held}
 
 
 def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
@@ -89,10 +103,39 @@ def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[Worl
     return known
 
 
-@once
+def once_said(judge: Callable[[World], T]) -> Callable[[World], T]:
+    """The same of what nodes have said, which the World with other incidents (`with_incidents`) knows, too."""
+
+    @wraps(judge)
+    def known(world: World) -> T:
+        if judge not in world._said:
+            world._said[judge] = judge(world)
+        return world._said[judge]
+
+    return known
+
+
+@once_said
 def _statuses(world: World) -> list[NodeStatus]:
     number, members = (world.record.number, world.record.members) if world.record else (0, {})
     return [s for n, s in world.status.items() if n in members and s.generation == number]
+
+
+@once_said
+def _uncalm(world: World) -> dict[NodeId, NodeStatus]:
+    return {
+        node: told
+        for node, told in world.status.items()
+        if told.exits
+        or told.stalls
+        or told.rewinds
+        or told.declined
+        or told.mismatches
+        or told.stragglers
+        or told.shortage
+        or told.complaints
+        or told.frozen >= 0
+    }
 
 
 def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:

@@ -16,7 +16,7 @@ from mt_resilient.resilience.terms import NodeId, Step
 from mt_resilient.resilience.wire import dumps
 from mt_resilient.resilience.world import World
 
-from .worlds import NOW, gone, node, record, status
+from .worlds import NOW, gone, incident, node, record, status
 
 NODES = 3_000
 NAMES = tuple(NodeId(f"n{number}") for number in range(NODES))
@@ -81,3 +81,14 @@ def test_whose_copy_lies_where_is_found_without_looking_through_all_for_each() -
     assert own(world) == dict.fromkeys(NAMES, (Step(10),))
     assert fetchable(world) == {}
     assert len(apart(world)) < NODES
+
+
+def test_what_nodes_have_said_is_looked_through_once_whatever_incidents_there_are_and_anew_when_they_say_more() -> None:
+    judged = world_of_all(n7=raised(7))
+    told = judged.with_incidents([incident(1)])
+    assert judged.uncalm() == told.uncalm() == {NAMES[7]: judged.status[NAMES[7]]}
+    assert told.with_incidents([incident(2)]).uncalm() is told.uncalm()
+    once = told.statuses()
+    assert told.with_incidents([incident(2)]).statuses() is once
+    calm = dataclasses.replace(told, status=world_of_all().status)
+    assert (calm.uncalm(), len(calm.statuses())) == ({}, NODES)
