@@ -29,7 +29,7 @@ launch 1.9. Measured, 32 quiet Xeon cores: 39 and 265 ms (missed), 1.45 s (met) 
 Since then a status goes with each acknowledgement, in one transaction, and a tick takes half the time (`big_world.py`). Predicted for
 10,000 nodes there: at most 100 ms in a change, 1.8 s from the fault to all ready. Measured: 203 to 231 ms (missed) and 1.4 to 2.1 s.
 Where the time went, and what was done about it: docs/scaling.md. Now, three runs: 67 to 75 ms and 1.15 to 1.32 s (both met), launch 1.0
-to 1.2 s.
+to 1.2 s; on cores half as fast 120 and 134 ms (missed) and 1.8 to 1.9 s.
 
 On two cores that others kept busy, gather took 0.57 s with 1,000 nodes and 5.4 s with 5,000. 1,000 nodes with a connection each: 434 MB,
 against 59 over ten.

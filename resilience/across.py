@@ -76,19 +76,19 @@ def parted(told: Mapping[NodeId, str]) -> list[Parted]:
 
 
 def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeId]]:
-    """Nodes that are known for replicas, by model; and those that have told as much of such a model, and never were as they are."""
+    """Nodes that are known for replicas, by model; and those that have told as much of such a model, and hold something else."""
     alike = _alike(told)
     known, own = [], []
     for texts in _by_model(alike).values():
         groups = _groups(texts, alike)
         learned, *_ = _learn(groups)
-        replicas = [
-            node for (_, nodes), number in zip(groups, learned, strict=True) if number >= TRUSTED for node in nodes
-        ]
+        judged = [(words, nodes, number) for (words, nodes), number in zip(groups, learned, strict=True)]
+        replicas = [node for _, nodes, number in judged if number >= TRUSTED for node in nodes]
         if len(replicas) > 1:
             known.append(sorted(replicas))
-            for (words, nodes), number in zip(groups, learned, strict=True):
-                own += nodes if number < TRUSTED <= len({*words.values()}) else []
+            own += [
+                n for words, nodes, number in judged if not number and len({*words.values()}) >= TRUSTED for n in nodes
+            ]
     return known, sorted(own)
 
 

@@ -223,7 +223,7 @@ def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
         if len(replicas) == 1
         else f"{sum(map(len, replicas)):,} nodes, of {len(replicas)} models"
     )
-    left_out = f"; not {phrases.listed(own)}, for what is held there has never been the same" if own else ""
+    left_out = f"; not {phrases.listed(own)}, which hold{'s' if len(own) == 1 else ''} something else" if own else ""
     return f"replicas are compared across nodes: {who}{left_out}"
 
 

@@ -424,7 +424,7 @@ def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answ
     tmp_path: Path, freezer: Path
 ) -> None:
     """It hangs, and the agent does not."""
-    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "150", "--step-delay", "0.02"]
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "400", "--step-delay", "0.02"]
     job = Job(tmp_path, command, "--durable-every", "1000", "--snapshots", str(freezer))
     job.until(lambda now: len(now.memory_steps) > 1)
 

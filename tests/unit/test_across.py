@@ -86,6 +86,7 @@ def test_in_each_pair_of_models_it_is_found() -> None:
         (("abcde", "pqrst", "abcde"), ["ac"], "b"),
         (("abcde", "pqr", "abcde"), ["ac"], ""),  # nor is it known that it is no replica
         (("abcde", "ppppp", "abcde"), ["ac"], ""),  # frozen
+        (("abcde", "pqcde", "abcde"), ["ac"], ""),  # alike since
         (("abcdeX", "abcdef", "pqrstu"), ["ab"], "c"),  # apart
         (("abcde",), [], ""),
         ((), [], ""),
@@ -101,7 +102,7 @@ def test_what_is_compared_is_told() -> None:
     assert describe.compared([], []) == ""
     assert describe.compared(two[:1], []) == "replicas are compared across nodes: a and b"
     assert describe.compared(two, ["f"]) == (
-        "replicas are compared across nodes: 5 nodes, of 2 models; not f, for what is held there has never been the same"
+        "replicas are compared across nodes: 5 nodes, of 2 models; not f, which holds something else"
     )
 
 
