@@ -144,11 +144,11 @@ def _apart(groups: Sequence[_Group]) -> Parted | None:
     alike, at, parts = _learn(groups)
     if at is None:
         return None
-    words = [told for (told, _), number in zip(groups, alike, strict=True) if number >= TRUSTED and at in told]
-    behind = any(number >= TRUSTED and max(told) < at for number, (told, _) in zip(alike, groups, strict=True))
+    known = [told for (told, _), number in zip(groups, alike, strict=True) if number >= TRUSTED]
+    words = [told for told in known if at in told]
     together = [each for each in set.intersection(*({*each} for each in words)) if each < at]
     agreed = max((each for each in together if len({told[each] for told in words}) == 1), default=None)
-    if behind or agreed is None:
+    if agreed is None or any(max(told) < at for told in known):
         return None
     everybody, most = sorted(node for part in parts for node in part), max(parts, key=len)
     right = {*most} if 2 * len(most) > len(everybody) else {*everybody}

@@ -227,6 +227,9 @@ def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
     return f"replicas are compared across nodes: {who}{left_out}"
 
 
+_PARTED = "fingerprint_mismatch:nodes:"
+
+
 def parted_signature(found: Parted) -> str:
     """Of that very snapshot, whoever is wrong."""
     return f"{_PARTED}{'.'.join(map(str, found.seen))}"
@@ -237,9 +240,6 @@ def on_purpose(signature: str) -> str:
     if not signature.startswith(_PARTED):
         return ""
     return "; where the training lets nodes go apart on purpose (local SGD, say): --set stability.compare_nodes=false"
-
-
-_PARTED = "fingerprint_mismatch:nodes:"
 
 
 def straggler(found: Straggler, node: str) -> str:

@@ -55,7 +55,7 @@ def _out(world: World, now: float, verdict: Verdict) -> Set[NodeId]:
 
 def _unheard(world: World) -> bool:
     """Whether one of several members has said nothing of an end of its ranks."""
-    told = sum(bool(status.exits) for status in world.statuses())
+    told = sum(bool(status.exits) for status in world.uncalm_statuses())
     return told < len(world.members) > 1
 
 

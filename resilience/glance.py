@@ -68,8 +68,7 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     members = [world.status[node] for node in world.members if node in world.status]
     if certified := [status.certified_steps[-1] for status in members if status.certified_steps]:
         said.append(f"newest certified snapshot: step {min(certified)}")
-    replicas, own = across.compared(world.held())
-    said += [describe.compared(replicas, own)]
+    said.append(describe.compared(*across.compared(world.held())))
     if any(status.observes for status in members):
         said.append("observing: nothing is done about faults")
     return [line for line in said if line]

@@ -25,7 +25,7 @@ def step_reached(world: World) -> Step:
 def said(world: World) -> list[NodeStatus]:
     """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
     own, lent = copies.own(world), copies.fetchable(world)
-    told = [(world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status]
+    told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
     return [
         s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
     ]

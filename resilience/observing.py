@@ -105,7 +105,7 @@ def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
 
 def hangs_over(world: World) -> tuple[Incident, ...]:
     """Hangs that were none, or have passed: somebody gives signs of life again."""
-    if any(status.stalls for status in world.statuses()):
+    if any(status.stalls for status in world.uncalm_statuses()):
         return ()
     hung = [i for i in world.incidents if i.open and i.would is not None and i.cause == Cause.RANK_HUNG]
     return tuple(replace(i, open=False, evidence=(*i.evidence, "the ranks have gone on by themselves")) for i in hung)

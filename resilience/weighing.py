@@ -27,8 +27,7 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
     found = [
         _grouped(list(alike), verdict) for _, alike in groupby(rivals, key=lambda s: (s.cause, _because(s, verdict)))
     ]
-    statuses = world.statuses()
-    found += agreement(statuses) if verdict.cause is not Cause.FINGERPRINT_MISMATCH else []
+    found += agreement(world.statuses()) if verdict.cause is not Cause.FINGERPRINT_MISMATCH else []
     killed = [e for s in world.uncalm_statuses() for e in s.exits if e.code == _KILLED]
     if verdict.cause is Cause.RANK_KILLED and killed and not any(e.out_of_memory for e in killed):
         found.append(Weighed(cause=Cause.MEMORY_SHORT, because=Because.NOT_COUNTED))

@@ -82,8 +82,7 @@ class World:
 
     def uncalm_statuses(self) -> list[NodeStatus]:
         """Of `statuses`, the same."""
-        number, members = (self.record.number, self.record.members) if self.record else (0, {})
-        return [s for n, s in self.uncalm().items() if n in members and s.generation == number]
+        return _of_members(self, self.uncalm())
 
     def held(self) -> dict[NodeId, str]:
         """What members' ranks have held, where they tell it (`across`)."""
@@ -117,8 +116,12 @@ def once_said(judge: Callable[[World], T]) -> Callable[[World], T]:
 
 @once_said
 def _statuses(world: World) -> list[NodeStatus]:
+    return _of_members(world, world.status)
+
+
+def _of_members(world: World, told: Mapping[NodeId, NodeStatus]) -> list[NodeStatus]:
     number, members = (world.record.number, world.record.members) if world.record else (0, {})
-    return [s for n, s in world.status.items() if n in members and s.generation == number]
+    return [s for n, s in told.items() if n in members and s.generation == number]
 
 
 @once_said
