@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +46,8 @@ class Launch:
     """What it says about the number of nodes; empty: nothing."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
+    rank_command: tuple[str, ...] = ()
+    """What torchrun starts each rank with; empty where that is no interpreter on a script."""
     rdzv_id: str = ""
     """The job's name as torchrun was told it; empty: it was not."""
 
@@ -113,6 +115,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         ranks=ranks,
         nodes=nodes,
         script=tuple(script),
+        rank_command=_rank_command(environ.get("PYTHON_EXEC", python), options.keys(), script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
     )
 
@@ -173,6 +176,14 @@ def _options(rest: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
             kept += taken
         position += len(taken)
     return values, kept, rest[position:]
+
+
+def _rank_command(python: str, options: Set[str], script: Sequence[str]) -> tuple[str, ...]:
+    """As in `torch.distributed.run.config_from_args`, as of torch 2.13."""
+    if options & {"no_python", "run_path", "numa_binding"}:
+        return ()
+    module = ("-m",) if options & {"m", "module"} else ()
+    return os.path.abspath(python), "-u", *module, *script
 
 
 def _ranks(text: str, environ: Mapping[str, str]) -> int:

@@ -28,6 +28,8 @@ class Attachment:
     rank: int
     local_rank: int
     world: int
+    environment: tuple[str, ...]
+    """Names of the variables that this process was started with."""
 
 
 _attached: dict[int, Attachment | None] = {}
@@ -68,6 +70,7 @@ def _attach() -> Attachment | None:
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
+        environment=tuple(os.environ),
     )
 
 
