@@ -139,7 +139,7 @@ class Node:
         why = self.warm.why
         if self.warm.ready:
             try:
-                pid, how = self.warm.launch(arguments, environment, record.number)
+                pid, how = self.warm.launch(self.launch.program, arguments, environment, record.number)
                 pidfd = open_pidfd(pid)
                 self.gang = Gang(record.number, Watched(pid, -1 if pidfd is None else pidfd), how)
                 return

@@ -169,11 +169,19 @@ class WarmProcess:
         self._refused, self.why = True, why
         self._stop_ranks()
 
-    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], generation: int) -> tuple[int, str]:
+    def launch(
+        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], generation: int
+    ) -> tuple[int, str]:
         """Fork the gang's launcher; its pid, and how it starts ranks: `warm`, or `cold: why`. Raises MachineError when no process answers;
         then there is none any more."""
         server = self._ranks if self.forks_ranks else self._launchers
-        order = {"argv": list(arguments), "env": dict(environment), "cwd": os.getcwd(), "generation": generation}
+        order = {
+            "program": program,
+            "argv": arguments,
+            "env": environment,
+            "cwd": os.getcwd(),
+            "generation": generation,
+        }
         try:
             assert server
             return server.launch(order), "warm" if server is self._ranks else f"cold: {self.why}"

@@ -96,7 +96,7 @@ def _launch(
 ) -> dict[str, str] | None:
     """Fork a launcher. Returns in this process, and in each rank that is forked for it: there with the rank's environment.
 
-    order: `argv` (torchrun's arguments), `env` (the whole environment), `cwd`, `generation`."""
+    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`, `generation`."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)

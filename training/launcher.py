@@ -36,8 +36,9 @@ def run(order: Mapping[str, Any], seed: socket.socket | None) -> int:
             return Fork(seed, env, handler) if list(args) == sys.orig_argv else start(handler, args, env)
 
         SubprocessHandler._popen = popen  # type: ignore[method-assign]
-    sys.argv = ["torchrun", *order["argv"]]
-    show([sys.executable, *sys.argv], order["env"])
+    program = order["program"]
+    sys.argv = [program[-1], *order["argv"]]
+    show([*([sys.executable] if len(program) == 1 else program[:-1]), *sys.argv], order["env"])
     try:
         run.main(order["argv"])
         return 0

@@ -188,7 +188,7 @@ WAYS: dict[str, tuple[int, Callable[[], object]]] = {
     "abort": (-6, os.abort),
     "SIGTERM": (-15, lambda: end_oneself(signal.SIGTERM)),
     "SIGHUP": (-1, lambda: end_oneself(signal.SIGHUP)),
-    "SIGUSR1": (-10, lambda: end_oneself(signal.SIGUSR1)),
+    "SIGALRM": (-14, lambda: end_oneself(signal.SIGALRM)),
     "SIGSEGV": (-11, lambda: end_oneself(signal.SIGSEGV)),
     "exec": (6, become_another),
     "fork": (8, fork_and_leave),
