@@ -83,6 +83,8 @@ class Node:
         """What the last snapshot on disk took."""
         self.vitals = Vitals(stragglers or StragglerPolicy())
         self.warm = WarmProcess(launch.python, directory.modules, launch.home, directory.logs / "warm.log")
+        if launch.warm_refused:
+            self.warm.give_up(launch.warm_refused)
         config = {
             "arena": self.paths,
             "root": root.address,
@@ -287,7 +289,7 @@ class Node:
         return replace(said, **self.vitals.told(self.gang), **self.held.sound.told(said))  # type: ignore[arg-type]
 
     def all_attached(self) -> bool:
-        return all(page.pid for page in self.board.pages)
+        return all(page.pid for page in self.board.pages) or self.launch.own_programs or not self.launch.hooked
 
     def all_training(self) -> bool:
         return all(page.phase == RankPhase.TRAINING for page in self.board.pages)
