@@ -194,6 +194,10 @@ def run_job(
             supervisor.telling.say(launch.torn(), "warn")
         if not launch.hooked:
             supervisor.telling.say(f"{launch.warm_refused}: ranks run as under torchrun alone, unwatched", "warn")
+        if launch.own_programs:
+            supervisor.telling.say(
+                f"{launch.warm_refused}. A rank is watched from the moment its training loop or Session begins"
+            )
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         if agent.observe:

@@ -23,7 +23,7 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
     """
     if code is not None:
         return code == 0 or (left and code < 0)
-    if RankPhase.RESTORING <= phase < RankPhase.FINISHED:
+    if RankPhase.RESTORING <= phase < RankPhase.FINISHED and not left:
         return False
     return None if launcher_code is None else launcher_code == 0
 
