@@ -49,6 +49,8 @@ class Gang:
     """By local rank, from the moment each has claimed its page."""
     fenced: bool = False
     """Its own agent has ended it, for another generation may have begun."""
+    unimportable: str = ""
+    """Why the launcher's Python cannot import torch, where it has ended before it started a rank; empty: it can."""
 
     def adopt(self, local_rank: int, pid: int) -> None:
         """Watch a rank that has shown up on the board, or another process of it that trains."""

@@ -26,6 +26,8 @@ print()
 print(*map(bool, known))
 """
 _IMPORT = "import torch.distributed.run"
+_FAILS_S = 5.0
+"""The launcher has just read the same files."""
 _ANSWERS_S = 60.0
 """Of an interpreter on a shared file system; then it is believed to be in order."""
 
@@ -49,11 +51,12 @@ def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
     return replace(launch, hooked=False, warm_refused=f"mt_resilient is not installed for {ranks}")
 
 
-def unimportable(launch: Launch, environ: Mapping[str, str], patience_s: float) -> str:
-    """Why the launcher's Python cannot import torch; empty where it can, or does not say within patience_s."""
+def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
+    """Why the launcher's Python cannot import torch; empty where it can, or does not say so soon. That takes seconds, so it is asked when a
+    launcher has ended before its ranks were there."""
     if not launch.interpreter:
         return ""
-    done = _run([*launch.interpreter, "-c", _IMPORT], environ, patience_s)
+    done = _run([*launch.interpreter, "-c", _IMPORT], environ, _FAILS_S)
     if done is None or not done.returncode:
         return ""
     return f"{launch.python} cannot import torch: {_last_line(done)}"

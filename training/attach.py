@@ -16,6 +16,7 @@ from types import TracebackType
 
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns
+from ..resilience.errors import FormatError, InternalError, LayoutError, ResilientError, UsageError
 from ..resilience.handoff import Handoff
 from ..resilience.leash import die_with, die_with_parent
 from .board import claim
@@ -86,7 +87,10 @@ def _attach(trains: bool) -> Attachment | None:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == page.pid:  # not in a child that the script has forked
             farewell(page, error)
-        previous(kind, error, trace)
+        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
+            print(f"mt-resilient: {error}", file=sys.stderr)  # nothing in the script is wrong that its lines would show
+        else:
+            previous(kind, error, trace)
 
     sys.excepthook = excepthook
     if handoff.stacks:
@@ -112,4 +116,7 @@ def farewell(page: Page, error: BaseException) -> None:
     """Say on the board why this rank ends. An error that knows its `farewell` (a dict) adds it."""
     text = "".join(traceback.format_exception(error))
     last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    page.say_farewell(error=last[:300], traceback=text, **getattr(error, "farewell", {}))
+    words = {"error": last[:300], "traceback": text, **getattr(error, "farewell", {})}
+    if isinstance(error, LayoutError | FormatError):
+        words |= {"kind": "refused", "error": str(error)}
+    page.say_farewell(**words)
