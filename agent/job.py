@@ -136,7 +136,7 @@ def run_job(
         server, endpoints = whereabouts.endpoints(control, access, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
-        keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
+        keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
