@@ -48,7 +48,7 @@ def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
         _, ours = _ask([ranks], as_what, environ)
     if ours or launch.own_programs:
         return launch
-    return replace(launch, hooked=False, warm_refused=f"mt_resilient is not installed for {ranks}")
+    return replace(launch, hooked=False, rank_command=(), warm_refused=f"mt_resilient is not installed for {ranks}")
 
 
 def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:

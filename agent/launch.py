@@ -7,7 +7,6 @@ meets whom: each generation has a static rendezvous of its own, with a fresh por
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,6 +47,8 @@ class Launch:
     """What it says about the number of nodes; empty: nothing."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
+    rank_command: tuple[str, ...] = ()
+    """What torchrun starts each rank with; empty where ranks cannot be forked."""
     rdzv_id: str = ""
     """The job's name as torchrun was told it; empty: it was not."""
     interpreter: tuple[str, ...] = ()
@@ -113,8 +114,8 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
     if not script:
         raise UsageError("the torchrun command names no script; write it last: torchrun --nproc-per-node 2 train.py")
     no_python, run_path = _said("no_python", options, environ), _said("run_path", options, environ)
-    is_file = not no_python and not _said("module", options, environ) and "m" not in options
-    if is_file:
+    module = "m" in options or _said("module", options, environ)
+    if not module and not no_python:
         _look_at(script[0])
     ranks = _ranks(options.get("nproc_per_node") or environ.get("PET_NPROC_PER_NODE", "1"), environ)
     rdzv_id = options.get("rdzv_id") or environ.get("PET_RDZV_ID", "")
@@ -124,9 +125,10 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         f"ranks are started by {script[0]}, not by torchrun's Python": no_python or run_path,
         f"PYTHON_EXEC names {rank_python} for the ranks": rank_python not in ("", found.python),
         f"{LAUNCH} gives each rank an argument of its own": passes_ranks,
-        f"{script[0]} is no file of Python source": is_file and _is_package(script[0]),
+        "--numa-binding starts the ranks through numactl": "numa_binding" in options or "PET_NUMA_BINDING" in environ,
         found.surprising: bool(found.surprising),
     }
+    refused = next((why for why, holds in reasons.items() if holds), "")
     return Launch(
         program=found.words if passes_ranks else tuple(RUN if word == LAUNCH else word for word in found.words),
         python=found.python,
@@ -134,11 +136,12 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         ranks=ranks,
         nodes=nodes,
         script=tuple(script),
+        rank_command=() if refused else _rank_command(found.python, module, script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,
         own_programs=no_python or run_path,
-        warm_refused=next((why for why, holds in reasons.items() if holds), ""),
+        warm_refused=refused,
     )
 
 
@@ -155,10 +158,6 @@ def _look_at(script: str) -> None:
         raise UsageError(f"the script {script} is not there (looked in {os.getcwd()}); nothing was started")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the script {script} cannot be read; nothing was started")
-
-
-def _is_package(script: str) -> bool:
-    return os.path.isdir(script) or zipfile.is_zipfile(script)
 
 
 def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -202,6 +201,11 @@ def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
             f"{word} is no option of torchrun that is known here; options of the script come after its name"
         )
     return name, bool(equals), value
+
+
+def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str, ...]:
+    """As in `torch.distributed.run.config_from_args`, as of torch 2.13."""
+    return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
 
 
 def _ranks(text: str, environ: Mapping[str, str]) -> int:

@@ -6,7 +6,6 @@ The hands of the supervisor: every method does one thing at once and decides not
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -82,7 +81,7 @@ class Node:
         self._save_s = 0.0
         """What the last snapshot on disk took."""
         self.vitals = Vitals(stragglers or StragglerPolicy())
-        self.warm = WarmProcess(launch.python, directory.modules, launch.home, directory.logs / "warm.log")
+        self.warm = WarmProcess(launch.rank_command, directory.modules, directory.logs / "warm.log")
         if launch.warm_refused:
             self.warm.give_up(launch.warm_refused)
         config = {
@@ -142,17 +141,15 @@ class Node:
         why = self.warm.why
         if self.warm.ready:
             try:
-                pid = self.warm.launch(arguments, environment, record.number)
+                pid, how = self.warm.launch(arguments, environment, record.number)
                 pidfd = open_pidfd(pid)
-                self.gang = Gang(record.number, Watched(pid, -1 if pidfd is None else pidfd), "warm")
+                self.gang = Gang(record.number, Watched(pid, -1 if pidfd is None else pidfd), how)
                 return
             except MachineError as error:
                 why = str(error)
                 end_strays(self._helpers())  # it may have forked all the same, and answered too late
         try:
-            process = leash.spawn(
-                [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            process = leash.spawn([*self.launch.program, *arguments], env=environment, start_new_session=True)
             process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
             self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
         except OSError:
@@ -200,7 +197,7 @@ class Node:
         self.held.clear(generation, self._finished(), since)
 
     def _helpers(self) -> set[int]:
-        return {pid for pid in (self.warm.pid, self.drain.pid, *self.spared) if pid}
+        return {pid for pid in (*self.warm.pids, self.drain.pid, *self.spared) if pid}
 
     spared: tuple[int, ...] = ()
     """Further children of the agent that are not the gang's: etcd."""
@@ -214,7 +211,7 @@ class Node:
 
     def fds(self) -> list[int]:
         """Readable when something has happened."""
-        helpers = [fd for fd in (self.warm.fd, self.drain.fd) if fd is not None]
+        helpers = [*self.warm.fds, *([] if self.drain.fd is None else [self.drain.fd])]
         return helpers + (self.gang.living_fds() if self.gang else [])
 
     def observe(self) -> bool:

@@ -244,13 +244,11 @@ class Supervisor:
 
     def _hear_helpers(self) -> bool:
         """True when the warm process has changed: a start may wait for it."""
-        warm = self.node.warm
-        changed = warm.observe()
-        if changed:
-            if warm.ready and warm.knows:
-                self.telling.say("the warm process is ready: the next start will be forked")
-            elif not warm.ready:
-                self.telling.say(f"the warm process cannot be used, the next start will be cold: {warm.why}", "warn")
+        changed = False
+        if self.node.warm.fds:
+            changed, news = self.node.warm.observe(self.node.launch.environment(os.environ))
+            if news:
+                self.telling.say(news, "info" if self.node.warm.forks_ranks else "warn")
         fetching = self.node.fetching
         for event in self.node.drain_events():
             self.telling.drained(event)
@@ -262,19 +260,15 @@ class Supervisor:
         return changed
 
     def _warm_up(self) -> None:
-        """Start the warm process before the first ranks; where it has ended, once ranks have finished a step: not while they want the cores
-        to start. Then it learns what these have imported."""
+        """Keep a process to fork launchers from; and one for ranks, once they have finished a step: not while they want the cores to
+        start."""
         told, warm = self._publisher.told, self.node.warm
         if self.policy.observe:
             warm.why = "nothing is started again while observing"
-        elif not self.policy.warm:
-            warm.why = "warm starts are switched off"
         elif told is None or told.stepped_s or (self.record and self.id not in self.record.members):
-            generation = told.generation if told else 0
-            if warm.wanted(generation):
-                warm.start(self.node.launch.environment(os.environ), generation)
-            elif told and warm.ready and not warm.knows and self.node.directory.modules.exists():
-                warm.learn()
+            if not self.policy.warm:
+                warm.why = "warm starts are switched off"
+            warm.keep(self.node.launch.environment(os.environ), told.generation if told else 0, ranks=self.policy.warm)
 
     def _store_is_down(self, error: ResilientError) -> None:
         fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof

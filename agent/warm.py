@@ -1,7 +1,8 @@
-"""The agent's end of the warm process: started before the first gang, asked to fork each.
+"""The agent's end of the warm process: a rank's interpreter that has been prepared, and forks the next launcher and its ranks.
 
-Importing torch and Megatron takes seconds and happens here: torch once for all ranks, before the first start; what else the ranks have
-imported ahead of need. Where forking is not safe the process says why, and the gang starts cold.
+The first start is torchrun's own: only its launcher is forked, from a process that has imported torchrun. Once the ranks have noted what
+they import, another process runs the opening of their script (`training/preload.py`). Where ranks cannot be forked from that, `why` has
+the reason, the launcher's process stays, and the next start is cold.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import json
 import os
 import select
 import socket
-import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,126 +22,175 @@ from ..resilience.errors import MachineError
 
 ANSWER_S = 10.0
 """A fork answers in milliseconds; a warm process that does not has a problem of its own."""
-_IMPORTING = "the warm process is still importing"
+TRIES = 2
+"""How often in one generation a process is started that ends by itself."""
+VARIABLE = "MT_RESILIENT_WARM"
 
 
-class WarmProcess:
-    """States: not started, importing, ready, or unusable, with the reason in `why`."""
+class ForkServer:
+    """One process that launchers are forked from (`training/forkserver.py`)."""
 
-    def __init__(self, python: str, modules: Path, home: str, log: Path) -> None:
-        """modules: what the ranks imported, as their first step left it; home: the folder that is first on their sys.path."""
-        self._command = [python, "-m", "mt_resilient.training.forkserver"]
-        self._home = home
-        self._modules = modules
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self.why = "the warm process has not been started yet"
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, **plan: Any) -> None:
+        """command: a rank's. plan: what `forkserver.serve` is told beside the agent's own."""
         self.ready = False
-        self._tried_in = -1
-        self._unsafe = False
-        self.knows = False
-        """It was told to import what ranks of this life of the job have noted."""
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    def wanted(self, generation: int) -> bool:
-        """Whether to start it now: once in each generation where it is not there, unless forking has turned out not to be safe."""
-        return self._process is None and not self._unsafe and self._tried_in != generation
-
-    @property
-    def importing(self) -> bool:
-        """Under way: waiting for it is never slower than a cold start, which imports the same from the beginning, and torch twice."""
-        return self._channel is not None and not self.ready
-
-    @property
-    def fd(self) -> int | None:
-        """Readable when the process has something to say, or is gone."""
-        return self._channel.fileno() if self._channel else None
-
-    def learn(self) -> None:
-        """Have it import what the ranks have noted."""
-        assert self._channel
-        self.knows, self.ready, self.why = True, False, _IMPORTING
-        with suppress(OSError):  # gone: seen at the next look
-            self._channel.sendall(b"{}\n")
-
-    def start(self, environment: Mapping[str, str], generation: int) -> None:
-        """Start importing, in the environment that ranks get. At normal priority: forked ranks would inherit a lower one."""
-        self._tried_in, self.knows = generation, False
-        ours, theirs = socket.socketpair()
-        with ExitStack() as passing, self._log.open("ab") as log:
-            passing.callback(theirs.close)
-            passed = [theirs.fileno()]
-            for stream in (1, 2):
-                passed.append(os.dup(stream))
-                passing.callback(os.close, passed[-1])
-            command = [*self._command, *map(str, passed), str(os.getpid()), str(self._modules), self._home]
-            self._process = leash.spawn(
+        self.channel, theirs = socket.socketpair()
+        with log.open("ab") as file, theirs:
+            passed = theirs.fileno(), file.fileno()
+            told = {"channel": passed[0], "log": passed[1], "agent": os.getpid(), **plan}
+            self.process = leash.spawn(
                 command,
-                env=dict(environment),
+                env={**environment, VARIABLE: json.dumps(told)},
                 pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
                 start_new_session=True,
             )
-        self._channel = ours
-        self.why = _IMPORTING
 
-    def observe(self) -> bool:
-        """Hear what it says, if anything; True when its state has changed."""
-        if self._channel is None or not select.select([self._channel], [], [], 0)[0]:
-            return False
+    def heard(self) -> dict[str, Any] | None:
+        """What it says, if anything; empty where it has ended."""
+        if not select.select([self.channel], [], [], 0)[0]:
+            return None
         words = self._hear()
-        if words is None:
-            self._stop_because("the warm process ended; see its log")
-        elif words.get("ready"):
-            self.ready, self.why = True, ""
-        else:
-            self.give_up(words["why"])
-        return True
+        self.ready = bool(words.get("ready"))
+        return words
 
-    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], generation: int) -> int:
-        """Fork the gang's launcher; its pid. Raises MachineError when the process does not answer."""
-        assert self._channel
-        order = {"argv": list(arguments), "env": dict(environment), "cwd": os.getcwd(), "generation": generation}
+    def launch(self, order: Mapping[str, Any]) -> int:
+        """Fork a launcher; its pid. Raises MachineError when the process does not answer."""
         try:
-            self._channel.sendall(json.dumps(order).encode() + b"\n")
-            if select.select([self._channel], [], [], ANSWER_S)[0] and (words := self._hear()):
+            self.channel.sendall(json.dumps(order).encode() + b"\n")
+            if select.select([self.channel], [], [], ANSWER_S)[0] and (words := self._hear()):
                 return int(words["launcher"])
         except OSError:
             pass
-        self._stop_because("the warm process did not answer")
-        raise MachineError(self.why)
+        raise MachineError("the warm process did not answer")
 
-    def _hear(self) -> dict[str, Any] | None:
-        assert self._channel
+    def _hear(self) -> dict[str, Any]:
         line = b""
-        while not line.endswith(b"\n"):
-            part = self._channel.recv(65536)
-            if not part:
-                return None
-            line += part
-        return json.loads(line)
-
-    def give_up(self, why: str) -> None:
-        """Never again: it would not be otherwise the next time."""
-        self._unsafe = True
-        self._stop_because(why)
-
-    def _stop_because(self, why: str) -> None:
-        self.why = why
-        self.stop()
+        with suppress(OSError):
+            while not line.endswith(b"\n"):
+                part = self.channel.recv(65536)
+                if not part:
+                    break
+                line += part
+        with suppress(ValueError):
+            return dict(json.loads(line))
+        return {}
 
     def stop(self) -> None:
-        self.ready = False
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class WarmProcess:
+    """The process that forks launchers, and the one that forks their ranks as well, which takes its place when it is ready."""
+
+    def __init__(self, command: Sequence[str], modules: Path, log: Path) -> None:
+        """command: what torchrun would start a rank with; empty: not an interpreter on a script. modules: the file in which ranks note what
+        they import."""
+        self._command, self._modules, self._log = command, modules, log
+        self._launchers: ForkServer | None = None
+        self._ranks: ForkServer | None = None
+        self._tries: Counter[int] = Counter()
+        self._less: dict[str, Any] = {}
+        """What the warm process is not to do, since that has turned out not to be the same in a fork."""
+        self._left = ""
+        self._refused = not command
+        self.why = "" if command else "torchrun does not start the ranks as `python script`"
+        """Why ranks are not forked; empty while they are, or may be."""
+
+    @property
+    def pids(self) -> set[int]:
+        return {server.process.pid for server in self._servers()}
+
+    @property
+    def fds(self) -> list[int]:
+        """Readable when a process has something to say, or is gone."""
+        return [server.channel.fileno() for server in self._servers()]
+
+    def _servers(self) -> list[ForkServer]:
+        return [server for server in (self._launchers, self._ranks) if server]
+
+    @property
+    def forks_ranks(self) -> bool:
+        return self._ranks is not None and self._ranks.ready
+
+    @property
+    def ready(self) -> bool:
+        return any(server.ready for server in self._servers())
+
+    @property
+    def importing(self) -> bool:
+        """Under way: waiting for it is not slower than a cold start, which imports the same from the beginning."""
+        newest = self._ranks or self._launchers
+        return newest is not None and not newest.ready
+
+    def keep(self, environment: Mapping[str, str], generation: int, *, ranks: bool) -> None:
+        """See to it that there is a process to fork from. environment: what ranks get. ranks: they may be forked, too, and have noted what
+        they import."""
+        if not self._command or self._ranks or self._tries[generation] >= TRIES:
+            return
+        if ranks and not self._refused and self._modules.exists():
+            self._tries[generation] += 1
+            self.why = "the warm process is still importing"
+            self._ranks = self._prepared(environment)
+        elif not self._launchers:
+            self._tries[generation] += 1
+            self._launchers = ForkServer(self._command, environment, self._log)
+            self.why = self.why or "the first start is torchrun's own"
+
+    def _prepared(self, environment: Mapping[str, str]) -> ForkServer:
+        return ForkServer(self._command, environment, self._log, modules=str(self._modules), **self._less)
+
+    def observe(self, environment: Mapping[str, str]) -> tuple[bool, str]:
+        """Hear what the processes say, and do what follows. Whether a start may go another way now; and a sentence to tell, or none."""
+        said = self._launchers.heard() if self._launchers else None
+        if said == {}:
+            self._stop_launchers()
+        words = self._ranks.heard() if self._ranks else None
+        if words is None:
+            return said is not None, ""
+        if words.get("ready"):
+            self._stop_launchers()
+            self.why = ""
+            return True, f"the warm process is ready: the next start will be forked{self._left}"
+        self._stop_ranks()
+        less = words.get("less", {})
+        if less and self._less | less != self._less:
+            self._less |= less
+            self._left = f"; the ranks themselves run {words['why']} and what follows"
+            self._ranks = self._prepared(environment)
+            return False, ""
+        self._refused = "why" in words
+        self.why = words.get("why", "the warm process ended; see its log")
+        return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
+
+    def give_up(self, why: str) -> None:
+        """Fork no ranks: it would not be otherwise the next time."""
+        self._refused, self.why = True, why
+        self._stop_ranks()
+
+    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], generation: int) -> tuple[int, str]:
+        """Fork the gang's launcher; its pid, and how it starts ranks: `warm`, or `cold: why`. Raises MachineError when no process answers;
+        then there is none any more."""
+        server = self._ranks if self.forks_ranks else self._launchers
+        order = {"argv": list(arguments), "env": dict(environment), "cwd": os.getcwd(), "generation": generation}
+        try:
+            assert server
+            return server.launch(order), "warm" if server is self._ranks else f"cold: {self.why}"
+        except MachineError as error:
+            self.stop()
+            self.why = str(error)
+            raise
+
+    def stop(self) -> None:
+        self._stop_launchers()
+        self._stop_ranks()
+
+    def _stop_launchers(self) -> None:
+        if self._launchers:
+            self._launchers.stop()
+            self._launchers = None
+
+    def _stop_ranks(self) -> None:
+        if self._ranks:
+            self._ranks.stop()
+            self._ranks = None

@@ -42,9 +42,9 @@ def die_with(pid: int) -> None:
     threading.Thread(target=wait, name="mt-resilient", daemon=True).start()
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(adopt: bool = True) -> None:
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost; or no more."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:

@@ -30,6 +30,8 @@ class Attachment:
     rank: int
     local_rank: int
     world: int
+    environment: tuple[str, ...]
+    """Names of the variables that this process was started with."""
 
 
 _attached: dict[int, Attachment] = {}
@@ -102,6 +104,7 @@ def _attach(trains: bool) -> Attachment | None:
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
+        environment=tuple(os.environ),
     )
 
 

@@ -296,6 +296,6 @@ class Boundaries:
                 "leave --skip-data out"
             )
         if self._at.local_rank == 0:
-            modules.note(Path(self._handoff.modules))
+            modules.note(Path(self._handoff.modules), self._at.environment)
         self._page.first_step = step
         self._page.stepped_ns = now_ns  # from here on the agent may start the warm process

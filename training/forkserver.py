@@ -1,181 +1,220 @@
-"""The warm process: has imported torch and the script's libraries, never touched a device, and forks the next gang.
+"""The warm process: a rank's own interpreter, held at its start, from which launchers and ranks are forked.
 
-    agent ──one JSON line per launch──▶ forkserver ──fork, fork──▶ torchrun's own machinery ──fork──▶ ranks
+    agent ──one JSON line a launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ seed ──fork──▶ rank, rank, …
 
-The first gang is forked too: from torch alone, where nothing else is known yet, so that launcher and ranks need not each import it.
-The launcher runs `torch.distributed.run` itself, so that every torchrun flag keeps its meaning; only the last link is ours: where
-torchrun would start an interpreter for a rank, it forks, and the child becomes the script. The launcher is forked twice, so that it is
-the agent's child (a child subreaper) and neither outlives the agent nor dies with this process.
+It is started with a rank's command line, and stops inside `site`, before Python runs the script. There it runs the script's opening: its
+first imports. A forked rank returns from `serve`; Python itself then runs the script, from its first line to the exit code.
+Ranks are forked from the *seed*, a process that has made no store, socket or thread. The launcher is their parent, as it is of ranks that
+it starts itself: they are forked twice, and it adopts them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
-import importlib.util
 import json
 import os
+import random
 import socket
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..resilience.leash import die_with_parent
-from . import device, forked
-from .modules import Noted, shadowed
+from ..resilience.clock import wall_s
+from ..resilience.leash import adopt_orphans, die_with_parent
+from .command_line import show
+
+VARIABLE = "MT_RESILIENT_WARM"
+NAME = "mt-warm"
+"""What `ps` calls the warm process."""
+_NAME = Path("/proc/self/comm")
+_FLOOR = 100
+"""Our descriptors lie above this number: a script may count on the first ones being free."""
+_LENGTH = struct.Struct("<Q")
 
 
-def main(channel_fd: int, streams: tuple[int, int], agent_pid: int, modules: Path, home: str) -> None:
-    """Import torch and what ranks have noted in `modules`, if they have, and say so on the channel. Then, for each line that arrives, fork
-    a gang, or import what has been noted since.
+def serve(site: Callable[[], None]) -> None:
+    """Never returns but in a rank. site: what runs in a rank before the script.
 
-    streams: the descriptors that gangs have as stdout and stderr; this process's own are its log. home: the folder that is first on the
-    ranks' sys.path.
-    """
-    channel = socket.socket(fileno=channel_fd)
-    forked.name_as(None)
-    numpy_threads = _threads_after_numpy()
-    with _devices_counted_in_dev():
-        importlib.import_module("torch.distributed.run")
-    fit = _learn(modules, home, numpy_threads, channel)
-    orders = channel.makefile()
-    while fit and (line := orders.readline()):
+    The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; the file of the ranks' noted `modules`,
+    missing to fork launchers only; and what `preload` is told."""
+    plan = json.loads(os.environ.pop(VARIABLE))
+    name = _NAME.read_text()
+    _NAME.write_text(NAME)
+    channel = socket.socket(fileno=_raised(plan["channel"]))
+    streams = {number: os.dup(number) for number in (1, 2)}
+    streams = {number: _raised(copy) for number, copy in streams.items()}
+    log = _raised(plan["log"])
+    for number in streams:
+        os.dup2(log, number, inheritable=True)
+    os.close(log)
+    path = list(sys.path)
+    words = _prepare(plan, site)
+    sys.path[:] = path
+    _say(channel, words)
+    for line in channel.makefile():
         order = json.loads(line)
-        if order:
-            _fork_launcher(order, channel, streams, agent_pid)
-        else:
-            fit = _learn(modules, home, numpy_threads, channel)
+        if environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
+            _NAME.write_text(name)
+            _refresh(environment, words.get("environment", {}))
+            return
+    os._exit(0)
 
 
-def _learn(modules: Path, home: str, harmless_threads: int, channel: socket.socket) -> bool:
-    """Import what the ranks have noted; whether this process may fork after that, which it says on the channel."""
-    known = Noted.read(modules) if modules.exists() else None
-    with _devices_counted_in_dev():
-        left = known.bring_back() if known else []
+def _raised(descriptor: int) -> int:
+    """The same file under a number above the first ones, not to be inherited; `descriptor` is closed."""
+    raised = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FLOOR)
+    os.close(descriptor)
+    return raised
+
+
+def _prepare(plan: Mapping[str, Any], site: Callable[[], None]) -> dict[str, Any]:
+    """Import what is to be there; what to tell the agent of it: `ready`, `why` not, and what `less` to do in another try."""
+    words: dict[str, Any] = {"ready": True}
+    if "modules" in plan:
+        from . import preload
+
+        words = preload.preload(site, Path(plan["modules"]), plan.get("until"), complete=plan.get("complete", True))
+    if words["ready"]:
+        importlib.import_module("torch.distributed.run")  # the launchers' own
     gc.collect()
-    gc.freeze()  # the children share these pages; a collection would copy them
-    why = _unsafe(harmless_threads) or (known.foreign() if known else shadowed(home))
-    _say(channel, {"ready": not why, "why": why, "left_to_the_ranks": left[:5]})
-    return not why
+    gc.freeze()  # children share these pages; a collection would copy them
+    return words
 
 
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
-
-
-def _threads_after_numpy() -> int:
-    """OpenBLAS starts its pool when numpy is imported and stops it at a fork (pthread_atfork): those threads are no obstacle."""
-    importlib.import_module("numpy")
-    return _threads()
-
-
-def _unsafe(harmless_threads: int) -> str:
-    """Why this process must not fork; empty when it may."""
-    held = device.touched()
-    if held:
-        return f"an import has opened the device {held}"
-    extra = _threads() - harmless_threads
-    if extra > 0:
-        return f"an import has started {extra} thread(s)"
-    if _poisoned():
-        return "an import has asked the driver for its devices, and a forked process may not use them after that"
-    return ""
-
-
-def _poisoned() -> bool:
-    """Whether torch refuses the device to a child of this process: tried with a child. Counting devices is enough to cause it."""
-    child = os.fork()
-    if child == 0:
-        bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
-        os._exit(any(bad))
-    return os.waitpid(child, 0)[1] != 0
-
-
-def _say(channel: socket.socket, words: dict[str, Any]) -> None:
+def _say(channel: socket.socket, words: Mapping[str, Any]) -> None:
     channel.sendall(json.dumps(words).encode() + b"\n")
 
 
-def _fork_launcher(order: dict[str, Any], channel: socket.socket, streams: tuple[int, int], agent_pid: int) -> None:
-    """order: `argv` (torchrun's arguments), `env` (the whole environment), `cwd`, `generation`."""
+def _launch(
+    order: Mapping[str, Any], channel: socket.socket, streams: dict[int, int], agent: int, *, ranks: bool
+) -> dict[str, str] | None:
+    """Fork a launcher. Returns in this process, and in each rank that is forked for it: there with the rank's environment.
+
+    order: `argv` (torchrun's arguments), `env` (the whole environment), `cwd`, `generation`."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
-        return
+        return None
     if os.fork():
         os._exit(0)
-    while os.getppid() != agent_pid:  # until the middle one is gone and the agent has adopted us
-        if os.getppid() == 1:
-            os._exit(1)
-        time.sleep(0.0005)
     try:
-        die_with_parent(agent_pid)
+        while os.getppid() != agent:  # until the middle one is gone and the agent has adopted us
+            if os.getppid() == 1:
+                os._exit(1)
+            time.sleep(0.0005)
+        die_with_parent(agent)
         os.setsid()
         _say(channel, {"launcher": os.getpid(), "generation": order["generation"]})
-        os.close(channel.detach())
-        for stream, number in zip(streams, (1, 2), strict=True):
-            os.dup2(stream, number)
-            os.close(stream)
-        _become(order["env"], order["cwd"])
-        code = _launch(order["argv"])
-    except BaseException as error:
-        code = forked.exit_code(error)
-    forked.leave(code)
+        channel.close()
+        ours = theirs = None
+        if ranks:
+            ours, theirs = socket.socketpair()
+            launcher = os.getpid()
+            if os.fork() == 0:
+                ours.close()
+                die_with_parent(launcher)
+                return _fork_ranks(theirs, launcher, streams)
+            theirs.close()
+        _put(streams, streams)
+        from . import launcher as torchrun
+
+        code = torchrun.run(order, ours)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
 
 
-def _become(environment: dict[str, str], cwd: str) -> None:
+def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
+    """Make `streams` this process's stdout and stderr, and close `spare`."""
+    for number, descriptor in streams.items():
+        os.dup2(descriptor, number, inheritable=True)
+    for descriptor in {*streams.values(), *spare.values()}:
+        os.close(descriptor)
+
+
+def _fork_ranks(requests: socket.socket, launcher: int, streams: dict[int, int]) -> dict[str, str]:
+    """Returns in ranks only, with their environment. The launcher writes that, with the files that are the rank's stdout and stderr, where
+    these are not the launcher's."""
+    while True:
+        head, passed, _, _ = socket.recv_fds(requests, _LENGTH.size, 2)
+        if not head:
+            os._exit(0)
+        (length,) = _LENGTH.unpack(head)
+        order = json.loads(_received(requests, length))
+        middle = os.fork()
+        if middle == 0:
+            middle = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while (parent := os.getppid()) != launcher:  # until it has adopted us
+                if parent != middle:
+                    os._exit(1)
+                time.sleep(0.0002)
+            die_with_parent(launcher)
+            os.setsid()
+            requests.sendall(_LENGTH.pack(os.getpid()))
+            requests.close()
+            given = dict(zip(order["streams"], passed, strict=True))
+            _put({**streams, **given}, streams)
+            return dict(order["env"])
+        for descriptor in passed:
+            os.close(descriptor)
+        os.waitpid(middle, 0)
+
+
+def _received(requests: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = requests.recv(length - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return bytes(data)
+
+
+def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
+    """What an interpreter gets anew at each start: environment, numbers drawn from the system, the time of its start. changed: what the
+    imports here have made of the environment."""
+    show(None, environment)
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(cwd)
+    for name, value in changed.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=stream.isatty())  # type: ignore[union-attr]
+    gc.unfreeze()
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "logging" in sys.modules:
+        sys.modules["logging"]._startTime = wall_s()  # type: ignore[attr-defined]
+    if "multiprocessing.process" in sys.modules:
+        process = sys.modules["multiprocessing.process"]
+        process.current_process().authkey = os.urandom(32)
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()
 
 
-def _launch(arguments: Sequence[str]) -> int:
-    """What `torchrun` does, with ranks that are forked."""
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
-
-    SubprocessHandler._popen = forked.popen  # type: ignore[assignment, method-assign]
-    sys.argv = ["torchrun", *arguments]
-    forked.name_as([sys.executable, *sys.argv])
-    with _no_device_asked_for():
-        run.main(list(arguments))
-    return 0
-
-
-@contextmanager
-def _devices_counted_in_dev() -> Iterator[None]:
-    """While libraries are imported: `torch.cuda.is_available` and `device_count` answered from /dev, without waking the driver, which
-    would make this process unfit to fork. (Megatron asks at import.)"""
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
-    count = len([device for device in visible.split(",") if device]) if visible is not None else present
-    names: dict[str, Callable[[], object]] = {"is_available": lambda: count > 0, "device_count": lambda: count}
-    originals = {name: getattr(torch.cuda, name) for name in names}
-    if torch.backends.cuda.is_built():
-        for name, answer in names.items():
-            setattr(torch.cuda, name, answer)
-    yield
-    for name, original in originals.items():
-        if getattr(torch.cuda, name) is names[name]:  # a library that has put its own there meant it
-            setattr(torch.cuda, name, original)
-
-
-@contextmanager
-def _no_device_asked_for() -> Iterator[None]:
-    """The launcher asks whether there is a GPU, to set defaults that public torch does not have; the question alone would keep the
-    ranks that it forks from using one. They get the real function back."""
-    import torch
-
-    original = torch.cuda.is_available
-    torch.cuda.is_available = lambda: False
-    forked.undo_first.append(lambda: setattr(torch.cuda, "is_available", original))
-    yield
-    forked.undo_first.pop()()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])), int(sys.argv[4]), Path(sys.argv[5]), sys.argv[6])
+def request_rank(seed: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> int:
+    """The launcher's side: have a rank forked, and become its parent; its pid. Raises OSError where the seed is gone."""
+    order = json.dumps({"env": dict(environment), "streams": list(streams)}).encode()
+    adopt_orphans(True)
+    try:
+        socket.send_fds(seed, [_LENGTH.pack(len(order))], [stream.fileno() for stream in streams.values()])
+        seed.sendall(order)
+        answer = seed.recv(_LENGTH.size, socket.MSG_WAITALL)
+    finally:
+        adopt_orphans(False)
+    if len(answer) < _LENGTH.size:
+        raise OSError("the process that ranks are forked from has ended")
+    return int(_LENGTH.unpack(answer)[0])

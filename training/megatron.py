@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from ..resilience.clock import wall_s
 from .loop import Counters, HookedLoop, reenable_parameter_gather
 
 _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
@@ -25,6 +26,7 @@ def wrap(training: Any) -> None:
     original = training.pretrain
     if hasattr(original, _MARK):
         return
+    training._TRAIN_START_TIME = wall_s()  # a forked rank has another start than the process that has imported this
 
     @functools.wraps(original)
     def pretrain(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What a rank has imported, noted by it and imported again by the warm process: the same names from the same places, or not at all.
+"""What a rank has imported by its first boundary, noted for the warm process: packages are completed by what the loop wants of them later.
 
-sys.modules of a rank at its first boundary → file → imports of the warm process → `foreign`: what a fork would have from elsewhere.
+sys.modules of a cold rank → file → imports of the warm process, behind those of the script's opening.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+
+from .traces import installed
 
 Place = tuple[str, list[str]]
 
 
-def note(file: Path) -> None:
-    """Write down what this process has imported by now, in order. Where it cannot be written, the next start is cold."""
+def note(file: Path, environment: Sequence[str]) -> None:
+    """Write down what this process has imported by now, in order, and the names of the variables that it was started with. Where it
+    cannot be written, the next start is cold."""
     found = [
         [name, *_place(spec)]
         for name, module in list(sys.modules.items())
@@ -27,63 +30,47 @@ def note(file: Path) -> None:
     ]
     fresh = file.with_suffix(".new")
     with suppress(OSError):
-        fresh.write_text(json.dumps({"path": sys.path, "modules": found}))
+        fresh.write_text(json.dumps({"environment": list(environment), "modules": found}))
         fresh.replace(file)
-
-
-def shadowed(home: str) -> str:
-    """Why ranks whose scripts lie in `home`, first on their sys.path, would import other modules than those that are here; else empty."""
-    for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
-        here = getattr(sys.modules.get(name), "__spec__", None)
-        theirs = PathFinder.find_spec(name, [home])
-        if here is None or theirs is None or theirs.origin is None or here.origin in ("built-in", "frozen"):
-            continue
-        if theirs.origin != here.origin:
-            return f"the module {name} comes from {here.origin} here, and from {theirs.origin} in the ranks"
-    return ""
 
 
 @dataclass(frozen=True)
 class Noted:
-    path: Sequence[str]
-    """sys.path of the rank, with what its script had added."""
+    environment: Sequence[str]
+    """Names of the environment variables that a rank is started with."""
     places: dict[str, Place]
     """By name, in the order of import: the module's file and, for a namespace package, which has none, its folders."""
 
     @classmethod
     def read(cls, file: Path) -> Noted:
-        known = json.loads(file.read_text())
-        return cls(known["path"], {name: (origin, folders) for name, origin, folders in known["modules"]})
+        """Raises ValueError for what is no such note, OSError where there is none."""
+        try:
+            known = json.loads(file.read_text())
+            return cls(known["environment"], {name: (origin, folders) for name, origin, folders in known["modules"]})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is no note of modules") from error
 
-    def bring_back(self) -> list[str]:
-        """Import them all, but those that would come from elsewhere here, or that only the script's own setup makes importable: these
-        are left to the ranks, with all that is below them, and named."""
-        left: list[str] = []
-        with self._on_their_path():
-            for name, place in self.places.items():
-                if name.rpartition(".")[0] in left or not _imported(name, place):
-                    left.append(name)
-        return left
+    def complete(self) -> None:
+        """Import what ranks have imported of installed packages that are here already: their other modules, which the loop wants later.
+        What cannot be imported without the script, or would come from elsewhere here, is left to the ranks with all that is below it."""
+        packages, left = {name.partition(".")[0] for name in sys.modules}, set[str]()
+        for name, place in self.places.items():
+            known = name.partition(".")[0] in packages and installed(place[0])
+            if name not in sys.modules and (not known or name.rpartition(".")[0] in left or not _imported(name, place)):
+                left.add(name)
 
     def foreign(self) -> str:
-        """Why ranks forked from here would run other code than their predecessors; empty when they would not. (An import brings others
-        along, and a script may have changed where from while it imported.)"""
+        """Which module here comes from elsewhere than in the ranks; empty: none."""
         for name, place in self.places.items():
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is not None and _place(spec) != place:
                 return f"the module {name} comes from {spec.origin} here, and from {place[0]} in the ranks"
         return ""
 
-    @contextmanager
-    def _on_their_path(self) -> Iterator[None]:
-        ours, sys.path[:] = list(sys.path), self.path
-        yield
-        sys.path[:] = ours  # a rank begins with the plain one, and its script adds what it wants
-
 
 def _imported(name: str, place: Place) -> bool:
     try:
-        spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
         if spec is None or _place(spec) != place:
             return False
         importlib.import_module(name)

@@ -19,10 +19,10 @@ def test_the_helpers_die_one_after_the_other_and_then_a_rank(tmp_path: Path) -> 
     job.until_said("etcd answers again")
     job.helper("drain_process").kill()
     job.until_said("the drain process ended with code -9")
-    job.helper("forkserver").kill()
+    job.warm_process().kill()
     job.until_said("the warm process cannot be used")
     job.until_said("the warm process is ready", times=2)
-    job.helper("forkserver").kill()  # once more in this generation, and there is none until the next
+    job.warm_process().kill()  # once more in this generation, and there is none until the next
     job.until_said("the warm process cannot be used", times=2)
     assert job.until(lambda now: True).pids == pids, "no rank was touched by any of it"
     job.kill_rank(0)

@@ -199,7 +199,8 @@ def test_another_python_for_the_ranks() -> None:
 def test_a_folder_that_python_can_run(place: Path) -> None:
     (place / "package").mkdir()
     (place / "package" / "__main__.py").write_text("")
-    assert "package is no file of Python source" in torchrun("package").warm_refused
+    understood = understand([sys.executable, "-m", "torch.distributed.run", "package"], NOBODY)
+    assert understood.rank_command == (sys.executable, "-u", "package")
 
 
 def test_a_name_that_is_too_long() -> None:

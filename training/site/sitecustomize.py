@@ -21,7 +21,12 @@ def _chain() -> None:
         spec.loader.exec_module(module)
 
 
-_chain()
+if "MT_RESILIENT_WARM" in os.environ:
+    from mt_resilient.training import forkserver
+
+    forkserver.serve(_chain)
+else:
+    _chain()
 if "MT_RESILIENT_HANDOFF" in os.environ and "RANK" in os.environ:
     try:
         from mt_resilient.training import hook

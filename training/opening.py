@@ -1,0 +1,83 @@
+"""The opening of a script: the statements at its top that may run once, ahead of time, for all ranks. Pure.
+
+These are its imports, and what it says to the environment and to `sys.path` between them. Any other statement may change what the imports
+below it do: a patch, a default dtype, a parsed argument. The opening ends there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+_PLACES = {f"os.path.{name}" for name in ("abspath", "dirname", "expanduser", "join", "normpath", "realpath")}
+_ENVIRONMENT = {f"os.environ.{name}" for name in ("setdefault", "update", "pop")}
+
+
+def opening(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
+    """Of a script's statements: those to run ahead, in order; and the line of the first one behind the opening, 0 if there is none."""
+    ahead = list(_leading(body))
+    behind = next((statement.lineno for statement in body if _runs(statement) is None), 0)
+    return ahead, behind
+
+
+def _leading(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        runs = _runs(statement)
+        if runs is None:
+            return
+        if runs:
+            yield statement
+
+
+def _runs(statement: ast.stmt) -> bool | None:
+    """True: it belongs to the opening. False: no import depends on it, so it is passed over. None: the opening ends here."""
+    match statement:
+        case ast.ImportFrom(module="__future__") | ast.Expr(value=ast.Constant()) | ast.Pass():
+            return False
+        case ast.Import() | ast.ImportFrom():
+            return True
+        case ast.Expr(value=ast.Call(func=function, args=arguments, keywords=[])):
+            if _is(function, _ENVIRONMENT):
+                return True if all(map(_is_literal, arguments)) else None
+            return (
+                True
+                if _is(function, {"sys.path.append", "sys.path.insert"}) and all(map(_says_where, arguments))
+                else None
+            )
+        case ast.Assign(targets=[ast.Subscript(value=place, slice=name)], value=value) if _is(place, {"os.environ"}):
+            return True if _is_literal(name) and _is_literal(value) else None
+        case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(target=ast.Name(), value=value):
+            return False if value is None or _is_literal(value) else None
+        case (
+            ast.FunctionDef(decorator_list=[], args=arguments) | ast.AsyncFunctionDef(decorator_list=[], args=arguments)
+        ):
+            defaults = [*arguments.defaults, *filter(None, arguments.kw_defaults)]
+            return False if all(map(_is_literal, defaults)) else None
+        case ast.If(test=test, orelse=[]) if _is(test, {"TYPE_CHECKING", "typing.TYPE_CHECKING"}):
+            return False
+        case ast.Try(body=tried, handlers=handlers, orelse=[], finalbody=[]):
+            inner = [_runs(each) for each in (*tried, *(each for handler in handlers for each in handler.body))]
+            return None if None in inner else any(inner)
+    return None
+
+
+def _says_where(node: ast.expr) -> bool:
+    """Whether it depends on nothing but where the script lies and where it was started."""
+    match node:
+        case ast.Name(id="__file__"):
+            return True
+        case ast.Call(func=function, args=arguments, keywords=[]):
+            return _is(function, {*_PLACES, "os.getcwd"}) and all(map(_says_where, arguments))
+    return _is_literal(node) or _is(node, {"os.pardir", "os.curdir", "os.path.pardir"})
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+def _is(node: ast.expr, names: set[str]) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names

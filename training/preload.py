@@ -1,0 +1,122 @@
+"""What the warm process imports ahead for the ranks: the script's opening, statement by statement, and what its packages want later.
+
+Each statement runs under a `Watch`. The first one that does what a forked rank cannot have from here ends the opening, in another process:
+this one has run it already.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .modules import Noted
+from .opening import opening
+from .traces import Watch
+
+
+def preload(site: Callable[[], None], noted: Path, until: int | None, *, complete: bool) -> dict[str, Any]:
+    """Import ahead; what to tell the agent. site: what runs in each rank before the script; noted: the file of what ranks have imported;
+    until: how many statements to run at the most; complete: what the packages want later, too."""
+    try:
+        known = Noted.read(noted)
+        file, namespace, body = _script()
+    except (OSError, ValueError, ImportError, SyntaxError) as error:
+        return _refused(f"the script cannot be looked at ahead of time ({error})")
+    statements, behind = opening(body)
+    watch = Watch(set(known.environment) - set(os.environ))
+    changed: dict[str, str | None] = {}
+    if found := _watched(watch, site, changed):
+        return _refused(f"the environment's sitecustomize {found}")
+    with _counting_devices(watch):
+        for number, statement in enumerate(statements):
+            if number == until:
+                behind = statement.lineno
+                break
+            code = compile(ast.Module([statement], []), file, "exec", dont_inherit=True)
+            imports = isinstance(statement, (ast.Import, ast.ImportFrom, ast.Try))
+            found = _watched(watch, lambda code=code: exec(code, namespace), changed if imports else {})  # type: ignore[misc]
+            if found and imports:
+                first = ast.unparse(statement).splitlines()[0]
+                return _refused(f"`{first}` (line {statement.lineno}), which {found},", until=number)
+        if "torch" not in sys.modules:
+            where = (
+                f"line {behind} of {file} may change what imports do, and comes before"
+                if behind
+                else "it does not import"
+            )
+            return _refused(f"the script does not begin with its imports: {where} torch")
+        if complete and (found := _watched(watch, known.complete, {})):
+            return _refused(f"the imports of their first step, of which one {found},", complete=False)
+    foreign = known.foreign()
+    return _refused(foreign) if foreign else {"ready": True, "environment": changed}
+
+
+def _refused(why: str, **less: int) -> dict[str, Any]:
+    """less: what another process had better not do; it may be fit then."""
+    return {"ready": False, "why": why, "less": less}
+
+
+def _watched(watch: Watch, run: Callable[[], object], changed: dict[str, str | None]) -> str:
+    """What `run` did that is not for a process to fork from; empty: nothing. Its changes of the environment go into `changed`."""
+    before = dict(os.environ)
+    try:
+        with watch.running():
+            run()
+    except BaseException as error:  # SystemExit, too
+        return f"raises {type(error).__name__} ({error}) ahead of time"
+    changed |= {
+        name: os.environ.get(name) for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)
+    }
+    return watch.found()
+
+
+def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
+    """Of the script that this interpreter was started with: its file, a namespace like its own, and its statements. Puts the folder that
+    Python puts there first on sys.path. Raises ImportError, OSError or SyntaxError."""
+    words = sys.orig_argv[2:]  # after `python -u`
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    if words[0] == "-m":
+        sys.path.insert(0, os.getcwd())
+        _, spec, _ = runpy._get_module_details(words[1])  # type: ignore[attr-defined]
+        file = spec.origin
+        namespace |= {"__package__": spec.parent, "__spec__": spec}
+    else:
+        file = os.path.abspath(words[0])
+        sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
+    namespace["__file__"] = file
+    return file, namespace, ast.parse(Path(file).read_bytes(), file).body
+
+
+@contextmanager
+def _counting_devices(watch: Watch) -> Iterator[None]:
+    """While libraries are imported: `torch.cuda.is_available` and `device_count` answered from /dev, without waking the driver, which
+    would make this process unfit to fork. (Megatron asks at import.)"""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
+    count = len([each for each in visible.split(",") if each]) if visible is not None else present
+    originals: dict[str, Any] = {}
+    answers: dict[str, Callable[[], object]] = {
+        "is_available": lambda: count > 0 if counting else originals["is_available"](),
+        "device_count": lambda: count if counting else originals["device_count"](),
+    }
+    counting = True
+
+    def replace() -> None:
+        cuda = sys.modules["torch.cuda"]
+        if sys.modules["torch"].backends.cuda.is_built():
+            for name, answer in answers.items():
+                originals[name] = getattr(cuda, name)
+                setattr(cuda, name, answer)
+
+    watch.after["torch"] = replace
+    yield
+    counting = False
+    for name, original in originals.items():
+        if getattr(sys.modules["torch.cuda"], name) is answers[name]:  # a library that has put its own there meant it
+            setattr(sys.modules["torch.cuda"], name, original)

@@ -1,0 +1,232 @@
+"""What code does when it runs that a forked child cannot have from its parent: things left behind, and questions about the world.
+
+The warm process runs each statement of a script's opening under a `Watch`. Where the watch finds something, the ranks run that statement
+themselves.
+"""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import _random
+import datetime
+import importlib.abc
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from . import device
+
+_HOMES = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+_HOMES.add(Path(__file__).resolve().parents[1])
+_QUESTIONS: dict[Any, str] = {
+    **dict.fromkeys((os.getpid, os.getppid), "asks for its process id"),
+    **dict.fromkeys((os.urandom, os.getrandom), "asks the system for random numbers"),
+    **dict.fromkeys((open, os.open, os.stat, os.access, os.listdir, os.scandir), "looks at a file"),
+    **dict.fromkeys((time.time, time.time_ns, time.monotonic, time.monotonic_ns), "asks for the time"),
+    **dict.fromkeys((time.perf_counter, time.perf_counter_ns, time.localtime, time.gmtime), "asks for the time"),
+    **dict.fromkeys((time.ctime, time.strftime, datetime.date.today, datetime.datetime.today), "asks for the time"),
+    **dict.fromkeys((datetime.datetime.now, datetime.datetime.utcnow), "asks for the time"),
+    os.register_at_fork: "is called at each fork",
+    _posixsubprocess.fork_exec: "runs a program",
+}
+_READS_CODE = (
+    "<frozen ",
+    "/linecache.py",
+    "/tokenize.py",
+    "/inspect.py",
+    "/importlib/metadata/",
+    "/importlib/resources/",
+)
+"""Parts of Python that look at files for the sake of code, or of what installed packages say of themselves."""
+_REPLACED = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook")
+_LIMITS = 16  # RLIM_NLIMITS of Linux
+RENEWED = {("megatron.training.training", time.time)}
+"""Answers that our hooks ask for again in each rank (`megatron.py`)."""
+
+
+def installed(origin: str | None) -> bool:
+    """Whether a module from the file `origin` is Python's, an installed package's or this program's; else it is the script's own."""
+    if origin is None or not os.path.isabs(origin):  # a namespace, built-in, frozen
+        return True
+    path = Path(origin).resolve()
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, _HOMES))
+
+
+def poisoned() -> bool:
+    """Whether torch refuses the device to a child of this process: tried with a child. Counting devices is enough to cause it."""
+    child = os.fork()
+    if child == 0:
+        bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
+        os._exit(any(bad))
+    return os.waitpid(child, 0)[1] != 0
+
+
+class Watch(importlib.abc.MetaPathFinder):
+    """Finds out what code did that ran inside `running`. What it leaves behind is looked for after any code. For questions about the
+    time, files or random numbers only the script's own modules are watched: installed packages are made to be imported and forked."""
+
+    def __init__(self, strange: Collection[str]) -> None:
+        """strange: environment variables that every rank has and this process has not."""
+        self._strange = frozenset(strange)
+        self._asked: list[str] = []
+        self._importing: list[str] = []
+        self._numpy: Any = None
+        self.after: dict[str, Callable[[], None]] = {}
+        """What to call once the module of that name has been executed."""
+        self._before = self._look()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        environ: Any = os.environ
+        plain, environ.__class__ = environ.__class__, _environ(self._strange, self._ask)
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            sys.meta_path.remove(self)
+            environ.__class__ = plain
+
+    def found(self) -> str:
+        """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
+        before, self._before = self._before, self._look()
+        changed = [f"{what}{_new(before[what], now)}" for what, now in self._before.items() if now != before[what]]
+        found, self._asked = [*self._asked, *changed], []
+        return found[0] if found else ""
+
+    # -- what it leaves behind --------------------------------------------------------------------------------------------
+
+    def _look(self) -> dict[str, Any]:
+        bad = poisoned()  # first: at a fork OpenBLAS ends the threads that it has started
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        random_numpy = sys.modules.get("numpy.random")
+        return {
+            "asks the driver for its devices, which no forked process may use after that": bad,
+            "opens a device": device.touched(),
+            "leaves a file open": frozenset(_open_files()),
+            "leaves memory shared": frozenset(_shared_mappings()),
+            "starts a thread": len(os.listdir("/proc/self/task")),
+            "starts a process": children.exists() and children.read_text(),
+            "starts a timer": [
+                signal.getitimer(each) for each in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+            ],
+            "sets a signal handler": {number: signal.getsignal(number) for number in signal.valid_signals()},
+            "replaces a hook or a stream of sys": [getattr(sys, name) for name in _REPLACED],
+            "makes a temporary file": getattr(tempfile, "_name_sequence", None) is not None,
+            "prints something": [os.fstat(stream).st_size for stream in (1, 2)],
+            "changes sys.path": list(sys.path),
+            "changes the working directory": os.readlink("/proc/self/cwd"),
+            "changes the umask": _umask(),
+            "changes a limit of the process": [resource.getrlimit(each) for each in range(_LIMITS)],
+            "changes the priority or the cores": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
+            "seeds Python's generator of random numbers, or draws from it": random.getstate(),
+            "seeds numpy's generator of random numbers, or draws from it": bool(
+                random_numpy and self._numpy != _numpy_state()
+            ),
+        }
+
+    # -- what it asks -------------------------------------------------------------------------------------------------------
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders find, with its execution watched."""
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        if spec is not None and "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module": None}):
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                with self._executing(spec):
+                    execute(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+    @contextmanager
+    def _executing(self, spec: ModuleSpec) -> Iterator[None]:
+        previous = sys.getprofile()
+        self._importing.append(spec.name)
+        sys.setprofile(None if installed(spec.origin) else self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(previous)
+            self._importing.pop()
+        if spec.name == "numpy.random":
+            self._numpy = _numpy_state()
+        self.after.pop(spec.name, bool)()
+
+    def _profile(self, frame: FrameType, event: str, called: Any) -> None:
+        if event != "c_call" or not (question := _question(called)):
+            return
+        reads_code = any(part in frame.f_code.co_filename for part in _READS_CODE)
+        if not reads_code and (frame.f_globals.get("__name__"), called) not in RENEWED:
+            self._ask(question)
+
+    def _ask(self, question: str) -> None:
+        self._asked.append(f"{question} (in {self._importing[-1]})" if self._importing else question)
+
+
+def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
+    """The class of an os.environ that tells who reads what every rank has of its own. All its readers come through `__getitem__`."""
+
+    class Environ(os._Environ):  # type: ignore[type-arg]
+        def __getitem__(self, name: Any) -> Any:
+            if name in strange:
+                ask(f"reads {name} from the environment")
+            return super().__getitem__(name)
+
+    return Environ
+
+
+def _question(called: Any) -> str:
+    """What a call of the built-in function `called` asks of the world; empty: nothing."""
+    if isinstance(owner := getattr(called, "__self__", None), socket.SocketType):
+        return "uses a socket"
+    if isinstance(owner, _random.Random) and called.__name__ == "seed":
+        return "makes or seeds a generator of random numbers"
+    return _QUESTIONS.get(called, "")
+
+
+def _new(before: Any, now: Any) -> str:
+    return f" ({min(now - before)})" if isinstance(now, frozenset) and now - before else ""
+
+
+def _open_files() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            yield f"{os.readlink(f'/proc/self/fd/{number}')}, number {number}"
+        except OSError:  # the one that lists them
+            continue
+
+
+def _shared_mappings() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        if line.split(None, 2)[1].endswith("s"):
+            yield line
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _numpy_state() -> Any:
+    kind, keys, *rest = sys.modules["numpy.random"].get_state()
+    return kind, keys.tobytes(), *rest
