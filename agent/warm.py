@@ -119,9 +119,10 @@ class WarmProcess:
 
     @property
     def importing(self) -> bool:
-        """Under way: waiting for it is not slower than a cold start, which imports the same from the beginning."""
+        """Under way, for the first time: waiting for it is not slower than a cold start, which imports the same from the beginning."""
         newest = self._ranks or self._launchers
-        return newest is not None and not newest.ready
+        again = bool(self._less) and self._launchers is not None and self._launchers.ready
+        return newest is not None and not newest.ready and not again
 
     def keep(self, environment: Mapping[str, str], generation: int, *, ranks: bool) -> None:
         """See to it that there is a process to fork from. environment: what ranks get. ranks: they may be forked, too, and have noted what

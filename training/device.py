@@ -4,7 +4,6 @@ there `is_available` and `current_device` no longer say what they mean."""
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-DRIVER_FILES = ("/dev/nvidia0", "/dev/nvidia-uvm", "/dev/mtgpu", "/dev/musa")
 _PORTABLE = 1
 """Flag of cudaHostRegister, and musaHostRegister: pinned for every context."""
 _TO_DEVICE, _TO_HOST = 1, 2
@@ -89,19 +87,6 @@ def rng_states(kinds: Iterable[str]) -> dict[str, torch.Tensor]:
 def set_rng_states(states: dict[str, torch.Tensor]) -> None:
     for kind, state in states.items():
         module(kind).set_rng_state(state)
-
-
-def touched() -> str:
-    """The accelerator's device file that this process holds open, empty when it holds none. It stays right under patches of
-    `torch.cuda`, and a process that has one must not fork: its children inherit a context that they cannot use."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue
-        if target.startswith(DRIVER_FILES) or target.startswith("/dev/nvidia"):
-            return target
-    return ""
 
 
 def _host_call(kind: str, name: str, memory: memoryview, *more: int) -> bool:

@@ -26,8 +26,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from . import device
-
 _HOMES = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 _HOMES.add(Path(__file__).resolve().parents[1])
 _QUESTIONS: dict[Any, str] = {
@@ -114,7 +112,6 @@ class Watch(importlib.abc.MetaPathFinder):
         random_numpy = sys.modules.get("numpy.random")
         return {
             "asks the driver for its devices, which no forked process may use after that": bad,
-            "opens a device": device.touched(),
             "leaves a file open": frozenset(_open_files()),
             "leaves memory shared": frozenset(_shared_mappings()),
             "starts a thread": len(os.listdir("/proc/self/task")),

@@ -1,0 +1,86 @@
+"""What may differ between a rank of plain torchrun and one of ours, each line with its reason; and what does differ beyond that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+MISSING = "(missing)"
+_SITE = r".*/training/site"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One difference. where: pattern of the observation's path, its parts joined by dots."""
+
+    where: str
+    why: str
+    ours: str = ""
+    """Only so far as a list of ours has further items, all of which match this."""
+    added: bool = False
+    """Only where plain torchrun has nothing at all there."""
+    warm: bool = False
+    """Only of ranks that are forked."""
+
+    def covers(self, path: str, plain: object, ours: object, warm: bool) -> bool:
+        if not fnmatchcase(path, self.where) or (self.warm and not warm):
+            return False
+        if self.added:
+            return plain == MISSING
+        if self.ours:
+            return isinstance(ours, list) and [i for i in ours if not re.fullmatch(self.ours, str(i))] == plain
+        return True
+
+
+_TORCH = "torch has been imported, and has registered it; a fresh interpreter is at the same point once it has imported torch"
+EXPECTED_DIFFERENCES = (
+    Expected("*environ*.MT_RESILIENT_HANDOFF", "names the agent's board, arena and orders to the rank", added=True),
+    Expected("*environ*.PYTHONPATH", "our sitecustomize.py is found there, and hands over to the user's own"),
+    Expected("*getenv.PYTHONPATH", "the same, as C sees it"),
+    Expected("*environ*.MASTER_PORT", "each start has a port of its own"),
+    Expected("*environ*.TORCHELASTIC_ERROR_FILE", "torchrun makes a temporary folder for each start"),
+    Expected("paths.path", "the entry of PYTHONPATH", ours=_SITE),
+    Expected("paths.importer_cache", "where our modules were looked for"),
+    Expected("paths.meta_path", "our finder wraps Megatron's loop when it is imported", ours="_Finder"),
+    Expected("modules.*", "what our hook has imported; in a forked rank also torch", added=True),
+    Expected("signals.SigCgt", "the agent asks for stacks with a real-time signal", ours="5[0-9]|6[0-9]"),
+    Expected("descriptors.[1-9][0-9][0-9]*", "board and stacks, out of the way of all small numbers", added=True),
+    Expected("shared", "the board", ours="/memfd:mt-resilient.*"),
+    Expected("process.prctl.pdeathsig", "a rank does not outlive its launcher"),
+    Expected("atexit_callbacks", "tells the agent that the script is over"),
+    Expected("libraries.atexit_callbacks", "the same"),
+    Expected("hooks.excepthook", "tells the agent why the rank ends; calls the one before"),
+    Expected("hooks.original", "the same"),
+    Expected("libraries.excepthook", "the same"),
+    Expected("warnings.filters", _TORCH, warm=True),
+    Expected("logging.*", _TORCH, warm=True),
+    Expected("registries.weakref_finalize", _TORCH, warm=True),
+    Expected("registries.linecache", _TORCH, warm=True),
+    Expected("clocks.logging_after_process_s", "logging was imported with torch, and notes when", warm=True),
+    Expected("own.environ.*", "the kernel shows what the ancestor was started with", warm=True),
+    Expected("drawn.hash", "strings' hashes are seeded once for all processes that are forked from one", warm=True),
+)
+
+
+def flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Path and value of each leaf; a list is one."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from flat(item, f"{path}.{name}" if path else name)
+    else:
+        yield path, value
+
+
+def differences(plain: dict[str, object], ours: dict[str, object], *, warm: bool) -> list[str]:
+    """A line for each observation that is not the same and is not expected to differ."""
+    left, right = dict(flat(plain)), dict(flat(ours))
+    found = []
+    for path in {**left, **right}:
+        one, other = left.get(path, MISSING), right.get(path, MISSING)
+        if one != other and not any(
+            e.covers(path.removeprefix("imported."), one, other, warm) for e in EXPECTED_DIFFERENCES
+        ):
+            found.append(f"{path}: {one!r:.300} under torchrun, {other!r:.300} here")
+    return found

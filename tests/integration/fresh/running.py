@@ -1,0 +1,141 @@
+"""Start a script under plain torchrun, or under ours, cold or warm; kill a rank of it; read what its ranks have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from mt_resilient.agent.ports import free_port
+
+from ...harness import BIN, environment
+
+SCRIPTS = Path(__file__).parent
+PLAIN, COLD, WARM = "torchrun", "cold", "warm"
+_BUDGETS = ("recovery.same_failure_at_start=99", "recovery.max_without_progress=99", "recovery.failed_starts=2")
+DEADLINE_S = 60.0
+
+
+def an_odd_parent() -> None:
+    """Settings that a rank inherits, none of them the usual one: none may get lost or come from somebody else."""
+    os.umask(0o027)
+    os.nice(1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    for number in (signal.SIGHUP, signal.SIGTSTP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
+    Path("/proc/self/oom_score_adj").write_text("17")
+
+
+class Run:
+    """One launch in a folder of its own, `here`, which ranks know as their working directory."""
+
+    def __init__(self, place: Path, how: str, **extra: str) -> None:
+        """extra: environment."""
+        self.how, self.here = how, place / how
+        self.out = self.here / "out"
+        self.out.mkdir(parents=True)
+        shutil.copytree(SCRIPTS, self.here / "fresh")
+        for script in ("script.py", "ending.py", "littered.py"):
+            shutil.copy(SCRIPTS / script, self.here)
+        (self.here / "stdin").write_text("a line\n")
+        known = {name: value for name, value in environment().items() if not name.startswith("PYTHON") and name != "_"}
+        self.environment = {**known, "PROBED": "1", "PLACE": str(self.out), **extra}
+
+    def start(self, *words: str, ranks: int = 1, lives: int = 1, prepare: Callable[[], None] | None = None) -> Run:
+        """words: torchrun's options, script and arguments; lives: how often the ranks may fail and be started again."""
+        command = [str(BIN / "torchrun"), "--nproc-per-node", str(ranks)]
+        if self.how == PLAIN:
+            command += ["--master-port", str(free_port("127.0.0.1")), "--max-restarts", str(lives - 1)]
+        else:
+            settings = [word for setting in _BUDGETS for word in ("--set", setting)]
+            ours = [
+                str(BIN / "mt-resilient"),
+                "run",
+                "--run-dir",
+                "run",
+                "--metrics-port",
+                "0",
+                "--snapshot-every",
+                "1",
+            ]
+            command = [*ours, *(["--no-warm"] if self.how == COLD else []), *settings, "--", *command]
+        with (
+            (self.here / "stdin").open() as stdin,
+            self._file("stdout").open("w") as out,
+            self._file("stderr").open("w") as err,
+        ):
+            self.process = subprocess.Popen(
+                [*command, *words],
+                cwd=self.here,
+                env=self.environment,
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                preexec_fn=prepare,
+            )
+        return self
+
+    def kill_once_known(self, ready: str) -> Run:
+        """Kill the rank that has written its process id into `ready`, once the warm process has heard what it imports."""
+        end = time.monotonic() + DEADLINE_S
+        while not ((self.out / ready).exists() and re.search("the next start will be (forked|cold)", self.said)):
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < end, self.said
+            time.sleep(0.02)
+        os.kill(int((self.out / ready).read_text()), signal.SIGKILL)
+        return self
+
+    def end(self) -> Run:
+        """Wait for its end. One that does not come is ended by force, and fails."""
+        try:
+            self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            for process in (
+                psutil.Process(self.process.pid),
+                *psutil.Process(self.process.pid).children(recursive=True),
+            ):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
+            raise AssertionError(f"{self.how} did not end:\n{self.said[-3000:]}") from None
+        return self
+
+    def _file(self, name: str) -> Path:
+        return self.here / name
+
+    @property
+    def said(self) -> str:
+        return self._file("stderr").read_text(errors="replace")
+
+    @property
+    def printed(self) -> str:
+        return self._file("stdout").read_text(errors="replace")
+
+    def read(self, name: str) -> str:
+        """What the ranks have written into a file, with the folder and the addresses of objects left out."""
+        return self.same(self.out.joinpath(name).read_text(errors="surrogateescape"))
+
+    def same(self, text: str) -> str:
+        return re.sub("0x[0-9a-f]+", "0x", text.replace(str(self.here), "<here>"))
+
+    def report(self, name: str) -> dict[str, object]:
+        assert (self.out / name).exists(), f"{self.how} has no {name}:\n{self.said[-4000:]}"
+        found: dict[str, object] = json.loads(self.read(name))
+        return found
+
+
+def side_by_side(runs: Sequence[Run]) -> None:
+    """Wait for all of them."""
+    for run in runs:
+        run.end()
