@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,15 +11,19 @@ from pathlib import Path
 from . import commands
 from .options import parser
 from .resilience.errors import ResilientError, UsageError
+from .resilience.phrases import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or the error's own (see resilience/errors.py)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # paths may have any bytes, and a terminal any encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(words)
     except ResilientError as error:
-        print(f"mt-resilient: {error}", file=sys.stderr)
+        print(f"mt-resilient: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `mt-resilient explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

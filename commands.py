@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import options as known
-from .resilience.errors import UsageError
+from .resilience.errors import MachineError, UsageError
 
 
 def order(options: argparse.Namespace) -> int:
@@ -118,6 +118,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
     from .agent.terminal import Terminal
     from .resilience.windows import Window
 
+    _standing()
     flags = _set(options.set)
     shorthands = {
         "control.etcd": options.etcd,
@@ -144,6 +145,16 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
     if options.ssh_option or options.export:
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
     return leave(run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal))
+
+
+def _standing() -> None:
+    """Raises MachineError where the working directory has been deleted: no torch can be imported there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise MachineError(
+            f"the working directory cannot be found ({error.strerror}); nothing was started. Change into one that is there"
+        ) from error
 
 
 def _policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:

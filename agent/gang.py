@@ -49,10 +49,15 @@ class Gang:
     """By local rank, from the moment each has claimed its page."""
     fenced: bool = False
     """Its own agent has ended it, for another generation may have begun."""
+    unimportable: str = ""
+    """Why the launcher's Python cannot import torch, where it has ended before it started a rank; empty: it can."""
 
     def adopt(self, local_rank: int, pid: int) -> None:
-        """Watch a rank that has shown up on the board."""
-        if pid and local_rank not in self.ranks:
+        """Watch a rank that has shown up on the board, or another process of it that trains."""
+        known = self.ranks.get(local_rank)
+        if pid and (known is None or known.pid != pid):
+            if known and known.pidfd >= 0:
+                os.close(known.pidfd)
             pidfd = open_pidfd(pid)
             gone = Watched(pid, -1, ended_s=wall_s())
             self.ranks[local_rank] = Watched(pid, pidfd) if pidfd is not None else gone

@@ -41,7 +41,7 @@ from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId, RankPhase
 from ..resilience.windows import Window, merged
-from . import whereabouts
+from . import interpreter, whereabouts
 from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
@@ -109,7 +109,7 @@ def run_job(
     data that are left out."""
     search_seldom()
     hear_early(policies["preemption"])
-    launch = understand(command, os.environ)
+    launch = interpreter.checked(understand(command, os.environ), os.environ)
     control, wanted = whereabouts.placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
@@ -136,7 +136,7 @@ def run_job(
         server, endpoints = whereabouts.endpoints(control, access, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
-        keys = Keys(control.job or (run.root.name if server else f"{run.root.name}-{run.identity}"))
+        keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
@@ -192,6 +192,12 @@ def run_job(
         terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
         if launch.torn_groups and max(joined.spec.sizes) > 1:
             supervisor.telling.say(launch.torn(), "warn")
+        if not launch.hooked:
+            supervisor.telling.say(f"{launch.warm_refused}: ranks run as under torchrun alone, unwatched", "warn")
+        if launch.own_programs:
+            supervisor.telling.say(
+                f"{launch.warm_refused}. A rank is watched from the moment its training loop or Session begins"
+            )
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         if agent.observe:

@@ -7,15 +7,14 @@ meets whom: each generation has a static rendezvous of its own, with a fresh por
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from ..resilience import phrases
-from ..resilience.errors import MachineError, UsageError
+from ..resilience.errors import UsageError
+from .program import LAUNCH, RUN, program
 
 SITE = Path(__file__).parents[1] / "training" / "site"
 """First on the ranks' PYTHONPATH: the hook."""
@@ -25,6 +24,8 @@ _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
 _OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
 """Where torchrun reads what the command line does not say."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
+_OF_LAUNCH = {"use_env"}
+"""What torch.distributed.launch takes besides."""
 _VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"}
 _VALUED |= {"monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"}
 _VALUED |= {"local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr"}
@@ -47,9 +48,19 @@ class Launch:
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
     rank_command: tuple[str, ...] = ()
-    """What torchrun starts each rank with; empty where that is no interpreter on a script."""
+    """What torchrun starts each rank with; empty where ranks cannot be forked."""
     rdzv_id: str = ""
     """The job's name as torchrun was told it; empty: it was not."""
+    interpreter: tuple[str, ...] = ()
+    """What starts the launcher's Python as the launcher is started, options included; empty: only a wrapper knows."""
+    rank_python: str = ""
+    """The interpreter that ranks run in, where it is another one."""
+    own_programs: bool = False
+    """Ranks are other programs than a Python that torchrun starts: which of their processes trains is known once its loop begins."""
+    warm_refused: str = ""
+    """Why ranks cannot be forked; empty: they can."""
+    hooked: bool = True
+    """Our hook is loaded in the ranks' Pythons."""
 
     @property
     def home(self) -> str:
@@ -84,7 +95,8 @@ class Launch:
         """What ranks, and the warm process they are forked from, find in their environment. environ: the agent's."""
         known = environ.get("PYTHONPATH")
         found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES}
-        found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
+        if self.hooked:
+            found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
         if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
             found.setdefault("OMP_NUM_THREADS", "1")
         return found
@@ -96,94 +108,104 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         raise UsageError(
             "no command was given; write it after two dashes: mt-resilient run -- torchrun --nproc-per-node 2 train.py"
         )
-    program, python, rest = _program(list(command))
-    options, kept, script = _options(rest)
+    found, rest = program(command)
+    options, kept, script = _options(rest, _OF_LAUNCH if found.module == LAUNCH else set())
     nodes = options.get("nnodes") or environ.get("PET_NNODES", "")
     if not script:
         raise UsageError("the torchrun command names no script; write it last: torchrun --nproc-per-node 2 train.py")
-    is_file = not options.keys() & {"m", "module", "no_python"}
-    if is_file and not Path(script[0]).is_file():
-        raise UsageError(f"the script {script[0]} is not there (looked in {Path.cwd()}); nothing was started")
-    if is_file and not os.access(script[0], os.R_OK):
-        raise UsageError(f"the script {script[0]} cannot be read; nothing was started")
+    no_python, run_path = _said("no_python", options, environ), _said("run_path", options, environ)
+    module = "m" in options or _said("module", options, environ)
+    if not module and not no_python:
+        _look_at(script[0])
     ranks = _ranks(options.get("nproc_per_node") or environ.get("PET_NPROC_PER_NODE", "1"), environ)
     rdzv_id = options.get("rdzv_id") or environ.get("PET_RDZV_ID", "")
+    rank_python = environ.get("PYTHON_EXEC", "")
+    passes_ranks = found.module == LAUNCH and "use_env" not in options
+    reasons = {
+        f"ranks are started by {script[0]}, not by torchrun's Python": no_python or run_path,
+        f"PYTHON_EXEC names {rank_python} for the ranks": rank_python not in ("", found.python),
+        f"{LAUNCH} gives each rank an argument of its own": passes_ranks,
+        "--numa-binding starts the ranks through numactl": "numa_binding" in options or "PET_NUMA_BINDING" in environ,
+        found.surprising: bool(found.surprising),
+    }
+    refused = next((why for why, holds in reasons.items() if holds), "")
     return Launch(
-        program=program,
-        python=python,
+        program=found.words if passes_ranks else tuple(RUN if word == LAUNCH else word for word in found.words),
+        python=found.python,
         options=tuple(kept),
         ranks=ranks,
         nodes=nodes,
         script=tuple(script),
-        rank_command=_rank_command(environ.get("PYTHON_EXEC", python), options.keys(), script),
+        rank_command=() if refused else _rank_command(found.python, module, script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
+        interpreter=found.interpreter,
+        rank_python="" if no_python else rank_python,
+        own_programs=no_python or run_path,
+        warm_refused=refused,
     )
 
 
-def _program(command: list[str]) -> tuple[tuple[str, ...], str, list[str]]:
-    name = Path(command[0]).name
-    if name.startswith("python") and command[1:3] in (
-        ["-m", "torch.distributed.run"],
-        ["-m", "torch.distributed.launch"],
-    ):
-        return (*command[:2], "torch.distributed.run"), shutil.which(command[0]) or command[0], command[3:]
-    if name != "torchrun":
-        raise UsageError(
-            f"{command[0]} is no torchrun: mt-resilient run starts the ranks through it, "
-            "so the command has to be torchrun … or python -m torch.distributed.run …"
-        )
-    beside = Path(sys.executable).with_name("torchrun")  # of our own environment, where PATH does not lead to it
-    found = shutil.which(command[0]) or (str(beside) if command[0] == "torchrun" and beside.exists() else None)
-    if not found:
-        raise MachineError(
-            f"{command[0]} was not found on PATH; install torch in this environment, or name the whole path"
-        )
-    return (found,), _interpreter(Path(found)), command[1:]
+def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """As torchrun reads its flags: on the command line, or in a variable."""
+    told = environ.get(f"PET_{flag.upper()}", "")
+    return flag in options or (told.isdecimal() and int(told) > 0)
 
 
-def _interpreter(program: Path) -> str:
-    """The Python in the program's first line; ours where it names none."""
-    with program.open("rb") as file:
-        first = file.readline(512).decode(errors="replace").strip()
-    named = first.removeprefix("#!").split() if first.startswith("#!") else []
-    return named[0] if named and "python" in Path(named[0]).name else sys.executable
+def _look_at(script: str) -> None:
+    """Raises UsageError for what Python cannot run."""
+    is_program = os.path.isfile(script) or os.path.isfile(os.path.join(script, "__main__.py"))
+    if not is_program:
+        raise UsageError(f"the script {script} is not there (looked in {os.getcwd()}); nothing was started")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {script} cannot be read; nothing was started")
 
 
-def _options(rest: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Options by name, those to pass on as they were written, and the script with its arguments."""
+def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Options by name, those to pass on as they were written, and the script with its arguments. further: flags that are known."""
     values: dict[str, str] = {}
     kept: list[str] = []
     position = 0
     while position < len(rest) and rest[position].startswith("-"):
         word = rest[position]
+        position += 1
         if word == "--":
-            position += 1
+            kept.append(word)
             break
-        raw, equals, value = word.partition("=")
-        name = raw.lstrip("-").replace("-", "_")
+        name, equals, value = _option(word, further)
         taken = [word]
         if name in _VALUED and not equals:
-            if position + 1 >= len(rest):
+            if position >= len(rest):
                 raise UsageError(f"torchrun's option {word} wants a value")
-            value = rest[position + 1]
+            value = rest[position]
             taken.append(value)
-        elif name not in _VALUED | _FLAGS:
-            raise UsageError(
-                f"{word} is no option of torchrun that is known here; options of the script come after its name"
-            )
+            position += 1
         values[name] = value
-        if name not in _OURS:
+        if name not in _OURS | _OF_LAUNCH:
             kept += taken
-        position += len(taken)
     return values, kept, rest[position:]
 
 
-def _rank_command(python: str, options: Set[str], script: Sequence[str]) -> tuple[str, ...]:
+def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
+    """Its name, whether a value stands in the same word, and that value. Python's argparse takes `-t3`, and the beginning of a name that
+    no other one has."""
+    if word[1:2] in ("r", "t") and len(word) > 2:
+        return word[1], True, word[2:].removeprefix("=")
+    raw, equals, value = word.partition("=")
+    name = raw.lstrip("-").replace("-", "_")
+    known = _VALUED | _FLAGS | further
+    begun = [whole for whole in known if raw.startswith("--") and whole.startswith(name)]
+    if name not in known and len(begun) == 1:
+        name = begun[0]
+    if name not in known:
+        raise UsageError(
+            f"{word} is no option of torchrun that is known here; options of the script come after its name"
+        )
+    return name, bool(equals), value
+
+
+def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str, ...]:
     """As in `torch.distributed.run.config_from_args`, as of torch 2.13."""
-    if options & {"no_python", "run_path", "numa_binding"}:
-        return ()
-    module = ("-m",) if options & {"m", "module"} else ()
-    return os.path.abspath(python), "-u", *module, *script
+    return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
 
 
 def _ranks(text: str, environ: Mapping[str, str]) -> int:

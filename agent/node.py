@@ -29,7 +29,7 @@ from ..resilience.stability import StabilityPolicy
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import RankPhase
 from ..resilience.windows import Window
-from . import report
+from . import interpreter, report
 from .board import Board
 from .copies import Copies
 from .draining import Draining
@@ -82,6 +82,8 @@ class Node:
         """What the last snapshot on disk took."""
         self.vitals = Vitals(stragglers or StragglerPolicy())
         self.warm = WarmProcess(launch.rank_command, directory.modules, directory.logs / "warm.log")
+        if launch.warm_refused:
+            self.warm.give_up(launch.warm_refused)
         config = {
             "arena": self.paths,
             "root": root.address,
@@ -216,6 +218,8 @@ class Node:
         """Look at everything; True when the gang has changed."""
         self._adopt()
         ended = changed = self.gang.observe() if self.gang else False
+        if ended and self.gang and self.gang.launcher.code and self._started_none():
+            self.gang.unimportable = interpreter.unimportable(self.launch, os.environ)
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
@@ -228,6 +232,11 @@ class Node:
         helpers = {"the drain process": self.drain.pid or 0}
         changed = self.vitals.look(self.gang, self.board.pages, helpers, ended, monotonic_s(), wall_s()) or changed
         return self.held.look(self._finished(), every=ended) or changed
+
+    def _started_none(self) -> bool:
+        """Whether the launcher of a job that this node has alone has come to start none of its Pythons."""
+        alone = self.held.seat[1] == 1
+        return alone and self.gang is not None and not self.gang.ranks and not self.launch.own_programs
 
     def _finished(self) -> int:
         return min(page.step for page in self.board.pages)
@@ -284,7 +293,7 @@ class Node:
         return replace(said, **self.vitals.told(self.gang), **self.held.sound.told(said))  # type: ignore[arg-type]
 
     def all_attached(self) -> bool:
-        return all(page.pid for page in self.board.pages)
+        return all(page.pid for page in self.board.pages) or self.launch.own_programs or not self.launch.hooked
 
     def all_training(self) -> bool:
         return all(page.phase == RankPhase.TRAINING for page in self.board.pages)

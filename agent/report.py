@@ -23,7 +23,7 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
     """
     if code is not None:
         return code == 0 or (left and code < 0)
-    if RankPhase.RESTORING <= phase < RankPhase.FINISHED:
+    if RankPhase.RESTORING <= phase < RankPhase.FINISHED and not left:
         return False
     return None if launcher_code is None else launcher_code == 0
 
@@ -39,7 +39,14 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
         started = any(page.step >= 0 for page in pages)
         found.append(
-            RankExit(rank=Rank(-1), at_s=launcher.ended_s, code=launcher.code, started=started, error=_any_word(pages))
+            RankExit(
+                rank=Rank(-1),
+                at_s=launcher.ended_s,
+                code=launcher.code,
+                started=started,
+                error=gang.unimportable or _any_word(pages),
+                kind="no torch" if gang.unimportable else "exit",
+            )
         )
     # All ranks of thousands of nodes may raise at once, and what is read is one traceback.
     told = next((gone for gone in found if gone.traceback), None)

@@ -16,6 +16,7 @@ from typing import Any
 from ..checkpoint import layout, stores
 from ..checkpoint.files import Files, own_name
 from ..checkpoint.stores import Place
+from ..resilience import phrases
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
@@ -161,6 +162,11 @@ class RunDirectory:
     def identity(self) -> str:
         """Eight hexadecimal digits that no other job has; after `own`."""
         return (self.root / "job").read_text()[:8]
+
+    @property
+    def job(self) -> str:
+        """What a job is called that nobody has named: in characters that a key of the store may have."""
+        return phrases.printable(self.root.name)
 
     def release(self) -> None:
         if self.several and self.endpoint.exists():

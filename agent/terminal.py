@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..resilience.journal import Journal
+from ..resilience.phrases import printable
 
 _STYLES = {"info": "cyan", "good": "green", "warn": "yellow", "bad": "bold red"}
 
@@ -23,7 +24,7 @@ class Terminal:
         if self.quiet and mood in ("info", "good"):
             return
         clock = datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
-        line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), sentence)
+        line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), printable(sentence))
         with suppress(
             OSError, SystemExit
         ):  # nobody listens (rich leaves when its pipe is closed), or a log's disk is full

@@ -6,9 +6,12 @@ takes at most 5 GiB at once. Each setting below was measured, or its default los
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,8 +138,23 @@ def _shard_chunks(slab: Place, image: Image) -> int:
 
 
 def _driver(slab: Place) -> dict[str, Any]:
-    url_or_spec = f"{slab.path.absolute().as_uri()}/" if isinstance(slab, Files) else slab.kv.spec().to_json()
+    url_or_spec = f"{_in_utf8(slab.path.absolute()).as_uri()}/" if isinstance(slab, Files) else slab.kv.spec().to_json()
     return {"driver": "zarr3", "kvstore": url_or_spec}
+
+
+def _in_utf8(path: Path) -> Path:
+    """The same directory by a name that is UTF-8, for tensorstore takes no other."""
+    last = max((n for n, part in enumerate(path.parts) if not _is_utf8(part)), default=-1)
+    return Path(_opened(Path(*path.parts[: last + 1])), *path.parts[last + 1 :]) if last >= 0 else path
+
+
+def _is_utf8(part: str) -> bool:
+    return not any(0xDC80 <= ord(letter) <= 0xDCFF for letter in part)
+
+
+@cache
+def _opened(directory: Path) -> str:
+    return f"/proc/self/fd/{os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}"
 
 
 def _context(slab: Place) -> ts.Context:

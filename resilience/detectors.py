@@ -57,6 +57,10 @@ class Cause(StrEnum):
     """The state to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"
     """The state to resume from could not be read: storage does not answer."""
+    STATE_REFUSED = "state_refused"
+    """The state to resume from is another model's, or another layout's."""
+    TORCH_MISSING = "torch_missing"
+    """The launcher cannot import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,13 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
     elif gone.kind == "unreadable":
         cause, text = Cause.SNAPSHOT_UNREADABLE, f"the snapshot of step {gone.step} cannot be read at present"
+    elif gone.kind == "refused":
+        cause, text = (
+            Cause.STATE_REFUSED,
+            f"{who} on {node} cannot take the state that it was to start from: {gone.error}",
+        )
+    elif gone.kind == "no torch":
+        cause, text = Cause.TORCH_MISSING, f"torchrun does not start on {node}: {gone.error}"
     elif gone.kind == "fenced":
         cause, text = (
             Cause.AGENT_LOST,

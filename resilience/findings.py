@@ -26,8 +26,8 @@ class RankExit:
     started: bool = False
     """Whether it had finished a step in this generation."""
     kind: str = "exit"
-    """`exit`, or what the rank itself named as its end: a `spikes.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now); or `fenced`:
-    its own agent has ended it."""
+    """`exit`, or what the rank itself named as its end: a `spikes.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now), `refused` (a
+    snapshot of something else); `no torch`, of the launcher; or `fenced`: its own agent has ended it."""
     step: Step = Step(-1)
     """The step that such an end is about."""
 

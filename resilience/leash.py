@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +26,20 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(128 + signal.SIGKILL)
+
+
+def die_with(pid: int) -> None:
+    """End with SIGKILL when process `pid` ends, which is none's parent here: a thread waits for it."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(128 + signal.SIGKILL)
+
+    def wait() -> None:
+        select.select([watched], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="mt-resilient", daemon=True).start()
 
 
 def adopt_orphans(adopt: bool = True) -> None:

@@ -11,7 +11,7 @@ from .incident import Incident
 from .terms import NodeId
 from .verdict import Verdict
 
-RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED)
+RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED, Cause.TORCH_MISSING)
 """How ranks end that cannot begin where they are."""
 
 NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)

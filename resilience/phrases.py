@@ -31,6 +31,17 @@ def size(number_bytes: int) -> str:
     return f"{number_bytes / 1e3:.0f} kB"
 
 
+def printable(text: str) -> str:
+    """On one line, of characters that a terminal shows. What is none, as a line's end or a byte that is no UTF-8, is written as Python
+    writes it."""
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    number = ord(letter)
+    return f"\\x{number - 0xDC00:02x}" if 0xDC80 <= number <= 0xDCFF else letter.encode("unicode_escape").decode()
+
+
 def few(things: Sequence[object]) -> list[str]:
     """As many as somebody reads, and how many more there are: of thousands of nodes, a fault may concern all."""
     more = len(things) - _READ

@@ -16,6 +16,7 @@ from .assignment import Seats
 from .detectors import Cause
 from .errors import (
     BudgetSpent,
+    LayoutError,
     MachineError,
     ResilientError,
     ScriptError,
@@ -109,8 +110,17 @@ def plan(
         return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
+    if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
+        if trained not in (0, size):
+            return _leave("the ranks refuse the state that was kept", restart, size, trained, left)
+        return _give_up(
+            LayoutError,
+            "a snapshot is for the model and the ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
+        )
     if verdict.cause in RANKS_ENDED and not verdict.started and trained:
         return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
+    if verdict.cause is Cause.TORCH_MISSING:
+        return _give_up(MachineError, "mend the installation, then give the same command again")
     if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
         alike, at_s = 1, verdict.at_s
         for incident in reversed(restarts):

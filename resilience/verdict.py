@@ -13,6 +13,8 @@ _WEIGHT = {
     Cause.FINGERPRINT_MISMATCH: -1,
     Cause.SNAPSHOT_UNUSABLE: 0,
     Cause.SNAPSHOT_UNREADABLE: 0,
+    Cause.STATE_REFUSED: 0,
+    Cause.TORCH_MISSING: 0,
     Cause.NON_FINITE: 0,
     Cause.LOSS_SPIKE: 0,
     Cause.GRADIENT_SPIKE: 0,

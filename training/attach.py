@@ -1,7 +1,7 @@
 """Tie this process to the agent: find the handoff, claim the rank's page, die with the launcher, and leave a word when failing.
 
-Done once per process, by the hook before the script starts or by the first `Session`; a process that is no rank of a running
-`mt-resilient run` stays unattached, and everything above is inert.
+A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The one that torchrun has started is the rank,
+until a loop of training begins in another. Any other process stays unattached, and everything above is inert.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns
+from ..resilience.errors import FormatError, InternalError, LayoutError, ResilientError, UsageError
 from ..resilience.handoff import Handoff
-from ..resilience.leash import die_with_parent
+from ..resilience.leash import die_with, die_with_parent
 from .board import claim
 from .listening import listen
 
@@ -32,33 +34,65 @@ class Attachment:
     """Names of the variables that this process was started with."""
 
 
-_attached: dict[int, Attachment | None] = {}
+_attached: dict[int, Attachment] = {}
 """By pid: a forked child (a data loader's worker) must not take its parent's place."""
 
 
-def attach() -> Attachment | None:
-    """This process's tie to the agent; None outside of `mt-resilient run` and in children of a rank."""
-    if os.getpid() not in _attached:
-        _attached.clear()
-        _attached[os.getpid()] = _attach()
-    return _attached[os.getpid()]
+def attach(*, trains: bool = True) -> Attachment | None:
+    """This process's tie to the agent; None outside of `mt-resilient run`, and in other processes of a rank. trains: a loop begins here."""
+    known = _attached.get(os.getpid())
+    if known and known.page.pid == os.getpid():
+        return known
+    _attached.clear()
+    if trains or _started_by_the_launcher():
+        found = _attach(trains)
+        if found:
+            _attached[os.getpid()] = found
+    return _attached.get(os.getpid())
 
 
-def _attach() -> Attachment | None:
+def _started_by_the_launcher() -> bool:
+    """The launcher gives each rank a session of its own, and an environment that it does not have itself."""
+    if os.getsid(0) != os.getpid():
+        return False
+    try:
+        return b"TORCHELASTIC_RUN_ID=" not in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return True
+
+
+def _launcher() -> int:
+    """Its pid, as the parent of the process that leads this session; 0: not known."""
+    try:
+        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _attach(trains: bool) -> Attachment | None:
     handoff = Handoff.from_environment(os.environ)
     if handoff is None or not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
-    page = claim(handoff, os.environ, monotonic_ns())
+    page = claim(handoff, os.environ, monotonic_ns(), trains=trains)
     if page is None:
+        if trains:
+            rank = os.environ["RANK"]
+            print(f"mt-resilient: another process of rank {rank} trains: this loop runs unwatched", file=sys.stderr)
         return None
     # The launcher starts its ranks in sessions of their own: without this they would outlive it.
-    die_with_parent(os.getppid())
+    if os.getsid(0) == os.getpid():
+        die_with_parent(os.getppid())
+    elif launcher := _launcher():
+        die_with(launcher)
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == page.pid:  # not in a child that the script has forked
             farewell(page, error)
-        previous(kind, error, trace)
+        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
+            print(f"mt-resilient: {error}", file=sys.stderr)  # nothing in the script is wrong that its lines would show
+        else:
+            previous(kind, error, trace)
 
     sys.excepthook = excepthook
     if handoff.stacks:
@@ -85,4 +119,7 @@ def farewell(page: Page, error: BaseException) -> None:
     """Say on the board why this rank ends. An error that knows its `farewell` (a dict) adds it."""
     text = "".join(traceback.format_exception(error))
     last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    page.say_farewell(error=last[:300], traceback=text, **getattr(error, "farewell", {}))
+    words = {"error": last[:300], "traceback": text, **getattr(error, "farewell", {})}
+    if isinstance(error, LayoutError | FormatError):
+        words |= {"kind": "refused", "error": str(error)}
+    page.say_farewell(**words)

@@ -20,14 +20,18 @@ def page_of(handoff: Handoff, local_rank: int) -> Page:
         os.close(descriptor)
 
 
-def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int) -> Page | None:
-    """The page of the rank that this process is; None when another process of this generation has it (this one is a child of the
-    rank: a data loader's worker, say) or when the page belongs to another generation (this process is a leftover)."""
+def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: bool) -> Page | None:
+    """The page of the rank that this process is. trains: a loop begins here, so the page is taken from a process of the same rank that
+    is in none: it has started this one, and waits for it. None when another process of this generation has the page, or when it belongs
+    to another generation (this process is a leftover)."""
     local_rank = int(environ["LOCAL_RANK"])
     page = page_of(handoff, local_rank)
-    if page.generation != handoff.generation or page.pid not in (0, os.getpid()):
+    taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
+    if page.generation != handoff.generation or taken:
         page.release()
         return None
+    page.listens = page.left = 0  # what the process before has said goes with it
+    page.say_farewell()
     page.rank = int(environ["RANK"])
     page.attached_ns = now_ns
     page.phase = RankPhase.ATTACHED

@@ -23,9 +23,11 @@ LOOPS = {
 
 
 def activate() -> None:
-    """Attach this rank and arm the hooks; does nothing in a process that is no rank of `mt-resilient run`."""
-    if attach() is None:
+    """Attach this rank and arm the hooks, in any of its processes: the loop shows which one trains. Workers of multiprocessing are left as
+    they are."""
+    if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
+    attach(trains=False)
     for name in LOOPS:
         if name in sys.modules:  # forked from a process that had imported it
             _wrap(sys.modules[name])
@@ -34,7 +36,7 @@ def activate() -> None:
 
 
 def _wrap(module: ModuleType) -> None:
-    attached = attach()
+    attached = attach(trains=False)
     if attached:
         attached.page.tells = 1
     importlib.import_module(LOOPS[module.__name__]).wrap(module)

@@ -26,12 +26,17 @@ def whole(tensors: Iterable[Any]) -> bool:
     return not any(hasattr(kind, "to_local") for kind in set(map(type, tensors)))
 
 
+def misfit(where: str, live: torch.Tensor, piece: Piece) -> str:
+    """Why what was kept does not fit; empty where it does."""
+    shape, dtype = tuple(live.shape), str(live.dtype).removeprefix("torch.")
+    if (shape, dtype) == (piece.shape, piece.dtype):
+        return ""
+    return f"{where}: the snapshot holds {piece.dtype} {piece.shape}, this run has {dtype} {shape}"
+
+
 def fits(where: str, live: torch.Tensor, piece: Piece) -> None:
-    if tuple(live.shape) != piece.shape or str(live.dtype) != f"torch.{piece.dtype}":
-        raise LayoutError(
-            f"{where}: the snapshot holds {piece.dtype} {piece.shape}, this run has "
-            f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}; it was taken with another model or another parallel layout"
-        )
+    if why := misfit(where, live, piece):
+        raise LayoutError(f"{why}; it was taken with another model or another parallel layout")
 
 
 def put(live: torch.Tensor, kept: torch.Tensor) -> None:

@@ -16,9 +16,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ..resilience.errors import LayoutError
-from .live import Nested, fits, local, plain, put, update, whole
+from .live import Nested, local, misfit, plain, put, update, whole
 from .names import Names
 from .optimizers import Optimizers, inner_optimizers
+
+_NAMED = 3
+"""Tensors that are named where some do not fit."""
 
 
 class Source(Protocol):
@@ -96,13 +99,14 @@ class Modules:
 
     def prepare(self, described: Nested) -> None:
         live = self.tensors()
-        if live.keys() != described.keys():
-            odd = sorted(live.keys() ^ described.keys())[:3]
+        odd = [f"{name}: only the snapshot holds it" for name in sorted(described.keys() - live.keys())]
+        odd += [f"{name}: only this run has it" for name in sorted(live.keys() - described.keys())]
+        odd += [why for name in live if name in described and (why := misfit(name, live[name], described[name]))]
+        if odd:
+            more = f", and so on ({len(odd)} tensors)" if len(odd) > _NAMED else ""
             raise LayoutError(
-                f"the model's tensors are not those of the snapshot: {', '.join(odd)} …; another model or layout"
+                f"{', '.join(odd[:_NAMED])}{more}; it was taken with another model or another parallel layout"
             )
-        for name, tensor in live.items():
-            fits(name, tensor, described[name])
 
     def restore(self, kept: Nested) -> None:
         for name, tensor in self.tensors().items():

@@ -35,3 +35,16 @@ def test_who_has_ended_and_nobody_else(two: tuple[int, int]) -> None:
     assert gang.living_fds() == [pidfd]
     for each in gang.watched():
         os.close(each.pidfd)
+
+
+def test_another_process_of_the_rank_trains(two: tuple[int, int]) -> None:
+    launcher, rank = two
+    gang = Gang(1, Watched(launcher, -1), "cold")
+    helper = subprocess.Popen(["sleep", "60"])
+    gang.adopt(0, helper.pid)
+    gang.adopt(0, rank)
+    helper.kill()
+    helper.wait()
+    assert not gang.observe(), "whatever becomes of the one that has started it"
+    assert gang.ranks[0].pid == rank
+    os.close(gang.ranks[0].pidfd)

@@ -157,7 +157,58 @@ def test_a_program_need_not_be_a_file_here() -> None:
 
 
 def test_two_dashes_end_the_options() -> None:
-    assert torchrun("--nproc-per-node=2", "--", "train.py", "--lr").script == ("train.py", "--lr")
+    understood = torchrun("--nproc-per-node=2", "--", "train.py", "--lr")
+    assert understood.script == ("train.py", "--lr")
+    assert understood.options == ("--",)  # argparse takes the first ones of a command away
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["-t3"], ("-t3",)),
+        (["--log-d", "x"], ("--log-d", "x")),
+        (["--nproc-per=4"], ()),
+        (["--virtual"], ("--virtual",)),
+    ],
+)
+def test_options_that_argparse_takes_in_short(words: list[str], kept: tuple[str, ...]) -> None:
+    understood = torchrun(*words, "train.py")
+    assert (understood.options, understood.script) == (kept, ("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["--no-python", "wrapper.sh"], NOBODY),
+        (["wrapper.sh"], {"PET_NO_PYTHON": "1"}),
+        (["--run-path", "train.py"], NOBODY),
+    ],
+)
+def test_ranks_that_torchrun_starts_no_python_for(words: list[str], environ: dict[str, str]) -> None:
+    understood = torchrun(*words, environ=environ)
+    assert understood.own_programs
+    assert f"ranks are started by {words[-1]}" in understood.warm_refused
+
+
+def test_another_python_for_the_ranks() -> None:
+    understood = torchrun("train.py", environ={"PYTHON_EXEC": "/opt/other/bin/python"})
+    assert understood.rank_python == "/opt/other/bin/python"
+    assert "PYTHON_EXEC names /opt/other/bin/python" in understood.warm_refused
+
+
+def test_a_folder_that_python_can_run(place: Path) -> None:
+    (place / "package").mkdir()
+    (place / "package" / "__main__.py").write_text("")
+    understood = understand([sys.executable, "-m", "torch.distributed.run", "package"], NOBODY)
+    assert understood.rank_command == (sys.executable, "-u", "package")
+
+
+def test_a_name_that_is_too_long() -> None:
+    assert "is not there" in refused("torchrun", "x" * 5000)
+
+
+def test_ranks_without_our_hook() -> None:
+    assert "PYTHONPATH" not in replace(torchrun("train.py"), hooked=False).environment(NOBODY)
 
 
 # -- how many ranks --------------------------------------------------------------------------------------------------------
@@ -199,13 +250,133 @@ def test_the_interpreter_is_the_one_that_torchrun_names(place: Path) -> None:
 def test_where_it_names_none_ours_is_taken(place: Path, first_line: str) -> None:
     (place / "bin" / "torchrun").write_text(first_line)
     assert torchrun("train.py").python == sys.executable
+    assert torchrun("train.py").interpreter == ()
+    assert "not torch's own torchrun" in torchrun("train.py").warm_refused
 
 
-@pytest.mark.parametrize("module", ["torch.distributed.run", "torch.distributed.launch"])
-def test_a_python_that_runs_the_module(module: str) -> None:
-    understood = understand([sys.executable, "-m", module, "--nproc_per_node=2", "train.py"], NOBODY)
+PIP = """
+# -*- coding: utf-8 -*-
+import re
+import sys
+from torch.distributed.run import main
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.exit(main())
+"""
+UV = """
+# -*- coding: utf-8 -*-
+import sys
+from torch.distributed.run import main
+if __name__ == "__main__":
+    if sys.argv[0].endswith("-script.pyw"):
+        sys.argv[0] = sys.argv[0][:-11]
+    elif sys.argv[0].endswith(".exe"):
+        sys.argv[0] = sys.argv[0][:-4]
+    sys.exit(main())
+"""
+SETS = """
+import os
+from torch.distributed.run import main
+os.environ["NCCL_DEBUG"] = "INFO"
+main()
+"""
+LONG = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
+
+
+@pytest.mark.parametrize(
+    ("first_line", "body", "options"),
+    [
+        (f"#!{sys.executable}", PIP, ()),
+        (f"#!{sys.executable}", UV, ()),
+        (f"#!/usr/bin/env -S {sys.executable} -X utf8 -s", PIP, ("-X", "utf8", "-s")),
+        (f"#!{sys.executable} -s", UV, ("-s",)),
+        (LONG, PIP, ()),
+    ],
+)
+def test_torch_s_own_entry_point_may_be_left_out(
+    place: Path, first_line: str, body: str, options: tuple[str, ...]
+) -> None:
+    (place / "bin" / "torchrun").write_text(first_line + body)
+    understood = torchrun("train.py")
+    assert understood.warm_refused == ""
+    assert understood.interpreter == (sys.executable, *options)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'#!/bin/sh\nexport NCCL_DEBUG=INFO\nexec {sys.executable} -m torch.distributed.run "$@"\n',
+        f"#!{sys.executable}{SETS}",
+        f"#!{sys.executable}\nimport site_setup{PIP}",
+        f"#!{sys.executable}\nthis is no Python\n",
+    ],
+)
+def test_a_wrapper_may_set_what_ranks_need(place: Path, source: str) -> None:
+    (place / "bin" / "torchrun").write_text(source)
+    assert "torchrun is not torch's own torchrun, and may set what ranks need" in torchrun("train.py").warm_refused
+
+
+def test_so_may_a_python_that_is_a_script(place: Path) -> None:
+    shim = place / "bin" / "python"
+    shim.write_text(f'#!/bin/sh\nexport NCCL_DEBUG=INFO\nexec {sys.executable} "$@"\n')
+    shim.chmod(0o755)
+    understood = understand(["python", "-m", "torch.distributed.run", "train.py"], NOBODY)
+    assert understood.interpreter == ("python",)
+    assert f"{shim} is a script" in understood.warm_refused
+
+
+def test_a_python_that_runs_torchrun_s_file(place: Path) -> None:
+    path = place / "bin" / "torchrun"
+    path.write_text("#!/nowhere/python" + PIP)
+    understood = understand([sys.executable, "-s", str(path), "train.py"], NOBODY)
+    assert understood.program == (sys.executable, "-s", str(path))
+    assert (understood.python, understood.script) == (sys.executable, ("train.py",))
+    assert not understood.warm_refused
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py"],
+        [sys.executable, "-mtorch.distributed.run", "--nproc_per_node=2", "train.py"],
+        [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "--use-env", "train.py"],
+    ],
+)
+def test_a_python_that_runs_the_module(command: list[str]) -> None:
+    understood = understand(command, NOBODY)
     assert understood.program == (sys.executable, "-m", "torch.distributed.run")
     assert (understood.python, understood.ranks, understood.script) == (sys.executable, 2, ("train.py",))
+    assert understood.options == ()
+    assert not understood.warm_refused
+
+
+def test_launch_gives_ranks_an_argument_that_run_does_not() -> None:
+    """`--local-rank=N`, which scripts from before torchrun want."""
+    understood = understand([sys.executable, "-m", "torch.distributed.launch", "train.py"], NOBODY)
+    assert understood.program == (sys.executable, "-m", "torch.distributed.launch")
+    assert "an argument of its own" in understood.warm_refused
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-u"],
+        ["-X", "importtime"],
+        ["-Ximporttime", "-W", "ignore", "-Wonce::UserWarning"],
+        ["-sEB"],
+        ["-I", "-OO", "--check-hash-based-pycs", "never"],
+    ],
+)
+def test_options_of_python_stay_with_the_launcher(options: list[str]) -> None:
+    understood = understand([sys.executable, *options, "-m", "torch.distributed.run", "train.py"], NOBODY)
+    assert understood.program == (sys.executable, *options, "-m", "torch.distributed.run")
+    assert understood.interpreter == (sys.executable, *options)
+    assert not understood.warm_refused  # torchrun gives its ranks none of them
+
+
+def test_options_of_python_in_one_word_with_its_module() -> None:
+    understood = understand([sys.executable, "-um", "torch.distributed.run", "train.py"], NOBODY)
+    assert understood.program == (sys.executable, "-u", "-m", "torch.distributed.run")
 
 
 def test_a_python_is_looked_for_on_path(place: Path) -> None:
@@ -246,6 +417,13 @@ def test_the_torchrun_beside_our_own_interpreter_is_found(place: Path, monkeypat
         (["python", "train.py"], "python is no torchrun"),
         (["python", "-m", "torch.distributed"], "python is no torchrun"),
         (["bash", "run.sh"], "bash is no torchrun"),
+        (["python", "-c", "1", "-m", "torch.distributed.run"], "python is no torchrun"),
+        (["python", "-X"], "python is no torchrun"),
+        (["env", "A=1", "torchrun", "train.py"], "in front of that: env A=1 mt-resilient run -- torchrun …"),
+        (
+            ["srun", "-N2", "/opt/bin/torchrun", "x.py"],
+            "in front of that: srun -N2 mt-resilient run -- /opt/bin/torchrun …",
+        ),
         (["torchrun"], "names no script"),
         (["torchrun", "--nproc-per-node", "2"], "names no script"),
         (["torchrun", "missing.py"], "the script missing.py is not there"),

@@ -48,11 +48,34 @@ def failed_at_start(*signatures: str) -> list[Incident]:
     return [incident(number, at=-1, started=False, signature=each) for number, each in enumerate(signatures, 1)]
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (*Kind, Cause.FROZEN)])
+HOPELESS = (Cause.STATE_REFUSED, Cause.TORCH_MISSING)
+"""Before the first step: no other start would help."""
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (*Kind, Cause.FROZEN, *HOPELESS)])
 @pytest.mark.parametrize("started", [True, False])
 def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
     answer = plan(verdict(cause, started), 10, 10, [], POLICY)
     assert (answer.event, answer.rung, answer.exit_code) == (Event.FAULT, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("cause", "started", "trained", "code"),
+    [
+        (Cause.STATE_REFUSED, False, 0, 2),
+        (Cause.STATE_REFUSED, False, 1, 2),
+        (Cause.STATE_REFUSED, False, 2, 0),  # on this number of nodes, and it has trained on another
+        (Cause.STATE_REFUSED, True, 1, 0),
+        (Cause.TORCH_MISSING, False, 0, 3),
+        (Cause.TORCH_MISSING, False, 1, 0),  # a file system is away, it may be
+    ],
+)
+def test_what_no_other_start_helps_against_stops_the_job_at_once(
+    cause: Cause, started: bool, trained: int, code: int
+) -> None:
+    answer = plan(verdict(cause, started), 10, 10, [], POLICY, trained=trained)
+    assert (answer.event, answer.exit_code) == (Event.GIVE_UP if code else Event.FAULT, code)
+    assert answer.unfit == (1 if trained == 2 else 0)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -72,6 +72,11 @@ def test_what_ends_a_rank_in_its_teardown_does_not_matter(code: int, well: bool)
     assert ended_well(RankPhase.FINISHED, code, 1, left=True) is well
 
 
+@pytest.mark.parametrize(("launcher", "well"), [(None, None), (0, True), (1, False)])
+def test_a_script_that_was_over_and_whose_code_a_wrapper_has_taken(launcher: int | None, well: bool | None) -> None:
+    assert ended_well(RankPhase.TRAINING, None, launcher, left=True) is well
+
+
 def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -> None:
     board = pages(phase=RankPhase.FINISHED, step=9, left=1)
     told = said(gang(-6, -15, launcher=1), board)

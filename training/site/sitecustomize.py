@@ -30,9 +30,8 @@ else:
 if "MT_RESILIENT_HANDOFF" in os.environ and "RANK" in os.environ:
     try:
         from mt_resilient.training import hook
-    except ImportError as error:
-        print(
-            f"mt-resilient: this rank's Python cannot import mt_resilient ({error}); it runs unwatched", file=sys.stderr
-        )
-    else:
+
         hook.activate()
+    except Exception as error:
+        if os.environ.get("LOCAL_RANK") == "0":
+            print(f"mt-resilient: this rank's Python cannot be attached ({error}); it runs unwatched", file=sys.stderr)

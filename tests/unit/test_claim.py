@@ -1,0 +1,66 @@
+"""Which process of a rank has its page."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.resilience.board import Page
+from mt_resilient.resilience.noted import PAGE_BYTES
+from mt_resilient.resilience.terms import RankPhase
+from mt_resilient.training.board import claim, page_of
+
+from .test_handoff import HANDOFF
+
+ENVIRON = {"RANK": "5", "LOCAL_RANK": "1"}
+OTHER = 1
+"""A process that is not this one."""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    """Of local rank 1, cleared for the generation of HANDOFF."""
+    (tmp_path / "board").write_bytes(bytes(2 * PAGE_BYTES))
+    found = page_of(replace(HANDOFF, board=str(tmp_path / "board")), 1)
+    found.clear(HANDOFF.generation)
+    return found
+
+
+def claimed(tmp_path: Path, *, trains: bool) -> bool:
+    return claim(replace(HANDOFF, board=str(tmp_path / "board")), ENVIRON, 7, trains=trains) is not None
+
+
+@pytest.mark.parametrize(
+    ("holder", "phase", "trains", "mine"),
+    [
+        (0, RankPhase.ABSENT, False, True),
+        (0, RankPhase.ABSENT, True, True),
+        (os.getpid(), RankPhase.ATTACHED, False, True),  # it has become another program
+        (OTHER, RankPhase.ATTACHED, False, False),
+        (OTHER, RankPhase.ATTACHED, True, True),  # it has started this one, and waits
+        (OTHER, RankPhase.RESTORING, True, False),
+        (OTHER, RankPhase.TRAINING, True, False),
+        (OTHER, RankPhase.FINISHED, True, False),
+    ],
+)
+def test_who_trains_goes_before_who_does_not(
+    page: Page, tmp_path: Path, holder: int, phase: RankPhase, trains: bool, mine: bool
+) -> None:
+    page.pid, page.phase = holder, phase
+    assert claimed(tmp_path, trains=trains) is mine
+    assert page.pid == (os.getpid() if mine else holder)
+    assert page.phase == (RankPhase.ATTACHED if mine else phase)
+
+
+def test_what_the_process_before_has_said_goes_with_it(page: Page, tmp_path: Path) -> None:
+    page.pid, page.phase, page.listens, page.left = OTHER, RankPhase.ATTACHED, 62, 1
+    page.say_farewell(error="No module named 'apex'")
+    assert claimed(tmp_path, trains=True)
+    assert (page.farewell(), page.listens, page.left, page.rank, page.attached_ns) == ({}, 0, 0, 5, 7)
+
+
+def test_a_leftover_of_another_generation_has_none(page: Page, tmp_path: Path) -> None:
+    page.clear(HANDOFF.generation + 1)
+    assert not claimed(tmp_path, trains=True)
+    assert page.pid == 0
