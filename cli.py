@@ -9,11 +9,13 @@ from pathlib import Path
 
 from . import commands
 from .options import parser
+from .resilience.descriptors import fill_standard
 from .resilience.errors import ResilientError, UsageError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or the error's own (see resilience/errors.py)."""
+    fill_standard()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)

@@ -50,7 +50,7 @@ from .garbage import search_seldom
 from .heartbeat import Heartbeat
 from .joining import Joined, join
 from .launch import Launch, understand
-from .leaving import Leaving, hear_early
+from .leaving import Leaving, hear_early, unheard
 from .node import Node
 from .outage import Outage
 from .performer import Performer
@@ -194,6 +194,8 @@ def run_job(
             supervisor.telling.say(launch.torn(), "warn")
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
+        if deaf := unheard(policies["preemption"]):
+            supervisor.telling.say(deaf, "warn")
         if agent.observe:
             supervisor.telling.say(observing.INTRODUCTION)
         code = supervisor.run()

@@ -35,10 +35,11 @@ from .board import Board
 from .copies import Copies
 from .draining import Draining
 from .exits import open_pidfd
-from .gang import Gang, Watched, end_strays
+from .gang import Gang, Watched
 from .holdings import Holdings
 from .launch import Launch
 from .lookout import Lookout
+from .orphans import TIDY_S, Orphans
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .vitals import Vitals
@@ -71,6 +72,7 @@ class Node:
         self.arena = arena.create(launch.ranks, policy.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
         self.gang: Gang | None = None
+        self._orphans = Orphans()
         self.held = Holdings(
             [[Slot(path) for path in row] for row in self.paths], root, run, stability or StabilityPolicy(), copies
         )
@@ -146,7 +148,7 @@ class Node:
                 return
             except MachineError as error:
                 why = str(error)
-                end_strays(self._helpers())  # it may have forked all the same, and answered too late
+                self._orphans.end(self._helpers())  # it may have forked all the same, and answered too late
         try:
             process = leash.spawn(
                 [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
@@ -154,7 +156,7 @@ class Node:
             process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
             self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
         except OSError:
-            end_strays(self._helpers())  # nobody watches it: the next round starts another one
+            self._orphans.end(self._helpers())  # nobody watches it: the next round starts another one
             raise
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
@@ -179,13 +181,15 @@ class Node:
         """End the gang, for another generation may have begun without this node; its status will say so."""
         self._adopt()
         if self.gang is not None:
-            self.gang.fence(self._helpers())
+            self.gang.fence()
+            self._orphans.end(self._helpers())
 
     def stop_gang(self) -> None:
         """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice."""
         self._adopt()
         if self.gang is not None:
-            self.gang.kill(self._helpers())
+            self.gang.kill()
+            self._orphans.end(self._helpers())
             self.gang = None
         if self.copies and self.fetching:
             self.drain.stop()
@@ -205,6 +209,7 @@ class Node:
 
     def close(self) -> None:
         self.stop_gang()
+        self._orphans.end(self._helpers(), TIDY_S)
         self.warm.stop()
         self.drain.stop()
 
@@ -219,6 +224,7 @@ class Node:
         """Look at everything; True when the gang has changed."""
         self._adopt()
         ended = changed = self.gang.observe() if self.gang else False
+        self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)

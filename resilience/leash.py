@@ -47,6 +47,8 @@ if __name__ == "__main__":
         signal.SIGUSR2,
     ):  # a scheduler may send them to all processes: they are meant for the agent
         signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores: no other program is to inherit that
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:

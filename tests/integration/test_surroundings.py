@@ -1,0 +1,81 @@
+"""What an agent may find around it: a terminal that is closed or stopped, signals that are ignored, a kernel that refuses something."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..harness import BIN, ROOT, Job, environment
+
+UNTIDY = ROOT / "tests" / "chaos" / "untidy.py"
+PROBE = """
+import json, os, signal, sys, time
+names = ("SigBlk", "SigIgn")
+found = {line.split(":")[0]: int(line.split()[1], 16) for line in open("/proc/self/status") if line.startswith(names)}
+found["fds"] = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sorted(map(int, os.listdir("/proc/self/fd")))[:3]}
+print("said by the rank", flush=True)
+with open(sys.argv[1] + ".part", "w") as file:
+    json.dump(found, file)
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+"""
+IGNORED_WITHOUT_HARM = {signal.SIGUSR1, signal.SIGUSR2}
+"""That ranks ignore under us: a scheduler's word to all processes of a job."""
+
+
+def until(what: Callable[[], bool], deadline_s: float = 60) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def run_in_shell(place: Path, before: str, words: str, *options: str, **extra: str) -> subprocess.Popen[bytes]:
+    """`mt-resilient run` as a shell starts it after `before`; words: of torchrun, with redirections behind them."""
+    ours = f"{BIN}/mt-resilient run --run-dir {place}/run --metrics-port 0 {' '.join(options)} -- torchrun {words}"
+    return subprocess.Popen(["sh", "-c", f"{before}; exec {ours}"], env=environment(**extra))
+
+
+def test_started_with_nohup_and_without_stdout(tmp_path: Path) -> None:
+    """Signals that are ignored stay so, and no file of ours becomes the ranks' stdout."""
+    script, told, gate, plain = (tmp_path / name for name in ("probe.py", "told", "gate", "plain"))
+    script.write_text(PROBE)
+    words = f"--nproc-per-node 1 {script} {told} {gate} 2>{tmp_path}/errors >&- <&-"
+    agent = run_in_shell(tmp_path, "trap '' HUP INT TERM", words, "--no-warm")
+    until(told.exists)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        agent.send_signal(number)
+    time.sleep(0.5)
+    gate.touch()
+    assert agent.wait(60) == 0, (tmp_path / "errors").read_text()
+    assert "SIGTERM is ignored here" in (tmp_path / "errors").read_text()
+    found = json.loads(told.read_text())
+    assert (found["fds"]["0"], found["fds"]["1"]) == ("/dev/null", "/dev/null")
+    assert found["fds"]["2"] == str(tmp_path / "errors")
+    command = f"trap '' HUP INT TERM; exec {BIN}/torchrun --nproc-per-node 1 {script} {plain} 2>/dev/null"
+    subprocess.run(["sh", "-c", command], env=environment(), check=True, timeout=60)
+    expected = json.loads(plain.read_text())
+    allowed = sum(1 << number - 1 for number in IGNORED_WITHOUT_HARM)
+    assert (found["SigIgn"] & ~allowed, found["SigBlk"]) == (expected["SigIgn"], expected["SigBlk"])
+
+
+@pytest.mark.parametrize("warm", [[], ["--no-warm"]], ids=["warm", "cold"])
+def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list[str]) -> None:
+    made, left = tmp_path / "made", tmp_path / "left"
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(UNTIDY), str(made), str(left)], *warm)
+    until(made.exists)
+    assert len(json.loads(made.read_text())) == 3
+    agent = psutil.Process(job.agent.pid)
+    until(lambda: not any(child.status() == psutil.STATUS_ZOMBIE for child in agent.children()), deadline_s=10)
+    job.kill_rank(0)
+    assert job.finish() == 0, job.said()
+    assert json.loads(left.read_text()) == []
+    assert [incident.cause for incident in job.incidents()] == ["rank_killed"]
