@@ -31,6 +31,8 @@ class Watched:
     """The kernel has killed it for want of memory."""
     fenced: bool = False
     """It was ended because its agent had no lease any more."""
+    nonsense: str = ""
+    """What stood on its page, and could not be, so that it was ended; empty: it was not."""
 
 
 @dataclass
@@ -46,10 +48,15 @@ class Gang:
 
     def adopt(self, local_rank: int, pid: int) -> None:
         """Watch a rank that has shown up on the board."""
-        if pid and local_rank not in self.ranks:
-            pidfd = open_pidfd(pid)
-            gone = Watched(pid, -1, ended_s=wall_s())
-            self.ranks[local_rank] = Watched(pid, pidfd) if pidfd is not None else gone
+        pidfd = open_pidfd(pid)
+        gone = Watched(pid, -1, ended_s=wall_s())
+        self.ranks[local_rank] = Watched(pid, pidfd) if pidfd is not None else gone
+
+    def condemn(self, local_rank: int, why: str) -> None:
+        """End a rank for what stands on its page; or, where it is not known yet which process that is, the launcher, and all with it."""
+        process = self.ranks.get(local_rank, self.launcher)
+        process.nonsense = why
+        _kill(process)
 
     def watched(self) -> Iterable[Watched]:
         return (self.launcher, *self.ranks.values())
@@ -82,10 +89,14 @@ class Gang:
         Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
         """
         for process in self.watched():
-            if process.pidfd >= 0 and not process.ended_s:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+            _kill(process)
         for process in self.watched():
             if process.pidfd >= 0:
                 os.close(process.pidfd)
                 process.pidfd = -1
+
+
+def _kill(process: Watched) -> None:
+    if process.pidfd >= 0 and not process.ended_s:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)

@@ -37,6 +37,7 @@ from .draining import Draining
 from .exits import open_pidfd
 from .gang import Gang, Watched
 from .holdings import Holdings
+from .kinship import process_of
 from .launch import Launch
 from .lookout import Lookout
 from .orphans import TIDY_S, Orphans
@@ -77,6 +78,8 @@ class Node:
             [[Slot(path) for path in row] for row in self.paths], root, run, stability or StabilityPolicy(), copies
         )
         self.told: tuple[InPlaceRewind, ...] = ()
+        self.sentences: list[str] = []
+        """Of what is wrong here, for people; whoever tells them takes them out."""
         self.witness = Witness(launch.ranks, directory.logs)
         self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
         self.snapshot_asked = ""
@@ -105,7 +108,7 @@ class Node:
         self.held.settle(record, node_rank)
         # Until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
-        if self.pacing and self.board.pages[0].generation:
+        if self.pacing and self.board.orders.generation:
             self.pacing.failures += 1
         self.board.clear(record.number)
         self.told, self.snapshot_asked = (), ""
@@ -179,17 +182,18 @@ class Node:
 
     def fence(self) -> None:
         """End the gang, for another generation may have begun without this node; its status will say so."""
-        self._adopt()
+        self._read()
         if self.gang is not None:
             self.gang.fence()
             self._orphans.end(self._helpers())
 
     def stop_gang(self) -> None:
         """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice."""
-        self._adopt()
+        self._read()
         if self.gang is not None:
             self.gang.kill()
             self._orphans.end(self._helpers())
+            self._read()  # what they had done until then
             self.gang = None
         if self.copies and self.fetching:
             self.drain.stop()
@@ -222,8 +226,10 @@ class Node:
 
     def observe(self) -> bool:
         """Look at everything; True when the gang has changed."""
-        self._adopt()
+        self._read()
         ended = changed = self.gang.observe() if self.gang else False
+        if ended:
+            self._read()  # their last words
         self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
@@ -241,10 +247,27 @@ class Node:
     def _finished(self) -> int:
         return min(page.step for page in self.board.pages)
 
-    def _adopt(self) -> None:
-        if self.gang:
-            for local_rank, page in enumerate(self.board.pages):
-                self.gang.adopt(local_rank, page.pid)
+    def _read(self) -> None:
+        """What the ranks say; who says what cannot be is ended."""
+        if self.gang is None:
+            return
+        wrong = self.board.look({local_rank: self.board.pages[local_rank].pid for local_rank in self.gang.ranks})
+        for local_rank, page in enumerate(self.board.pages):
+            if page.pid and local_rank not in self.gang.ranks:
+                pid = process_of(page.pid, local_rank, self._helpers())
+                if pid:
+                    self.gang.adopt(local_rank, pid)
+                else:
+                    wrong[local_rank] = f"pid {page.pid}, which is no rank's"
+                    self.board.refuse(local_rank)
+        for local_rank, why in wrong.items():
+            ended = "nothing is done about it" if self.judged_by.observe else "it is ended"
+            self.sentences.append(
+                f"the page of local rank {local_rank} has what no rank of ours writes there ({why}): {ended}, and nothing more on it is "
+                "believed. Something in that process has written where it must not: over its memory, or into a descriptor"
+            )
+            if not self.judged_by.observe:
+                self.gang.condemn(local_rank, why)
 
     def drain_events(self) -> Iterator[dict[str, Any]]:
         self.drain.keep_running(monotonic_s())

@@ -44,7 +44,7 @@ class Witness:
     def ask(self, local_rank: int, page: Page, process: Watched) -> None:
         """Have the rank write its stacks, if it is certain that it does: any other process would die of the signal."""
         os.ftruncate(self._files[local_rank], 0)
-        if page.pid != process.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
+        if not page.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process.pidfd, page.listens)
