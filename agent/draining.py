@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
+from .buddy_config import Event
 
 LAST_TRIES = 3
 """How often it may die over its last work, or over what it fetches."""
@@ -19,6 +20,35 @@ STOP_S = 5.0
 """How long a killed one may take to end."""
 RESTART_S = (1.0, 60.0)
 """Wait before a dead drain process is started again, doubled after each death in a row."""
+
+
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "durable": {"step": int, "bytes": int, "seconds": (int, float)},
+    "written": {"step": int},
+    "failed": {"step": int, "reason": str},
+    "retired": {"step": int},
+    "replicated": {"seconds": (int, float)},
+    "not replicated": {"step": int, "reason": str},
+    "fetched": {"step": int, "bytes": int, "seconds": (int, float)},
+    "not fetched": {"step": int, "reason": str},
+    "reserved": {"bytes": int},
+    "not reserved": {"reason": str},
+    "buddy lost": {"reason": str},
+    "deaf": {"reason": str},
+}
+"""What an event of each kind says at least."""
+
+
+def heard(line: bytes) -> Event | None:
+    """The event in a line; None where it is none: a library may have printed something."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kind = event.get("event") if isinstance(event, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return event if all(isinstance(event.get(name), what) for name, what in _FIELDS.get(kind, {}).items()) else None
 
 
 class Draining:
@@ -74,9 +104,8 @@ class Draining:
         if data:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:  # a library's, which has printed something
+                event = heard(line)
+                if event is None:
                     continue
                 self.finished = self.finished or event["event"] == "finished"
                 self._deaths = 0

@@ -30,6 +30,10 @@ RESERVE_BYTES = 512 << 20
 """Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
 
 
+_LOOKS = 1000
+"""Until a header that is another one each time counts as none: what writes there is no writer of ours."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """A slot's own memory, under its lock: the writer's to fill; a reader copies out of it, and only puts checksums in."""
@@ -70,9 +74,12 @@ class Slot:
         if not self._mapped(HEADER_BYTES):
             return Header()
         assert self._map is not None
-        while (page := self._map[:HEADER_BYTES]) != self._map[:HEADER_BYTES]:
-            continue  # its writer is at the fields right now
-        return Header.unpack(page)
+        for _ in range(_LOOKS):
+            page = self._map[:HEADER_BYTES]
+            if page == self._map[:HEADER_BYTES]:  # else its writer is at the fields right now
+                header = Header.unpack(page)
+                return header if not header.whole or header.end <= os.fstat(self._fd).st_size else Header()
+        return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
         """Make the slot ready for the snapshot that `wanted` describes (state and the places are filled in here).
