@@ -6,13 +6,13 @@ A rank may write anything on its page, at any time. So a page is copied, the cop
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ..resilience.board import Page
 from ..resilience.descriptors import high
+from ..resilience.mapping import mapped
 from ..resilience.noted import PAGE_BYTES
 from ..resilience.orders import RewindOrder
 from ..resilience.terms import Order, OrderedBy
@@ -25,7 +25,7 @@ class Board:
         self.fd = high(os.memfd_create("mt-resilient-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         os.ftruncate(self.fd, ranks * PAGE_BYTES)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        memory = memoryview(mmap.mmap(self.fd, ranks * PAGE_BYTES))
+        memory = mapped(self.fd, ranks * PAGE_BYTES)
         self._live = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
         self.pages = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(ranks)]
         """What the ranks have said, as far as it was believed."""

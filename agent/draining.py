@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
-from .buddy_config import Event
 
 LAST_TRIES = 3
 """How often it may die over its last work, or over what it fetches."""
@@ -39,7 +38,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 """What an event of each kind says at least."""
 
 
-def heard(line: bytes) -> Event | None:
+def heard(line: bytes) -> dict[str, Any] | None:
     """The event in a line; None where it is none: a library may have printed something."""
     try:
         event = json.loads(line)

@@ -16,6 +16,7 @@ from typing import Any
 from ..checkpoint import layout, stores
 from ..checkpoint.files import Files, own_name
 from ..checkpoint.stores import Place
+from ..resilience.descriptors import high
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
@@ -116,7 +117,7 @@ class RunDirectory:
         """Create what is missing and lock it. Raises MachineError when it cannot be written, UsageError when another agent has it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = high(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         except OSError as error:
             raise MachineError(
                 f"the run directory {self.root} cannot be written ({error.strerror}); nothing was started. Name another one with --run-dir"

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from ..resilience.board import Page
+from ..resilience.descriptors import high
 from ..resilience.findings import Place
 from ..resilience.hang import Look
 from ..resilience.stacks import Frame, Spot, locate, parse
@@ -20,6 +21,8 @@ from .gang import Watched
 
 _KEPT = 20
 """Files of stacks that stay in the run directory."""
+_MOST_BYTES = 1 << 20
+"""Of stacks that are read: 100 threads of 100 frames. A script may write there too."""
 _STATES = {
     psutil.STATUS_STOPPED: "T",
     psutil.STATUS_TRACING_STOP: "t",
@@ -33,7 +36,7 @@ class Witness:
         """logs: directory for the stacks that are to be kept."""
         self._logs = logs
         # In memory: the disk may be what everybody waits for.
-        self._files = [os.memfd_create(f"mt-resilient-stacks-{n}", os.MFD_CLOEXEC) for n in range(ranks)]
+        self._files = [high(os.memfd_create(f"mt-resilient-stacks-{n}", os.MFD_CLOEXEC)) for n in range(ranks)]
         self._texts = [""] * ranks
 
     @property
@@ -91,7 +94,11 @@ def _spot(state: str, stack: Sequence[Frame] | None) -> Spot:
         return Spot(place=Place.HALTED, words="stuck in the kernel (state D: a disk, or a driver)")
     if stack is None:
         return Spot(place=Place.PERHAPS, words="where it does not tell")
-    return locate(stack, _soon(lambda: linecache.getline(stack[0].file, stack[0].line)) if stack else "")
+    return locate(stack, _soon(lambda: _line(stack[0])) if stack else "")
+
+
+def _line(at: Frame) -> str:
+    return linecache.getline(at.file, at.line) if os.path.isfile(at.file) else ""
 
 
 def _soon(what: Callable[[], str]) -> str:
@@ -104,7 +111,7 @@ def _soon(what: Callable[[], str]) -> str:
 
 
 def _content(fd: int) -> str:
-    return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+    return os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
 
 
 def _cpu_s(process: psutil.Process) -> float:

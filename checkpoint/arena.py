@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Collection, Sequence
 
+from ..resilience.descriptors import high
 from ..resilience.errors import MachineError
 from .header import Header, State, complete, overwrite_order, restorable
 from .ring import REACH_STEPS
@@ -27,8 +28,10 @@ def create(ranks: int, slots: int) -> list[list[int]]:
 
 
 def _memfd(name: str) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # no process can make another's mapping fault
+    fd = high(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    fcntl.fcntl(
+        fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    )  # no process can make another's mapping fault
     return fd
 
 

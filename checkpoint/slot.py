@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..resilience.descriptors import high
 from ..resilience.errors import MachineError
+from ..resilience.mapping import mapped
 from .header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
 from .image import PAGE_BYTES, pages
 from .memory import available_bytes
@@ -59,10 +60,10 @@ class Slot:
         """turn: a file that all ranks of the node lock in turn while they look for memory and take it."""
         self._turn = turn or path
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = high(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
-        self._map: mmap.mmap | None = None
+        self._map: memoryview | None = None
         self._words: memoryview | None = None
         self._memory: memoryview | None = None
         self._place = 0, 0
@@ -75,7 +76,7 @@ class Slot:
             return Header()
         assert self._map is not None
         for _ in range(_LOOKS):
-            page = self._map[:HEADER_BYTES]
+            page = bytes(self._map[:HEADER_BYTES])
             if page == self._map[:HEADER_BYTES]:  # else its writer is at the fields right now
                 header = Header.unpack(page)
                 return header if not header.whole or header.end <= os.fstat(self._fd).st_size else Header()
@@ -111,7 +112,7 @@ class Slot:
         end = self._offset + wanted.image.memory_bytes
         self._grow(end, populate=False)
         assert self._map is not None
-        return self._offset, memoryview(self._map)[self._offset : end]
+        return self._offset, self._map[self._offset : end]
 
     def take(self, nbytes: int) -> None:
         """Take memory for so much, header and table included. Raises MachineError as `begin` does."""
@@ -157,13 +158,13 @@ class Slot:
                 yield None
                 return
             assert self._map is not None
-            yield self._view(header, self._map[PAGE_BYTES : PAGE_BYTES + header.table_bytes])
+            yield self._view(header, bytes(self._map[PAGE_BYTES : PAGE_BYTES + header.table_bytes]))
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Let go. Memory that somebody still views is unmapped when the last view is gone."""
-        self.release()  # by hand: the mapping has a duplicate of the descriptor
+        self.release()  # by hand: the mapping keeps the file open
         os.close(self._fd)
         self._map = self._words = self._memory = None
 
@@ -193,9 +194,9 @@ class Slot:
             if there < max(size, PAGE_BYTES):
                 return False
             # Populated at once: faults of single pages cost 0.5 to 2 s a GiB, this 0.06 s (measured).
-            flags = mmap.MAP_POPULATE if populate and size > PAGE_BYTES else 0
-            self._map = mmap.mmap(self._fd, there if size > PAGE_BYTES else PAGE_BYTES, flags=mmap.MAP_SHARED | flags)
-            self._words = memoryview(self._map)[:PAGE_BYTES].cast("q")
+            whole = size > PAGE_BYTES
+            self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
+            self._words = self._map[:PAGE_BYTES].cast("q")
             self._memory = None
         return True
 
@@ -236,7 +237,7 @@ class Slot:
         place = header.image_offset, header.image.memory_bytes
         if self._memory is None or place != self._place:
             self._place = place
-            self._memory = memoryview(self._map)[place[0] : place[0] + place[1]]
+            self._memory = self._map[place[0] : place[0] + place[1]]
         fingerprints = np.frombuffer(self._map, np.uint64, header.pieces, _fingerprints_at(len(table)))
         return View(header=header, table=table, fingerprints=fingerprints, memory=self._memory)
 

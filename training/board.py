@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping
 
 from ..resilience.board import Page
 from ..resilience.handoff import Handoff
+from ..resilience.mapping import mapped
 from ..resilience.noted import PAGE_BYTES
 from ..resilience.terms import RankPhase
 
 
-def page_of(handoff: Handoff, local_rank: int) -> Page:
-    descriptor = os.open(handoff.board, os.O_RDWR)
+def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Page:
+    descriptor = os.open(handoff.board, os.O_RDWR if writable else os.O_RDONLY)
     try:
-        return Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES, offset=local_rank * PAGE_BYTES)))
+        return Page(mapped(descriptor, PAGE_BYTES, local_rank * PAGE_BYTES, writable=writable))
     finally:
         os.close(descriptor)
 
@@ -24,7 +24,7 @@ def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int) -> Page | N
     """The page of the rank that this process is; None when another process of this generation has it (this one is a child of the
     rank: a data loader's worker, say) or when the page belongs to another generation (this process is a leftover)."""
     local_rank = int(environ["LOCAL_RANK"])
-    page = page_of(handoff, local_rank)
+    page = page_of(handoff, local_rank, writable=True)
     if page.generation != handoff.generation or page.pid not in (0, os.getpid()):
         page.release()
         return None
