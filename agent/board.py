@@ -5,14 +5,12 @@ A rank may write anything on its page, at any time. So a page is copied, the cop
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ..resilience.board import Page
-from ..resilience.descriptors import high
-from ..resilience.mapping import mapped
+from ..resilience.mapping import mapped, memory
 from ..resilience.noted import PAGE_BYTES
 from ..resilience.orders import RewindOrder
 from ..resilience.terms import Order, OrderedBy
@@ -21,12 +19,10 @@ from ..resilience.testimony import Orders, nonsense
 
 class Board:
     def __init__(self, ranks: int) -> None:
-        """One cleared page per local rank, in a memfd that lives as long as this process."""
-        self.fd = high(os.memfd_create("mt-resilient-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.ftruncate(self.fd, ranks * PAGE_BYTES)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        memory = mapped(self.fd, ranks * PAGE_BYTES)
-        self._live = [Page(memory[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
+        """One cleared page per local rank, in a file in memory that lives as long as this process."""
+        self.fd = memory("mt-resilient-board", ranks * PAGE_BYTES)
+        shared = mapped(self.fd, ranks * PAGE_BYTES)
+        self._live = [Page(shared[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
         self.pages = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(ranks)]
         """What the ranks have said, as far as it was believed."""
         self.orders = Orders()

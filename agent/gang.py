@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..resilience.clock import wall_s
 from ..resilience.polling import readable
-from .exits import exit_code, open_pidfd
+from .exits import exit_code, open_pidfd, send
 from .orphans import reap
 
 
@@ -48,9 +47,7 @@ class Gang:
 
     def adopt(self, local_rank: int, pid: int) -> None:
         """Watch a rank that has shown up on the board."""
-        pidfd = open_pidfd(pid)
-        gone = Watched(pid, -1, ended_s=wall_s())
-        self.ranks[local_rank] = Watched(pid, pidfd) if pidfd is not None else gone
+        self.ranks[local_rank] = watched(pid)
 
     def condemn(self, local_rank: int, why: str) -> None:
         """End a rank for what stands on its page; or, where it is not known yet which process that is, the launcher, and all with it."""
@@ -96,7 +93,11 @@ class Gang:
                 process.pidfd = -1
 
 
+def watched(pid: int) -> Watched:
+    pidfd = open_pidfd(pid)
+    return Watched(pid, -1, ended_s=wall_s()) if pidfd is None else Watched(pid, pidfd)
+
+
 def _kill(process: Watched) -> None:
     if process.pidfd >= 0 and not process.ended_s:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+        send(process.pid, process.pidfd, signal.SIGKILL)

@@ -28,7 +28,6 @@ from ..resilience.hang import HangPolicy
 from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
-from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
 from ..resilience.policy import Policy
 from ..resilience.quarantine import QuarantinePolicy
@@ -41,7 +40,7 @@ from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId, RankPhase
 from ..resilience.windows import Window, merged
-from . import whereabouts
+from . import capabilities, whereabouts
 from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
@@ -123,7 +122,7 @@ def run_job(
             beginning = _begun_from(origin, kept)
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
-        adopt_orphans()
+        refused = capabilities.check()
         counts = whereabouts.counted(wanted, control, agent, snapshots)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
@@ -194,6 +193,8 @@ def run_job(
             supervisor.telling.say(launch.torn(), "warn")
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
+        for sentence in refused:
+            supervisor.telling.say(sentence, "warn")
         if deaf := unheard(policies["preemption"]):
             supervisor.telling.say(deaf, "warn")
         if agent.observe:

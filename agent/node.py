@@ -34,8 +34,7 @@ from . import report
 from .board import Board
 from .copies import Copies
 from .draining import Draining
-from .exits import open_pidfd
-from .gang import Gang, Watched
+from .gang import Gang, watched
 from .holdings import Holdings
 from .kinship import process_of
 from .launch import Launch
@@ -146,8 +145,7 @@ class Node:
         if self.warm.ready:
             try:
                 pid = self.warm.launch(arguments, environment, record.number)
-                pidfd = open_pidfd(pid)
-                self.gang = Gang(record.number, Watched(pid, -1 if pidfd is None else pidfd), "warm")
+                self.gang = Gang(record.number, watched(pid), "warm")
                 return
             except MachineError as error:
                 why = str(error)
@@ -157,7 +155,7 @@ class Node:
                 [*self.launch.program, *arguments], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
             )
             process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
-            self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
+            self.gang = Gang(record.number, watched(process.pid), f"cold: {why}")
         except OSError:
             self._orphans.end(self._helpers())  # nobody watches it: the next round starts another one
             raise

@@ -20,6 +20,7 @@ from ..resilience.descriptors import high
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
+from .exits import born
 
 MARK = layout.JOB
 
@@ -61,7 +62,7 @@ class RunDirectory:
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
         """Tell the other commands where the running agent's store is, and which files let them in; no secret is among it. Raises
         MachineError."""
-        me = {"pid": os.getpid(), "born": _born(os.getpid())}
+        me = {"pid": os.getpid(), "born": born(os.getpid())}
         told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
         try:
             self.endpoint.write_text(json.dumps(told))
@@ -71,8 +72,8 @@ class RunDirectory:
     def agent(self) -> dict[str, Any] | None:
         """What the agent has published that runs here; None where none does."""
         place = self._published(self.endpoint)
-        born = _born(place["pid"]) if place else ""
-        return place if place and born and place.get("born", born) == born else None
+        since = born(place["pid"]) if place else ""
+        return place if place and since and place.get("born", since) == since else None
 
     def published(self) -> dict[str, Any] | None:
         """What the last agent has published that ran here."""
@@ -174,16 +175,6 @@ class RunDirectory:
 
 def _identity(job: str) -> str:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"mt-resilient:{job}").hex if job else uuid.uuid4().hex
-
-
-def _born(pid: int) -> str:
-    """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
-    and nobody has asked for its exit code."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]
 
 
 def writable(snapshots: Place) -> None:

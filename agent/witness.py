@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +12,11 @@ from pathlib import Path
 import psutil
 
 from ..resilience.board import Page
-from ..resilience.descriptors import high
 from ..resilience.findings import Place
 from ..resilience.hang import Look
+from ..resilience.mapping import memory
 from ..resilience.stacks import Frame, Spot, locate, parse
+from .exits import send
 from .gang import Watched
 
 _KEPT = 20
@@ -36,7 +36,7 @@ class Witness:
         """logs: directory for the stacks that are to be kept."""
         self._logs = logs
         # In memory: the disk may be what everybody waits for.
-        self._files = [high(os.memfd_create(f"mt-resilient-stacks-{n}", os.MFD_CLOEXEC)) for n in range(ranks)]
+        self._files = [memory(f"mt-resilient-stacks-{n}", seals=0) for n in range(ranks)]
         self._texts = [""] * ranks
 
     @property
@@ -49,8 +49,7 @@ class Witness:
         os.ftruncate(self._files[local_rank], 0)
         if not page.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
             return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process.pidfd, page.listens)
+        send(process.pid, process.pidfd, page.listens)
 
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
         """What it has written since it was asked, and what it is doing. process: its own, or the launcher, which has yet to start it;

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -26,9 +27,17 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def may_die_with_parent() -> bool:
+    """Whether the kernel lets a process ask for that; nothing changes for this one."""
+    now = ctypes.c_int()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost. Whether the
+    kernel does."""
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:

@@ -1,17 +1,48 @@
-"""Shared memory, mapped without keeping a descriptor: Python's `mmap` keeps a duplicate of it, under the lowest number that is free."""
+"""Shared memory: files without a name; mapped without keeping a descriptor, of which Python's `mmap` keeps a duplicate, under the lowest
+number that is free."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
+import tempfile
 import weakref
+from contextlib import suppress
+
+from .descriptors import high
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
+
+
+LASTING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+"""Nobody can make the file smaller: mappings of other processes would fault."""
+
+
+def memory(name: str, nbytes: int = 0, seals: int = LASTING) -> int:
+    """The descriptor of a new file of so many bytes in memory, which ends with the last process that has it. Where the kernel refuses that,
+    it lies in /dev/shm, or where temporary files do, without seals. Raises OSError."""
+    try:
+        fd = high(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (OSError, AttributeError):
+        fd = high(_unnamed())
+    os.ftruncate(fd, nbytes)
+    with suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def _unnamed() -> int:
+    with suppress(OSError):
+        return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd, path = tempfile.mkstemp(prefix="mt-resilient-")
+    os.unlink(path)
+    return fd
 
 
 def mapped(fd: int, nbytes: int, offset: int = 0, *, writable: bool = True, populate: bool = False) -> memoryview:

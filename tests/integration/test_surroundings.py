@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..harness import BIN, ROOT, Job, environment
+from ..harness import BIN, GATED, MINIMAL, ROOT, Job, digest_of, environment, step_lines, undisturbed
 
 UNTIDY = ROOT / "tests" / "chaos" / "untidy.py"
 PROBE = """
@@ -79,3 +80,38 @@ def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list
     assert job.finish() == 0, job.said()
     assert json.loads(left.read_text()) == []
     assert [incident.cause for incident in job.incidents()] == ["rank_killed"]
+
+
+class Refused(Job):
+    """By a kernel that knows some calls only."""
+
+    def start(self) -> None:
+        refusing = str(ROOT / "tests" / "chaos" / "refusing.py")
+        self.command = [sys.executable, refusing, "pidfd_open,pidfd_send_signal,memfd_create", *self.command]
+        super().start()
+
+
+def test_a_kernel_without_pidfds_and_memory_files(tmp_path: Path) -> None:
+    expected = undisturbed(MINIMAL, "--steps", "60")
+    script = [str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
+    job = Refused(tmp_path, ["--nproc-per-node", "2", *script])
+    job.until_step(20)
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 2 and now.stepped_s > 0)
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == expected
+    assert "refuses pidfd_open here: ended ranks are looked for in /proc" in job.said()
+    assert "refuses memfd_create here: snapshots in memory lie in /dev/shm" in job.said()
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)
+
+
+def test_a_kernel_that_lets_processes_be_lost_is_refused_in_turn(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    words = ["run", "--run-dir", str(tmp_path / "run"), "--metrics-port", "0", "--", "torchrun", str(script)]
+    refusing = [sys.executable, ROOT / "tests" / "chaos" / "refusing.py", "prctl", BIN / "mt-resilient", *words]
+    done = subprocess.run(refusing, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "the kernel refuses prctl(PR_SET_CHILD_SUBREAPER)" in done.stderr
+    assert "Traceback" not in done.stderr
