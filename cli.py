@@ -17,6 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or the error's own (see resilience/errors.py)."""
     fill_standard()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] != ["run"]:
+        return _told(words)
+    from .agent.printing import unhurried
+
+    with unhurried():
+        return _told(words)
+
+
+def _told(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except ResilientError as error:

@@ -25,7 +25,6 @@ from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import PASSWORD
 from ..resilience.hang import HangPolicy
-from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
 from ..resilience.metrics import Metrics
@@ -55,6 +54,7 @@ from .outage import Outage
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
+from .printing import Notebook
 from .publisher import PACE_S, Publisher
 from .revival import Revival
 from .run_directory import RunDirectory
@@ -129,7 +129,8 @@ def run_job(
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
-        journal = Journal(run.journal)
+        journal = Notebook(run.journal)
+        closing.callback(journal.finish)
         access = control.papers().access(os.environ)
         os.environ.pop(PASSWORD, None)  # ranks are not to have it
         server, endpoints = whereabouts.endpoints(control, access, run, terminal, closing)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from mt_resilient.resilience.journal import Journal
 
 from ..harness import BIN, GATED, MINIMAL, ROOT, Job, digest_of, environment, step_lines, undisturbed
 
@@ -115,3 +119,27 @@ def test_a_kernel_that_lets_processes_be_lost_is_refused_in_turn(tmp_path: Path)
     assert done.returncode == 3
     assert "the kernel refuses prctl(PR_SET_CHILD_SUBREAPER)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_nobody_reads_holds_up_nobody(tmp_path: Path) -> None:
+    """As after Ctrl-S, or where a pipe's reader has stopped."""
+    script, told = tmp_path / "probe.py", tmp_path / "told"
+    script.write_text(PROBE)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    words = ["run", "--run-dir", str(tmp_path / "run"), "--metrics-port", "0", "--no-warm", "--", "torchrun"]
+    agent = subprocess.Popen(
+        [f"{BIN}/mt-resilient", *words, str(script), str(told)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=writing,
+    )
+    assert agent.wait(60) == 0
+    assert told.exists()
+    assert [line["kind"] for line in Journal(tmp_path / "run" / "journal.jsonl").read()][-1] == "end"
+    os.close(reading)
+    os.close(writing)
