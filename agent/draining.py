@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
+from ..resilience.descriptors import high
 
 LAST_TRIES = 3
 """How often it may die over its last work, or over what it fetches."""
@@ -56,6 +57,7 @@ class Draining:
     def __init__(self, config: dict[str, Any], log: Path, secrets: Mapping[str, str]) -> None:
         """secrets: what it finds in its environment beside ours."""
         self._config, self._log, self._secrets = config, log, secrets
+        self._log_fd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._deaths = 0
@@ -86,9 +88,10 @@ class Draining:
             return
         self._not_before_s = now_s + RESTART_S[0]  # should it not start
         command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
-        with self._log.open("ab") as log:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
+        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+            self._log_fd = high(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log_fd}
+        self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
         if self._fetches:
             self._tell("fetch", *self._fetches)

@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 from ..checkpoint import arena
@@ -33,13 +34,13 @@ from ..resilience.windows import Window
 from . import report
 from .board import Board
 from .copies import Copies
+from .door import Door
 from .draining import Draining
 from .gang import Gang, watched
 from .holdings import Holdings
-from .kinship import process_of
 from .launch import Launch
 from .lookout import Lookout
-from .orphans import TIDY_S, Orphans
+from .orphans import TIDY_S, Orphans, is_ours
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .vitals import Vitals
@@ -80,6 +81,7 @@ class Node:
         self.sentences: list[str] = []
         """Of what is wrong here, for people; whoever tells them takes them out."""
         self.witness = Witness(launch.ranks, directory.logs)
+        self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths])
         self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
         self.snapshot_asked = ""
         """The last request for a snapshot on disk that the ranks were told of."""
@@ -110,6 +112,7 @@ class Node:
         if self.pacing and self.board.orders.generation:
             self.pacing.failures += 1
         self.board.clear(record.number)
+        self._door.pids.clear()
         self.told, self.snapshot_asked = (), ""
         self.board.pause(record.waits)  # before any of them looks
         self.board.fetching(self.fetching)
@@ -140,7 +143,7 @@ class Node:
             master_addr=record.master_addr,
             master_port=record.master_port,
         )
-        environment = self.launch.environment(os.environ) | handoff.to_environment()
+        environment = self.launch.environment(os.environ) | handoff.to_environment() | self._door.environment
         why = self.warm.why
         if self.warm.ready:
             try:
@@ -252,12 +255,14 @@ class Node:
         wrong = self.board.look({local_rank: self.board.pages[local_rank].pid for local_rank in self.gang.ranks})
         for local_rank, page in enumerate(self.board.pages):
             if page.pid and local_rank not in self.gang.ranks:
-                pid = process_of(page.pid, local_rank, self._helpers())
-                if pid:
+                pid = self._door.pids.get((local_rank, page.pid), page.pid)
+                if pid != page.pid or is_ours(pid, self._helpers()):
                     self.gang.adopt(local_rank, pid)
                 else:
-                    wrong[local_rank] = f"pid {page.pid}, which is no rank's"
                     self.board.refuse(local_rank)
+                    self.sentences.append(
+                        f"local rank {local_rank} says that it is process {page.pid}, and no process below this agent is: it runs unwatched"
+                    )
         for local_rank, why in wrong.items():
             ended = "nothing is done about it" if self.judged_by.observe else "it is ended"
             self.sentences.append(

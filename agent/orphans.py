@@ -85,6 +85,14 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
+def is_ours(pid: int, helpers: Collection[int]) -> bool:
+    """Whether that is a process below this agent, none of `helpers`, or none at all any more: a number alone may be anybody's."""
+    try:
+        return pid not in helpers and any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _kill(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGKILL)

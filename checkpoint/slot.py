@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..resilience.descriptors import high
+from ..resilience.door import opened
 from ..resilience.errors import MachineError
 from ..resilience.mapping import mapped
 from .header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
@@ -60,7 +61,7 @@ class Slot:
         """turn: a file that all ranks of the node lock in turn while they look for memory and take it."""
         self._turn = turn or path
         try:
-            self._fd = high(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            self._fd = high(opened(path, os.O_RDWR))
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
         self._map: memoryview | None = None
@@ -215,7 +216,7 @@ class Slot:
             self._mapped(size, populate)
             return
         # POSIX locks and those of `_lock` do not know of each other. Ranks that looked at the same time would all find room.
-        with open(self._turn, "r+b", buffering=0) as turn:
+        with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
             free = available_bytes() - RESERVE_BYTES
             try:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns
-from ..resilience.handoff import Handoff
+from ..resilience.handoff import VARIABLE, Handoff
 from ..resilience.leash import die_with_parent
 from .board import claim
 from .listening import listen
@@ -46,7 +46,11 @@ def _attach() -> Attachment | None:
     handoff = Handoff.from_environment(os.environ)
     if handoff is None or not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
-    page = claim(handoff, os.environ, monotonic_ns())
+    try:
+        page = claim(handoff, os.environ, monotonic_ns())
+    except OSError as error:
+        _unwatched(error)
+        return None
     if page is None:
         return None
     # The launcher starts its ranks in sessions of their own: without this they would outlive it.
@@ -69,6 +73,16 @@ def _attach() -> Attachment | None:
         local_rank=int(os.environ["LOCAL_RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
     )
+
+
+def _unwatched(error: OSError) -> None:
+    """Say so once: children of this process are as far from the agent as itself."""
+    print(
+        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}): it runs as under torchrun alone, without snapshots. "
+        "To have it watched, start it where the agent's processes or its network are seen",
+        file=sys.stderr,
+    )
+    del os.environ[VARIABLE]
 
 
 def _leave(page: Page) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ..resilience.board import Page
+from ..resilience.door import opened
 from ..resilience.handoff import Handoff
 from ..resilience.mapping import mapped
 from ..resilience.noted import PAGE_BYTES
@@ -13,7 +14,7 @@ from ..resilience.terms import RankPhase
 
 
 def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Page:
-    descriptor = os.open(handoff.board, os.O_RDWR if writable else os.O_RDONLY)
+    descriptor = opened(handoff.board, os.O_RDWR if writable else os.O_RDONLY)
     try:
         return Page(mapped(descriptor, PAGE_BYTES, local_rank * PAGE_BYTES, writable=writable))
     finally:

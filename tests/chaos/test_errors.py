@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.lapse import PATIENCE_S
-from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.agent.printing import LAST_S, Notebook
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import BudgetSpent, InternalError
 from mt_resilient.resilience.etcd import EtcdStore

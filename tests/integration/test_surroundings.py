@@ -143,3 +143,39 @@ def test_a_terminal_that_nobody_reads_holds_up_nobody(tmp_path: Path) -> None:
     assert [line["kind"] for line in Journal(tmp_path / "run" / "journal.jsonl").read()][-1] == "end"
     os.close(reading)
     os.close(writing)
+
+
+def in_a_namespace(place: Path, options: str) -> str:
+    """The path of a wrapper that runs Python in PID namespaces of its own."""
+    if subprocess.run(["unshare", "-pf", "--kill-child", "--mount-proc", "true"], check=False).returncode:
+        pytest.skip("no PID namespace can be made here")
+    wrapper = place / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nexec unshare {options} --kill-child --mount-proc {sys.executable} -u "$@"\n')
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def test_ranks_in_pid_namespaces_of_their_own(tmp_path: Path) -> None:
+    """Each is process 1 of its own, and sees no agent."""
+    expected = undisturbed(MINIMAL, "--steps", "60")
+    wrapper = in_a_namespace(tmp_path, "-pf")
+    script = [wrapper, str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
+    job = Job(tmp_path, ["--nproc-per-node", "2", "--no-python", *script])
+    job.until_step(20)
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 2 and now.stepped_s > 0)
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == expected
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)
+
+
+def test_a_rank_that_no_way_leads_from_to_its_agent_runs_as_ever(tmp_path: Path) -> None:
+    script, told = tmp_path / "probe.py", tmp_path / "told"
+    script.write_text(PROBE)
+    words = ["--nproc-per-node", "1", "--no-python", in_a_namespace(tmp_path, "-pfn"), str(script), str(told)]
+    job = Job(tmp_path, words, "--no-warm")
+    assert job.finish() == 0, job.said()
+    assert told.exists()
+    assert job.said().count("rank 0 does not reach its agent") == 1
+    assert job.incidents() == []
