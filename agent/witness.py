@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import linecache
 import os
+import platform
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +25,8 @@ _KEPT = 20
 """Files of stacks that stay in the run directory."""
 _MOST_BYTES = 1 << 20
 """Of stacks that are read: 100 threads of 100 frames. A script may write there too."""
+_WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}
+"""Numbers of the calls `write` and `writev`."""
 _STATES = {
     psutil.STATUS_STOPPED: "T",
     psutil.STATUS_TRACING_STOP: "t",
@@ -65,7 +69,13 @@ class Witness:
             return Look(at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="gone"))
         spot = _spot(state, stack) if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
         return Look(
-            at_s=now_s, state=state, cpu_s=cpu_s, io_bytes=io.read_chars + io.write_chars, stack=stack, spot=spot
+            at_s=now_s,
+            state=state,
+            cpu_s=cpu_s,
+            io_bytes=io.read_chars + io.write_chars,
+            stack=stack,
+            spot=spot,
+            muted=_waits_for_a_reader(process.pid),
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:
@@ -117,6 +127,16 @@ def _cpu_s(process: psutil.Process) -> float:
     with suppress(psutil.Error):
         return float(sum(process.cpu_times()[:4]))  # user, system, and those of children that it has reaped
     return 0.0
+
+
+def _waits_for_a_reader(pid: int) -> bool:
+    """Whether its main thread is in a write to its stdout or stderr, and that is a terminal or a pipe."""
+    with suppress(OSError, ValueError):
+        call, first, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
+        if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
+            mode = os.stat(f"/proc/{pid}/fd/{int(first, 16)}").st_mode
+            return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return False
 
 
 def _catches(pid: int, number: int) -> bool:
