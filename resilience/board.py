@@ -120,6 +120,12 @@ class Page:
         self.ints = buffer.cast("q")
         self.floats = buffer.cast("d")
 
+    @classmethod
+    def place(cls, name: str) -> int:
+        """Of a field that is a number, among all numbers of the page."""
+        field: _Int = vars(cls)[name]
+        return field.index
+
     @property
     def loss(self) -> float:
         return self.floats[5]

@@ -62,7 +62,8 @@ class Orders:
     until_ns: int = 0
 
 
-_ORDERS = tuple(Orders.__dataclass_fields__)
+_ORDERS = {name: Page.place(name) for name in Orders.__dataclass_fields__}
+_PLACED = [(name, Page.place(name), *bounds) for name, bounds in _BOUNDS.items()]
 
 
 def nonsense(page: Page, orders: Orders, pid: int = 0) -> str:
@@ -72,12 +73,13 @@ def nonsense(page: Page, orders: Orders, pid: int = 0) -> str:
 
 
 def _nonsense(page: Page, orders: Orders, pid: int) -> Iterator[str]:
-    for name in _ORDERS:
-        if getattr(page, name) != getattr(orders, name):
-            yield f"{name} {getattr(page, name)}, where the agent had written {getattr(orders, name)}"
-    for name, (least, most) in _BOUNDS.items():
-        if not least <= getattr(page, name) <= most:
-            yield f"{name} {getattr(page, name)}"
+    numbers = page.ints.tolist()
+    for name, place in _ORDERS.items():
+        if numbers[place] != getattr(orders, name):
+            yield f"{name} {numbers[place]}, where the agent had written {getattr(orders, name)}"
+    for name, place, least, most in _PLACED:
+        if not least <= numbers[place] <= most:
+            yield f"{name} {numbers[place]}"
     if pid and page.pid != pid:
         yield f"pid {page.pid}, where {pid} stood"
     if not all(0 <= spent <= MOST_NS for spent in page.spent):
