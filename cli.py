@@ -10,16 +10,27 @@ from pathlib import Path
 
 from . import commands
 from .options import parser
+from .resilience.descriptors import fill_standard
 from .resilience.errors import ResilientError, UsageError
 from .resilience.phrases import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or the error's own (see resilience/errors.py)."""
+    fill_standard()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # paths may have any bytes, and a terminal any encoding
             stream.reconfigure(errors="backslashreplace")
+    if words[:1] != ["run"]:
+        return _told(words)
+    from .agent.printing import unhurried
+
+    with unhurried():
+        return _told(words)
+
+
+def _told(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except ResilientError as error:

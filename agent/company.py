@@ -26,6 +26,8 @@ from .neighbour import Neighbour
 from .node import Node
 from .telling import Telling
 
+_MODULES_BYTES = 16 << 20
+"""Of a list of modules, which a rank writes; 5,000 of them take 1 MiB."""
 ROOM_S = 2.0
 """Between looks at how much memory a snapshot takes: optimizers have their moments after their first step."""
 
@@ -139,8 +141,9 @@ class Company:
         modules = self._node.directory.modules
         if self._shared or not record.members:
             return
-        if next(iter(record.members)) == self._me and modules.exists():
-            self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
+        if next(iter(record.members)) == self._me and modules.is_file():
+            if modules.stat().st_size <= _MODULES_BYTES:  # else it is no list of ours
+                self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
             self._shared = True
         elif self._me not in record.members and not modules.exists():
             entry = self._store.get(self._keys.modules)

@@ -147,7 +147,7 @@ class Drain:
             report = drain(
                 self._slots, attempt, self._root, deadline_s, self._write, lambda: (self.due() or stamp) > stamp
             )
-        except ResilientError as error:
+        except Exception as error:  # of a slot that somebody has written over: it is given up, and the others are not
             last = outdated or (finishing and self._failures + 1 >= LAST_TRIES)
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
             yield from self._retire()  # what was killed before it got to this, or is too old by now, may be the space that is lacking
@@ -210,14 +210,18 @@ class Drain:
         headers = [[slot.header() for slot in slots] for slots in self._slots]
         return due(headers, self._config.local_ranks, self._given_up)
 
-    def _failed(self, stamp: Stamp, error: ResilientError, *, again: bool) -> Event:
+    def _failed(self, stamp: Stamp, error: Exception, *, again: bool) -> Event:
         retry_in_s = min(BACKOFF_S[0] * 2**self._failures, BACKOFF_S[1]) if again else None
         if retry_in_s is None:
             self._given_up.add(stamp)
         else:
             self._failures += 1
             self._not_before_s = clock.monotonic_s() + retry_in_s
-        return {"event": "failed", "step": stamp.step, "reason": str(error), "retry_in_s": retry_in_s}
+        return {"event": "failed", "step": stamp.step, "reason": _words(error), "retry_in_s": retry_in_s}
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ResilientError) else f"its slots hold what cannot be read ({error!r})"
 
 
 def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
+from ..resilience.descriptors import high
 
 LAST_TRIES = 3
 """How often it may die over its last work, or over what it fetches."""
@@ -21,12 +22,42 @@ RESTART_S = (1.0, 60.0)
 """Wait before a dead drain process is started again, doubled after each death in a row."""
 
 
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "durable": {"step": int, "bytes": int, "seconds": (int, float)},
+    "written": {"step": int},
+    "failed": {"step": int, "reason": str},
+    "retired": {"step": int},
+    "replicated": {"seconds": (int, float)},
+    "not replicated": {"step": int, "reason": str},
+    "fetched": {"step": int, "bytes": int, "seconds": (int, float)},
+    "not fetched": {"step": int, "reason": str},
+    "reserved": {"bytes": int},
+    "not reserved": {"reason": str},
+    "buddy lost": {"reason": str},
+    "deaf": {"reason": str},
+}
+"""What an event of each kind says at least."""
+
+
+def heard(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; None where it is none: a library may have printed something."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kind = event.get("event") if isinstance(event, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return event if all(isinstance(event.get(name), what) for name, what in _FIELDS.get(kind, {}).items()) else None
+
+
 class Draining:
     """Training never depends on it: when it dies it is started again, and snapshots wait in memory meanwhile."""
 
     def __init__(self, config: dict[str, Any], log: Path, secrets: Mapping[str, str]) -> None:
         """secrets: what it finds in its environment beside ours."""
         self._config, self._log, self._secrets = config, log, secrets
+        self._log_fd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._deaths = 0
@@ -57,9 +88,10 @@ class Draining:
             return
         self._not_before_s = now_s + RESTART_S[0]  # should it not start
         command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
-        with self._log.open("ab") as log:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
+        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+            self._log_fd = high(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log_fd}
+        self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
         if self._fetches:
             self._tell("fetch", *self._fetches)
@@ -74,9 +106,8 @@ class Draining:
         if data:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:  # a library's, which has printed something
+                event = heard(line)
+                if event is None:
                     continue
                 self.finished = self.finished or event["event"] == "finished"
                 self._deaths = 0

@@ -18,6 +18,7 @@ from ..resilience.errors import MachineError
 from ..resilience.orders import GenerationRecord
 from ..resilience.terms import RankPhase
 from .errands import Urgent
+from .printing import Printing
 from .run_directory import RunDirectory
 from .telling import Telling
 
@@ -54,7 +55,7 @@ def leave(code: int) -> NoReturn:
     """At once: nothing is left to be done, and threads of libraries can hold up an interpreter that tears itself down."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            stream.flush()
+            (stream.finish if isinstance(stream, Printing) else stream.flush)()
     os._exit(code)
 
 

@@ -25,10 +25,8 @@ from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import PASSWORD
 from ..resilience.hang import HangPolicy
-from ..resilience.journal import Journal
 from ..resilience.keys import Keys
 from ..resilience.ladder import LadderPolicy
-from ..resilience.leash import adopt_orphans
 from ..resilience.metrics import Metrics
 from ..resilience.policy import Policy
 from ..resilience.quarantine import QuarantinePolicy
@@ -41,7 +39,7 @@ from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
 from ..resilience.terms import NodeId, RankPhase
 from ..resilience.windows import Window, merged
-from . import interpreter, whereabouts
+from . import capabilities, interpreter, whereabouts
 from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
@@ -50,12 +48,13 @@ from .garbage import search_seldom
 from .heartbeat import Heartbeat
 from .joining import Joined, join
 from .launch import Launch, understand
-from .leaving import Leaving, hear_early
+from .leaving import Leaving, hear_early, unheard
 from .node import Node
 from .outage import Outage
 from .performer import Performer
 from .policy import AgentPolicy, PreemptionPolicy
 from .preflight import PreflightPolicy
+from .printing import Notebook
 from .publisher import PACE_S, Publisher
 from .revival import Revival
 from .run_directory import RunDirectory
@@ -123,14 +122,15 @@ def run_job(
             beginning = _begun_from(origin, kept)
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(layout.COMMIT))
-        adopt_orphans()
+        refused = capabilities.check()
         counts = whereabouts.counted(wanted, control, agent, snapshots)
         run.own(root / layout.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
-        journal = Journal(run.journal)
+        journal = Notebook(run.journal)
+        closing.callback(journal.finish)
         access = control.papers().access(os.environ)
         os.environ.pop(PASSWORD, None)  # ranks are not to have it
         server, endpoints = whereabouts.endpoints(control, access, run, terminal, closing)
@@ -200,6 +200,10 @@ def run_job(
             )
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
+        for sentence in refused:
+            supervisor.telling.say(sentence, "warn")
+        if deaf := unheard(policies["preemption"]):
+            supervisor.telling.say(deaf, "warn")
         if agent.observe:
             supervisor.telling.say(observing.INTRODUCTION)
         code = supervisor.run()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..checkpoint import memory
+from ..resilience.descriptors import high
 
 _KILLED = re.compile(r"Killed process (\d+)")
 
@@ -22,7 +23,7 @@ class KernelLog:
         self._kills = memory.oom_kills(root)
         self._fd = -1
         with suppress(OSError):
-            self._fd = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = high(os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             os.lseek(self._fd, 0, os.SEEK_END)
 
     @property
@@ -37,8 +38,10 @@ class KernelLog:
                 data = os.read(self._fd, 8192)
             except BlockingIOError:
                 break
-            except OSError:  # what was not read in time is gone; the next read goes on behind it
+            except BrokenPipeError:  # what was not read in time is gone; the next read goes on behind it
                 continue
+            except OSError:
+                break
             if not data:
                 break
             found.append(data.decode(errors="replace").partition(";")[2].partition("\n")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Collection
 
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
@@ -26,9 +27,25 @@ etcd is back within a second or two."""
 
 def hear_early(policy: PreemptionPolicy) -> None:
     """Before an agent has joined, it leaves when a scheduler says so: as a container's first process it would hear nothing by itself."""
-    for number in {signal.SIGTERM, *policy.numbers}:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave_at_once)
+    for number in heard({signal.SIGTERM, *policy.numbers}):
+        signal.signal(number, _leave_at_once)
+
+
+def heard(numbers: Collection[int]) -> set[int]:
+    """Those of the signals that whoever started this program has not had ignored (`nohup`, `&` in a script): what is ignored stays so."""
+    return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
+
+
+def unheard(policy: PreemptionPolicy) -> str:
+    """What is told of a scheduler's signals that do not get through; empty where all do."""
+    names = [signal.Signals(number).name for number in sorted({*policy.numbers} - heard(policy.numbers))]
+    if not names:
+        return ""
+    are = "are" if len(names) > 1 else "is"
+    return (
+        f"{phrases.listed(names)} {are} ignored here, as whoever started this program wanted: no last snapshot is taken at such a signal. "
+        "To have one taken, start it without `trap ''` or the like"
+    )
 
 
 def _leave_at_once(number: int, _: object) -> None:
@@ -63,7 +80,7 @@ class Leaving:
     @property
     def signals(self) -> set[int]:
         """Those that are heard."""
-        return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self._preemption.numbers}
+        return heard({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self._preemption.numbers})
 
     def on_signal(self, number: int, _: object) -> None:
         now_s = monotonic_s()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 from ..checkpoint import arena
@@ -32,12 +33,13 @@ from ..resilience.windows import Window
 from . import interpreter, report
 from .board import Board
 from .copies import Copies
+from .door import Door
 from .draining import Draining
-from .exits import open_pidfd
-from .gang import Gang, Watched, end_strays
+from .gang import Gang, watched
 from .holdings import Holdings
 from .launch import Launch
 from .lookout import Lookout
+from .orphans import TIDY_S, Orphans, is_ours
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .vitals import Vitals
@@ -70,11 +72,15 @@ class Node:
         self.arena = arena.create(launch.ranks, policy.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
         self.gang: Gang | None = None
+        self._orphans = Orphans()
         self.held = Holdings(
             [[Slot(path) for path in row] for row in self.paths], root, run, stability or StabilityPolicy(), copies
         )
         self.told: tuple[InPlaceRewind, ...] = ()
+        self.sentences: list[str] = []
+        """Of what is wrong here, for people; whoever tells them takes them out."""
         self.witness = Witness(launch.ranks, directory.logs)
+        self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths])
         self.lookout = Lookout(hang or HangPolicy(), self.witness, observe=judged_by.observe)
         self.snapshot_asked = ""
         """The last request for a snapshot on disk that the ranks were told of."""
@@ -104,9 +110,10 @@ class Node:
         self.held.settle(record, node_rank)
         # Until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
-        if self.pacing and self.board.pages[0].generation:
+        if self.pacing and self.board.orders.generation:
             self.pacing.failures += 1
         self.board.clear(record.number)
+        self._door.pids.clear()
         self.told, self.snapshot_asked = (), ""
         self.board.pause(record.waits)  # before any of them looks
         self.board.fetching(self.fetching)
@@ -137,23 +144,22 @@ class Node:
             master_addr=record.master_addr,
             master_port=record.master_port,
         )
-        environment = self.launch.environment(os.environ) | handoff.to_environment()
+        environment = self.launch.environment(os.environ) | handoff.to_environment() | self._door.environment
         why = self.warm.why
         if self.warm.ready:
             try:
                 pid, how = self.warm.launch(self.launch.program, arguments, environment, record.number)
-                pidfd = open_pidfd(pid)
-                self.gang = Gang(record.number, Watched(pid, -1 if pidfd is None else pidfd), how)
+                self.gang = Gang(record.number, watched(pid), how)
                 return
             except MachineError as error:
                 why = str(error)
-                end_strays(self._helpers())  # it may have forked all the same, and answered too late
+                self._orphans.end(self._helpers())  # it may have forked all the same, and answered too late
         try:
             process = leash.spawn([*self.launch.program, *arguments], env=environment, start_new_session=True)
             process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
-            self.gang = Gang(record.number, Watched(process.pid, os.pidfd_open(process.pid)), f"cold: {why}")
+            self.gang = Gang(record.number, watched(process.pid), f"cold: {why}")
         except OSError:
-            end_strays(self._helpers())  # nobody watches it: the next round starts another one
+            self._orphans.end(self._helpers())  # nobody watches it: the next round starts another one
             raise
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
@@ -176,15 +182,18 @@ class Node:
 
     def fence(self) -> None:
         """End the gang, for another generation may have begun without this node; its status will say so."""
-        self._adopt()
+        self._read()
         if self.gang is not None:
-            self.gang.fence(self._helpers())
+            self.gang.fence()
+            self._orphans.end(self._helpers())
 
     def stop_gang(self) -> None:
         """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice."""
-        self._adopt()
+        self._read()
         if self.gang is not None:
-            self.gang.kill(self._helpers())
+            self.gang.kill()
+            self._orphans.end(self._helpers())
+            self._read()  # what they had done until then
             self.gang = None
         if self.copies and self.fetching:
             self.drain.stop()
@@ -204,6 +213,7 @@ class Node:
 
     def close(self) -> None:
         self.stop_gang()
+        self._orphans.end(self._helpers(), TIDY_S)
         self.warm.stop()
         self.drain.stop()
 
@@ -216,10 +226,13 @@ class Node:
 
     def observe(self) -> bool:
         """Look at everything; True when the gang has changed."""
-        self._adopt()
+        self._read()
         ended = changed = self.gang.observe() if self.gang else False
+        if ended:
+            self._read()  # their last words
         if ended and self.gang and self.gang.launcher.code and self._started_none():
             self.gang.unimportable = interpreter.unimportable(self.launch, os.environ)
+        self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
             further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
@@ -241,10 +254,33 @@ class Node:
     def _finished(self) -> int:
         return min(page.step for page in self.board.pages)
 
-    def _adopt(self) -> None:
-        if self.gang:
-            for local_rank, page in enumerate(self.board.pages):
-                self.gang.adopt(local_rank, page.pid)
+    def _read(self) -> None:
+        """What the ranks say; who says what cannot be is ended."""
+        if self.gang is None:
+            return
+        # Before its loop begins, a process may leave the page to one that it has started.
+        trains = (
+            local_rank for local_rank in self.gang.ranks if self.board.pages[local_rank].phase > RankPhase.ATTACHED
+        )
+        wrong = self.board.look({local_rank: self.board.pages[local_rank].pid for local_rank in trains})
+        for local_rank, page in enumerate(self.board.pages):
+            pid, known = self._door.pids.get((local_rank, page.pid), page.pid), self.gang.ranks.get(local_rank)
+            if page.pid and (known is None or known.pid != pid):
+                if pid != page.pid or is_ours(pid, self._helpers()):
+                    self.gang.adopt(local_rank, pid)
+                else:
+                    self.board.refuse(local_rank)
+                    self.sentences.append(
+                        f"local rank {local_rank} says that it is process {page.pid}, and no process below this agent is: it runs unwatched"
+                    )
+        for local_rank, why in wrong.items():
+            ended = "nothing is done about it" if self.judged_by.observe else "it is ended"
+            self.sentences.append(
+                f"the page of local rank {local_rank} has what no rank of ours writes there ({why}): {ended}, and nothing more on it is "
+                "believed. Something in that process has written where it must not: over its memory, or into a descriptor"
+            )
+            if not self.judged_by.observe:
+                self.gang.condemn(local_rank, why)
 
     def drain_events(self) -> Iterator[dict[str, Any]]:
         self.drain.keep_running(monotonic_s())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..checkpoint.layout import Attempt
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.errors import ResilientError
 from ..resilience.keys import Keys
@@ -87,8 +88,8 @@ class Publisher:
         """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again."""
         for page in self._node.board.pages:
             words = page.farewell()
-            name = words.get("snapshot", "")
-            if words.get("kind") != "snapshot" or not name or name in self._node.held.unfit:
+            name = str(words.get("snapshot", ""))
+            if words.get("kind") != "snapshot" or not Attempt.parse(name) or name in self._node.held.unfit:
                 continue
             self._telling.say(
                 f"the snapshot {name} cannot be restored and is set aside: {words.get('error', '')}", "bad"

@@ -113,6 +113,7 @@ class Replicas:
         layout = self._layout(sight.tables, wait)
         if layout is None:
             return None
+        layout = layout if layout.fits(sight) else _Layout.of((), len(sight.words))
         found = layout.ledger.look(sight.words)
         self._agreed[sight.stamp] = not found
         for old in list(self._agreed)[:-REMEMBERED]:
@@ -246,6 +247,8 @@ class _Layout:
     ledger: Ledger
     parameters: list[agreement.Numbers]
     digest: agreement.Digest | None
+    pieces: tuple[int, ...] = ()
+    """How many tensors each rank's table has."""
 
     @classmethod
     def read(cls, tables: tuple[bytes, ...]) -> _Layout:
@@ -253,5 +256,14 @@ class _Layout:
             found = [Table.from_json(b'{"skeleton":null' + each) for each in tables]
         except SnapshotError:  # damaged in memory: whoever restores it will say so
             found = []
-        parameters = agreement.parameters(found) or [agreement.NONE for _ in tables]
-        return cls(Ledger(found), parameters, agreement.digest(found) if found else None)
+        return cls.of(found, len(tables))
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], ranks: int) -> _Layout:
+        parameters = agreement.parameters(tables) or [agreement.NONE for _ in range(ranks)]
+        digest = agreement.digest(tables) if tables else None
+        return cls(Ledger(tables), parameters, digest, tuple(len(table.pieces) for table in tables))
+
+    def fits(self, sight: Sight) -> bool:
+        """Whether it has as many fingerprints as tensors; else it is damaged in memory."""
+        return not self.pieces or self.pieces == tuple(map(len, sight.words))

@@ -11,6 +11,7 @@ from ..resilience.findings import InPlaceRewind, RankExit, RankStall, Sighting
 from ..resilience.noted import REWINDS, SIGHTINGS, Noted
 from ..resilience.reports import NodeStatus
 from ..resilience.terms import Doing, Generation, Rank, RankPhase, Step
+from ..resilience.testimony import MOST
 from .gang import Gang, Watched
 
 
@@ -65,19 +66,21 @@ def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
 
 def _rank_exit(page: Page, process: Watched) -> RankExit:
     words = page.farewell()
-    code = process.code
+    code, step = process.code, words.get("step")
     if code is None and words:
         code = 1
+    kind = str(words.get("kind", "exit"))
+    kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
     return RankExit(
         rank=Rank(page.rank),
         at_s=process.ended_s,
         code=code,
-        error=str(words.get("error", "")),
+        error=process.nonsense or str(words.get("error", "")),
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0,
-        kind="fenced" if process.fenced else str(words.get("kind", "exit")),
-        step=Step(int(words.get("step", -1))),
+        kind=kind,
+        step=Step(step if isinstance(step, int) and -1 <= step <= MOST else -1),
     )
 
 
@@ -86,11 +89,15 @@ def _any_word(pages: Sequence[Page]) -> str:
 
 
 def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
-    """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight)."""
+    """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight; not one whose
+    place the next is being written to)."""
     done = min((page.rewinds for page in pages), default=0)
     found = []
     for ordinal in range(max(told, done - REWINDS.kept) + 1, done + 1):
-        seen = [page.rewind(ordinal) for page in pages]
+        try:
+            seen = [page.rewind(ordinal) for page in pages]
+        except ValueError:
+            continue
         found.append(
             InPlaceRewind(
                 **_noted(seen, ordinal, generation, offset_s),
@@ -108,7 +115,10 @@ def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[
     done = min((page.sightings for page in pages), default=0)
     found = []
     for ordinal in range(max(0, done - SIGHTINGS.kept) + 1, done + 1):
-        seen = [page.sighting(ordinal) for page in pages]
+        try:
+            seen = [page.sighting(ordinal) for page in pages]
+        except ValueError:
+            continue
         last = Step(min(each.last for each in seen))
         noted = _noted(seen, ordinal, generation, offset_s)
         found.append(Sighting(**noted, seen=Step(seen[0].seen), last=last))
@@ -175,7 +185,7 @@ def status(
         min_step=Step(min(steps)),
         max_step=Step(max(steps)),
         alive=sum(not p.ended_s for p in gang.ranks.values()),
-        pids=tuple(page.pid for page in pages),
+        pids=tuple(gang.ranks[n].pid if n in gang.ranks else 0 for n in range(len(pages))),
         attached_s=mark("attached_ns"),
         built_s=mark("built_ns"),
         restored_s=mark("restored_ns"),

@@ -17,9 +17,11 @@ from ..checkpoint import layout, stores
 from ..checkpoint.files import Files, own_name
 from ..checkpoint.stores import Place
 from ..resilience import phrases
+from ..resilience.descriptors import high
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.etcd_access import Papers
 from ..resilience.journal import Journal
+from .exits import born
 
 MARK = layout.JOB
 
@@ -61,7 +63,7 @@ class RunDirectory:
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
         """Tell the other commands where the running agent's store is, and which files let them in; no secret is among it. Raises
         MachineError."""
-        me = {"pid": os.getpid(), "born": _born(os.getpid())}
+        me = {"pid": os.getpid(), "born": born(os.getpid())}
         told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
         try:
             self.endpoint.write_text(json.dumps(told))
@@ -71,8 +73,8 @@ class RunDirectory:
     def agent(self) -> dict[str, Any] | None:
         """What the agent has published that runs here; None where none does."""
         place = self._published(self.endpoint)
-        born = _born(place["pid"]) if place else ""
-        return place if place and born and place.get("born", born) == born else None
+        since = born(place["pid"]) if place else ""
+        return place if place and since and place.get("born", since) == since else None
 
     def published(self) -> dict[str, Any] | None:
         """What the last agent has published that ran here."""
@@ -117,7 +119,7 @@ class RunDirectory:
         """Create what is missing and lock it. Raises MachineError when it cannot be written, UsageError when another agent has it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = high(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         except OSError as error:
             raise MachineError(
                 f"the run directory {self.root} cannot be written ({error.strerror}); nothing was started. Name another one with --run-dir"
@@ -179,16 +181,6 @@ class RunDirectory:
 
 def _identity(job: str) -> str:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"mt-resilient:{job}").hex if job else uuid.uuid4().hex
-
-
-def _born(pid: int) -> str:
-    """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
-    and nobody has asked for its exit code."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]
 
 
 def writable(snapshots: Place) -> None:

@@ -27,6 +27,7 @@ from ..resilience.errors import MachineError
 from . import fleet
 from .fleet import Member, Phase
 from .hosts import Host
+from .leaving import heard
 from .printing import Printing
 from .remote import SIGNALS
 from .terminal import Terminal
@@ -143,7 +144,7 @@ class SshLaunch:
         """Until all agents have left; the job's exit code, or that of what has kept it from beginning. Raises MachineError where no ssh
         can be started."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS.values()}
+        before = {number: signal.signal(number, self._on_signal) for number in heard(SIGNALS.values())}
         before[signal.SIGTSTP] = signal.signal(
             signal.SIGTSTP, signal.SIG_IGN
         )  # stopped by Ctrl-Z, this would fall silent

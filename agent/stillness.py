@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from ..checkpoint import tree
 from ..checkpoint.agreement import Numbers
 from ..checkpoint.header import Stamp
-from ..checkpoint.tensors import parse
+from ..checkpoint.tensors import Table
+from ..resilience.errors import SnapshotError
 from ..resilience.terms import Step
 from .sights import Sight
 
@@ -43,6 +44,9 @@ def _learns(table: bytes) -> bool:
     """Whether the learning rate is not known to be 0."""
     if not table:
         return False
-    values = tree.values(parse(table, "the tensor table")["skeleton"])
-    rates = [value for name, value in values if name.endswith("/lr")]
+    try:
+        values = tree.values(Table.from_json(table).skeleton)
+        rates = [value for name, value in values if name.endswith("/lr")]
+    except SnapshotError:  # damaged in memory: whoever restores it will say so
+        return False
     return not rates or any(json.dumps(rate) not in ("0", "0.0") for rate in rates)

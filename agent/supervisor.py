@@ -255,6 +255,8 @@ class Supervisor:
         changed = changed or self.node.fetching != fetching
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)
+        while self.node.sentences:
+            self.telling.say(self.node.sentences.pop(0), "bad")
         while self.node.held.sound.sentences:
             self.telling.say(*self.node.held.sound.sentences.pop(0))
         return changed

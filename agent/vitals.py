@@ -60,7 +60,7 @@ class Vitals:
         known = len(self.complaints)
         self._hear(gang, ended, pages, wall_s)
         self._look_at_devices(pages, now_s, wall_s)
-        ranks = {f"rank {page.rank}": page.pid for page in pages if page.pid}
+        ranks = {f"rank {pages[n].rank}": process.pid for n, process in (gang.ranks if gang else {}).items()}
         news = self.reserves.look({**ranks, "the agent": os.getpid(), **helpers}, now_s, wall_s)
         slow = gang is not None and self.strides.look(pages, now_s, wall_s)
         return news or slow or len(self.complaints) > known

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import os
-import signal
+import platform
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,11 +16,17 @@ import psutil
 from ..resilience.board import Page
 from ..resilience.findings import Place
 from ..resilience.hang import Look
+from ..resilience.mapping import memory
 from ..resilience.stacks import Frame, Spot, locate, parse
+from .exits import send
 from .gang import Watched
 
 _KEPT = 20
 """Files of stacks that stay in the run directory."""
+_MOST_BYTES = 1 << 20
+"""Of stacks that are read: 100 threads of 100 frames. A script may write there too."""
+_WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}
+"""Numbers of the calls `write` and `writev`."""
 _STATES = {
     psutil.STATUS_STOPPED: "T",
     psutil.STATUS_TRACING_STOP: "t",
@@ -33,7 +40,7 @@ class Witness:
         """logs: directory for the stacks that are to be kept."""
         self._logs = logs
         # In memory: the disk may be what everybody waits for.
-        self._files = [os.memfd_create(f"mt-resilient-stacks-{n}", os.MFD_CLOEXEC) for n in range(ranks)]
+        self._files = [memory(f"mt-resilient-stacks-{n}", seals=0) for n in range(ranks)]
         self._texts = [""] * ranks
 
     @property
@@ -44,10 +51,9 @@ class Witness:
     def ask(self, local_rank: int, page: Page, process: Watched) -> None:
         """Have the rank write its stacks, if it is certain that it does: any other process would die of the signal."""
         os.ftruncate(self._files[local_rank], 0)
-        if page.pid != process.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
+        if not page.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
             return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process.pidfd, page.listens)
+        send(process.pid, process.pidfd, page.listens)
 
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
         """What it has written since it was asked, and what it is doing. process: its own, or the launcher, which has yet to start it;
@@ -63,7 +69,13 @@ class Witness:
             return Look(at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="gone"))
         spot = _spot(state, stack) if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
         return Look(
-            at_s=now_s, state=state, cpu_s=cpu_s, io_bytes=io.read_chars + io.write_chars, stack=stack, spot=spot
+            at_s=now_s,
+            state=state,
+            cpu_s=cpu_s,
+            io_bytes=io.read_chars + io.write_chars,
+            stack=stack,
+            spot=spot,
+            muted=_waits_for_a_reader(process.pid),
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:
@@ -91,7 +103,11 @@ def _spot(state: str, stack: Sequence[Frame] | None) -> Spot:
         return Spot(place=Place.HALTED, words="stuck in the kernel (state D: a disk, or a driver)")
     if stack is None:
         return Spot(place=Place.PERHAPS, words="where it does not tell")
-    return locate(stack, _soon(lambda: linecache.getline(stack[0].file, stack[0].line)) if stack else "")
+    return locate(stack, _soon(lambda: _line(stack[0])) if stack else "")
+
+
+def _line(at: Frame) -> str:
+    return linecache.getline(at.file, at.line) if os.path.isfile(at.file) else ""
 
 
 def _soon(what: Callable[[], str]) -> str:
@@ -104,13 +120,23 @@ def _soon(what: Callable[[], str]) -> str:
 
 
 def _content(fd: int) -> str:
-    return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+    return os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
 
 
 def _cpu_s(process: psutil.Process) -> float:
     with suppress(psutil.Error):
         return float(sum(process.cpu_times()[:4]))  # user, system, and those of children that it has reaped
     return 0.0
+
+
+def _waits_for_a_reader(pid: int) -> bool:
+    """Whether its main thread is in a write to its stdout or stderr, and that is a terminal or a pipe."""
+    with suppress(OSError, ValueError):
+        call, first, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
+        if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
+            mode = os.stat(f"/proc/{pid}/fd/{int(first, 16)}").st_mode
+            return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return False
 
 
 def _catches(pid: int, number: int) -> bool:

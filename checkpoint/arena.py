@@ -6,11 +6,10 @@ is `slot.py`'s; here is which of a rank's is taken.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Collection, Sequence
 
 from ..resilience.errors import MachineError
+from ..resilience.mapping import memory
 from .header import Header, State, complete, overwrite_order, restorable
 from .ring import REACH_STEPS
 from .slot import Slot, View
@@ -23,13 +22,7 @@ HUNG_S = 30.0
 
 def create(ranks: int, slots: int) -> list[list[int]]:
     """File descriptors of `slots` empty slots for each of `ranks` local ranks; the caller keeps them open."""
-    return [[_memfd(f"mt-resilient-{rank}-{slot}") for slot in range(slots)] for rank in range(ranks)]
-
-
-def _memfd(name: str) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # no process can make another's mapping fault
-    return fd
+    return [[memory(f"mt-resilient-{rank}-{slot}") for slot in range(slots)] for rank in range(ranks)]
 
 
 def paths(fds: Sequence[Sequence[int]], agent_pid: int) -> list[list[str]]:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from .image import Image
 from .ring import REACH_STEPS, kept
 
 STATE_OFFSET = 8
 DRAINED_OFFSET = 16
 DURABLE_OFFSET = 24
-_MAGIC = b"MTSLOT03"
+_MAGIC = b"MTSLOT04"
 MARKS = 2
 """Slots for what is copied to another node: the last snapshot that is there, and the one that is on its way."""
 
@@ -43,7 +45,8 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """In a slot's first page: the magic, then these, 8 bytes each, in this order."""
+    """In a slot's first page: the magic, then these, 8 bytes each, in this order, and a checksum of those that never change: a script
+    may have written over the page."""
 
     state: State = State.FREE
     drained: bool = False
@@ -85,13 +88,15 @@ class Header:
         return Stamp(self.generation, self.rewinds, self.step)
 
     def pack(self) -> bytes:
-        return _LAYOUT.pack(_MAGIC, *(int(getattr(self, name)) for name in _FIELDS))
+        numbers = [int(getattr(self, name)) for name in _FIELDS]
+        return _LAYOUT.pack(_MAGIC, *numbers, crc32c(_FIXED.pack(*numbers[3:])))
 
     @classmethod
     def unpack(cls, page: bytes) -> Header:
-        """The header in `page`; one in state FREE for a page that was never written or that another version wrote."""
-        magic, state, drained, durable, marked, *numbers = _LAYOUT.unpack_from(page)
-        if magic != _MAGIC or state not in State._value2member_map_:
+        """The header in `page`; one in state FREE for a page that was never written, that another version wrote, or that is damaged."""
+        magic, state, drained, durable, marked, *numbers, check = _LAYOUT.unpack_from(page)
+        known = magic == _MAGIC and state in State._value2member_map_
+        if not known or check != crc32c(_FIXED.pack(marked, *numbers)):
             return cls()
         rest = dict(zip(_FIELDS[4:], numbers, strict=True))
         flags = {"drained": bool(drained), "durable": bool(durable), "marked": bool(marked)}
@@ -99,7 +104,9 @@ class Header:
 
 
 _FIELDS = tuple(field.name for field in fields(Header))
-_LAYOUT = struct.Struct(f"<8s{len(_FIELDS)}q")
+_LAYOUT = struct.Struct(f"<8s{len(_FIELDS) + 1}q")
+_FIXED = struct.Struct(f"<{len(_FIELDS) - 3}q")
+"""All but state, drained and durable."""
 HEADER_BYTES = _LAYOUT.size
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +20,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..resilience.descriptors import high
+from ..resilience.door import opened
 from ..resilience.errors import MachineError
+from ..resilience.mapping import mapped
 from .header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
 from .image import PAGE_BYTES, pages
 from .memory import available_bytes
 
 RESERVE_BYTES = 512 << 20
 """Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
+
+
+_LOOKS = 1000
+"""Until a header that is another one each time counts as none: what writes there is no writer of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +61,10 @@ class Slot:
         """turn: a file that all ranks of the node lock in turn while they look for memory and take it."""
         self._turn = turn or path
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = high(opened(path, os.O_RDWR))
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
-        self._map: mmap.mmap | None = None
+        self._map: memoryview | None = None
         self._words: memoryview | None = None
         self._memory: memoryview | None = None
         self._place = 0, 0
@@ -70,9 +76,12 @@ class Slot:
         if not self._mapped(HEADER_BYTES):
             return Header()
         assert self._map is not None
-        while (page := self._map[:HEADER_BYTES]) != self._map[:HEADER_BYTES]:
-            continue  # its writer is at the fields right now
-        return Header.unpack(page)
+        for _ in range(_LOOKS):
+            page = bytes(self._map[:HEADER_BYTES])
+            if page == self._map[:HEADER_BYTES]:  # else its writer is at the fields right now
+                header = Header.unpack(page)
+                return header if not header.whole or header.end <= os.fstat(self._fd).st_size else Header()
+        return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
         """Make the slot ready for the snapshot that `wanted` describes (state and the places are filled in here).
@@ -104,7 +113,7 @@ class Slot:
         end = self._offset + wanted.image.memory_bytes
         self._grow(end, populate=False)
         assert self._map is not None
-        return self._offset, memoryview(self._map)[self._offset : end]
+        return self._offset, self._map[self._offset : end]
 
     def take(self, nbytes: int) -> None:
         """Take memory for so much, header and table included. Raises MachineError as `begin` does."""
@@ -150,13 +159,13 @@ class Slot:
                 yield None
                 return
             assert self._map is not None
-            yield self._view(header, self._map[PAGE_BYTES : PAGE_BYTES + header.table_bytes])
+            yield self._view(header, bytes(self._map[PAGE_BYTES : PAGE_BYTES + header.table_bytes]))
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Let go. Memory that somebody still views is unmapped when the last view is gone."""
-        self.release()  # by hand: the mapping has a duplicate of the descriptor
+        self.release()  # by hand: the mapping keeps the file open
         os.close(self._fd)
         self._map = self._words = self._memory = None
 
@@ -186,9 +195,9 @@ class Slot:
             if there < max(size, PAGE_BYTES):
                 return False
             # Populated at once: faults of single pages cost 0.5 to 2 s a GiB, this 0.06 s (measured).
-            flags = mmap.MAP_POPULATE if populate and size > PAGE_BYTES else 0
-            self._map = mmap.mmap(self._fd, there if size > PAGE_BYTES else PAGE_BYTES, flags=mmap.MAP_SHARED | flags)
-            self._words = memoryview(self._map)[:PAGE_BYTES].cast("q")
+            whole = size > PAGE_BYTES
+            self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
+            self._words = self._map[:PAGE_BYTES].cast("q")
             self._memory = None
         return True
 
@@ -207,7 +216,7 @@ class Slot:
             self._mapped(size, populate)
             return
         # POSIX locks and those of `_lock` do not know of each other. Ranks that looked at the same time would all find room.
-        with open(self._turn, "r+b", buffering=0) as turn:
+        with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
             free = available_bytes() - RESERVE_BYTES
             try:
@@ -229,7 +238,7 @@ class Slot:
         place = header.image_offset, header.image.memory_bytes
         if self._memory is None or place != self._place:
             self._place = place
-            self._memory = memoryview(self._map)[place[0] : place[0] + place[1]]
+            self._memory = self._map[place[0] : place[0] + place[1]]
         fingerprints = np.frombuffer(self._map, np.uint64, header.pieces, _fingerprints_at(len(table)))
         return View(header=header, table=table, fingerprints=fingerprints, memory=self._memory)
 

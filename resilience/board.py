@@ -120,6 +120,12 @@ class Page:
         self.ints = buffer.cast("q")
         self.floats = buffer.cast("d")
 
+    @classmethod
+    def place(cls, name: str) -> int:
+        """Of a field that is a number, among all numbers of the page."""
+        field: _Int = vars(cls)[name]
+        return field.index
+
     @property
     def loss(self) -> float:
         return self.floats[5]
@@ -209,7 +215,7 @@ class Page:
     @property
     def unsaved(self) -> str:
         """Why this rank's state could not be saved when it was last tried; empty while it can."""
-        length = self.ints[_UNSAVED_AT // 8]
+        length = max(0, min(self.ints[_UNSAVED_AT // 8], REWINDS_AT - _UNSAVED_AT - 8))
         return bytes(self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + length]).decode(errors="replace")
 
     @unsaved.setter
@@ -236,9 +242,10 @@ class Page:
         if not 0 < length <= _FAREWELL_END - _FAREWELL_AT - 8:
             return {}
         try:
-            return json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))
-        except ValueError:  # killed while it was writing
+            words = json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))
+        except (ValueError, RecursionError):  # killed while it was writing, or somebody else has written there
             return {}
+        return {k: v for k, v in words.items() if isinstance(v, str | int)} if isinstance(words, dict) else {}
 
     def release(self) -> None:
         """Let go of the buffer, so that its mapping can be closed."""

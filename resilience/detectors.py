@@ -113,6 +113,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
             Cause.AGENT_LOST,
             f"the agent of {node} had lost its lease, and ended its ranks",
         )
+    elif gone.kind == "nonsense":
+        cause, text = Cause.RANK_KILLED, f"{who} on {node} was ended, for it had written over its page: {gone.error}"
     elif gone.code is None or gone.code < 0:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
         if gone.out_of_memory:
@@ -129,7 +131,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         at_s=gone.at_s,
         evidence=text,
         started=gone.started,
-        signature=f"{cause}:{gone.code}:{gone.error}",
+        signature=f"{cause}:{gone.code}:{gone.kind if gone.kind == 'nonsense' else gone.error}",
         step=gone.step,
     )
 

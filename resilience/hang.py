@@ -142,6 +142,8 @@ class Look:
     stack: tuple[Frame, ...] | None = None
     """Of its main thread; None: it has not answered."""
     spot: Spot
+    muted: bool = False
+    """It waits for whoever reads its output: a terminal after Ctrl-S, a pipe."""
 
 
 _WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
@@ -161,6 +163,8 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return True, False, "it moves"
     if "t" in (first.state, second.state):
         return True, False, "somebody debugs it"
+    if first.muted and second.muted:
+        return True, False, "nobody reads what it prints"
     if not second.state:
         return True, False, "it has just ended"
     if second.spot.place is Place.HALTED and second.state == "T":

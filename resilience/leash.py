@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -42,9 +43,17 @@ def die_with(pid: int) -> None:
     threading.Thread(target=wait, name="mt-resilient", daemon=True).start()
 
 
-def adopt_orphans(adopt: bool = True) -> None:
-    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost; or no more."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+def may_die_with_parent() -> bool:
+    """Whether the kernel lets a process ask for that; nothing changes for this one."""
+    now = ctypes.c_int()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
+
+
+def adopt_orphans(adopt: bool = True) -> bool:
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost; or no more.
+    Whether the kernel does."""
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) == 0)
 
 
 def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
@@ -63,6 +72,8 @@ if __name__ == "__main__":
         signal.SIGUSR2,
     ):  # a scheduler may send them to all processes: they are meant for the agent
         signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores: no other program is to inherit that
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:

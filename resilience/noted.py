@@ -65,11 +65,25 @@ def _unpacked(ranks: int) -> tuple[Rank, ...]:
     return tuple(Rank((ranks >> 16 * at & 0xFFFF) - 1) for at in range(RANKS_NAMED) if ranks >> 16 * at)
 
 
+def _at(names: Sequence[Any], place: int) -> Any:
+    if not 0 <= place < len(names):
+        raise ValueError(f"{place} is none of {len(names)}")
+    return names[place]
+
+
+def _window(start: int, stop: int) -> Window | None:
+    if not stop:
+        return None
+    if not 0 <= start < stop:
+        raise ValueError(f"{start}:{stop} is no window")
+    return Window(start, stop)
+
+
 _PLAIN = 1, lambda number: (number,), lambda number: number
 _CODES: dict[str, tuple[int, Callable[[Any], Sequence[int]], Callable[..., Any]]] = {
-    "kind": (1, lambda kind: (_CAUSES.index(kind),), _CAUSES.__getitem__),
-    "remedy": (1, lambda remedy: (_REMEDIES.index(remedy),), _REMEDIES.__getitem__),
-    "window": (2, lambda w: (w.start, w.stop) if w else (0, 0), lambda a, b: Window(a, b) if b else None),
+    "kind": (1, lambda kind: (_CAUSES.index(kind),), lambda place: _at(_CAUSES, place)),
+    "remedy": (1, lambda remedy: (_REMEDIES.index(remedy),), lambda place: _at(_REMEDIES, place)),
+    "window": (2, lambda w: (w.start, w.stop) if w else (0, 0), _window),
     "ranks": (1, _packed, _unpacked),
 }
 """Of what is no number itself: how many it becomes, how, and what becomes of them."""
@@ -94,6 +108,7 @@ class Ring(Generic[N]):
         self._form.pack_into(page, self.place(ordinal), *numbers)
 
     def get(self, page: memoryview, ordinal: int) -> N:
+        """Raises ValueError for what `put` cannot have written."""
         numbers = iter(self._form.unpack_from(page, self.place(ordinal)))
         return self._made(**{name: read(*islice(numbers, width)) for name, width, _, read in self._codes})
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from .findings import Place
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):")
-_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_FRAME = re.compile(r'^  File "(.{1,4096})", line (\d{1,9}|\?\?\?) in (.{1,999})$')
 
 _BOUNDARY = re.compile(r"training/sentinel\.py$")
 _TEARDOWN = re.compile(r"destroy_process_group|_shutdown|_run_exitfuncs|abort_process_group")

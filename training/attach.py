@@ -17,7 +17,7 @@ from types import TracebackType
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import FormatError, InternalError, LayoutError, ResilientError, UsageError
-from ..resilience.handoff import Handoff
+from ..resilience.handoff import VARIABLE, Handoff
 from ..resilience.leash import die_with, die_with_parent
 from .board import claim
 from .listening import listen
@@ -73,7 +73,11 @@ def _attach(trains: bool) -> Attachment | None:
     handoff = Handoff.from_environment(os.environ)
     if handoff is None or not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
-    page = claim(handoff, os.environ, monotonic_ns(), trains=trains)
+    try:
+        page = claim(handoff, os.environ, monotonic_ns(), trains=trains)
+    except OSError as error:
+        _unwatched(error)
+        return None
     if page is None:
         if trains:
             rank = os.environ["RANK"]
@@ -106,6 +110,16 @@ def _attach(trains: bool) -> Attachment | None:
         world=int(os.environ["WORLD_SIZE"]),
         environment=tuple(os.environ),
     )
+
+
+def _unwatched(error: OSError) -> None:
+    """Say so once: children of this process are as far from the agent as itself."""
+    print(
+        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}): it runs as under torchrun alone, without snapshots. "
+        "To have it watched, start it where the agent's processes or its network are seen",
+        file=sys.stderr,
+    )
+    del os.environ[VARIABLE]
 
 
 def _leave(page: Page) -> None:

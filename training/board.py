@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping
 
 from ..resilience.board import Page
+from ..resilience.door import opened
 from ..resilience.handoff import Handoff
+from ..resilience.mapping import mapped
 from ..resilience.noted import PAGE_BYTES
 from ..resilience.terms import RankPhase
 
 
-def page_of(handoff: Handoff, local_rank: int) -> Page:
-    descriptor = os.open(handoff.board, os.O_RDWR)
+def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Page:
+    descriptor = opened(handoff.board, os.O_RDWR if writable else os.O_RDONLY)
     try:
-        return Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES, offset=local_rank * PAGE_BYTES)))
+        return Page(mapped(descriptor, PAGE_BYTES, local_rank * PAGE_BYTES, writable=writable))
     finally:
         os.close(descriptor)
 
@@ -25,7 +26,7 @@ def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: 
     is in none: it has started this one, and waits for it. None when another process of this generation has the page, or when it belongs
     to another generation (this process is a leftover)."""
     local_rank = int(environ["LOCAL_RANK"])
-    page = page_of(handoff, local_rank)
+    page = page_of(handoff, local_rank, writable=True)
     taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
     if page.generation != handoff.generation or taken:
         page.release()

@@ -11,6 +11,8 @@ import signal
 import threading
 
 from ..resilience.board import Page
+from ..resilience.descriptors import high
+from ..resilience.door import opened
 
 _TRIED = 8
 
@@ -20,7 +22,7 @@ def listen(page: Page, path: str) -> None:
     the others, that nobody else has taken."""
     for number in range(signal.SIGRTMAX - 2, signal.SIGRTMAX - 2 - _TRIED, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
-            answers = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)  # open for good
+            answers = high(opened(path, os.O_WRONLY | os.O_APPEND))  # open for good
             faulthandler.register(number, file=answers, all_threads=True, chain=False)
             page.main_thread = threading.main_thread().ident or 0
             page.listens = number  # last: before, the signal would end this process

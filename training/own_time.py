@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns, thread_ns
+from ..resilience.descriptors import high
 
 _TELL_NS = 250_000_000
 """The kernel's clocks are looked at so often, and not at each step: 20 us each where a step has emptied the caches (measured)."""
@@ -42,7 +43,8 @@ class OwnTime:
         self._told_ns, self._told = 0, (0, 0)
         """When that was, and processor and queueing time then."""
         try:
-            self._queue = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._queue = high(os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:  # a kernel that does not keep it: queueing counts as sleep then
             self._queue = -1
         dist.Work.wait = self._around(dist.Work.wait, self._waits)  # type: ignore[method-assign]

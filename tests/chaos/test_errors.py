@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.lapse import PATIENCE_S
+from mt_resilient.agent.printing import LAST_S, Notebook
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import BudgetSpent, InternalError
@@ -418,6 +419,20 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, freezer: Path) -> No
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert "step 60 is on disk" in job.said()
+
+
+def test_a_journal_whose_disk_hangs_holds_up_nobody_and_has_all_lines_in_the_end(freezer: Path) -> None:
+    journal = Notebook(freezer / "journal.jsonl")
+    subprocess.run(["fsfreeze", "-f", freezer], check=True)
+    began_s = time.monotonic()
+    for number in range(100):
+        journal.write("said", float(number), sentence="all is well")
+    assert time.monotonic() - began_s < 1
+    journal.finish()
+    assert time.monotonic() - began_s < 2 * LAST_S
+    subprocess.run(["fsfreeze", "-u", freezer], check=True)
+    journal._thread.join()
+    assert [line["at_s"] for line in journal.read()] == list(range(100))
 
 
 def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answers_again(

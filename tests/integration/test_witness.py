@@ -34,6 +34,9 @@ def holds_the_gil():
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
+def prints():
+    while True:
+        print("x" * 1000)
 def computes():
     while True:
         sum(range(1000))
@@ -54,7 +57,9 @@ class Rank:
         os.ftruncate(board, PAGE_BYTES)
         self.witness = Witness(1, place)
         words = [f"/proc/{os.getpid()}/fd/{board}", self.witness.paths[0], how]
-        self.process = subprocess.Popen([sys.executable, "-c", RANK, *words])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK, *words], stdout=subprocess.PIPE
+        )  # which nobody reads
         self.watched = Watched(self.process.pid, os.pidfd_open(self.process.pid))
         until = time.monotonic() + 30
         while not self.page.pid:
@@ -81,7 +86,7 @@ def rank(place: Path, how: str) -> Iterator[Rank]:
         yield one
     finally:
         one.process.kill()
-        one.process.wait()
+        one.process.communicate()
 
 
 @pytest.mark.parametrize("how", ["sleeps", "holds_the_gil"])
@@ -99,6 +104,16 @@ def test_one_that_computes_is_busy(tmp_path: Path) -> None:
     with rank(tmp_path, "computes") as one:
         _, (moved, busy, _) = one.twice()
         assert moved or busy
+
+
+def test_one_whose_output_nobody_reads_does_not_hang(tmp_path: Path) -> None:
+    with rank(tmp_path, "prints") as one:
+        look, found = one.twice()
+        assert (look.state, look.spot.place, found) == (
+            "S",
+            Place.ELSEWHERE,
+            (True, False, "nobody reads what it prints"),
+        )
 
 
 def test_one_that_is_stopped_cannot_answer_and_that_says_enough(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ COMMAND = ["--", "torchrun", "train.py"]
         ),
     ],
 )
-def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, capsys: Capture, place: Path) -> None:
+def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, capfd: Capture, place: Path) -> None:
     assert main(words) == 2
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("mt-resilient: ")
     assert err.count("\n") == 1
@@ -91,66 +91,66 @@ def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, c
     assert [path.name for path in place.iterdir()] == ["train.py"]  # nothing was started, nothing was left
 
 
-def test_what_argparse_refuses_points_to_the_help_of_its_command(capsys: Capture) -> None:
+def test_what_argparse_refuses_points_to_the_help_of_its_command(capfd: Capture) -> None:
     main(["snapshots", "frob"])
-    assert "see: mt-resilient snapshots --help" in capsys.readouterr().err
+    assert "see: mt-resilient snapshots --help" in capfd.readouterr().err
 
 
-def test_options_after_two_dashes_are_the_command_s_own(capsys: Capture) -> None:
+def test_options_after_two_dashes_are_the_command_s_own(capfd: Capture) -> None:
     assert main(["run", "--", "torchrun", "--version", "train.py"]) == 2
-    assert "--version is no option of torchrun" in capsys.readouterr().err
+    assert "--version is no option of torchrun" in capfd.readouterr().err
 
 
-def test_no_command_shows_the_help(capsys: Capture) -> None:
+def test_no_command_shows_the_help(capfd: Capture) -> None:
     assert main([]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert all(command in out for command in ("run", "status", "explain", "snapshots"))
     assert err == ""
 
 
-def test_version(capsys: Capture) -> None:
+def test_version(capfd: Capture) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"mt-resilient {version('mt-resilient')}\n"
+    assert capfd.readouterr().out == f"mt-resilient {version('mt-resilient')}\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status", "--help"]])
-def test_help(words: list[str], capsys: Capture) -> None:
+def test_help(words: list[str], capfd: Capture) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: mt-resilient")
+    assert capfd.readouterr().out.startswith("usage: mt-resilient")
 
 
 @pytest.mark.parametrize("words", [["pause"], ["stop"], ["rewind", "--to", "3", "--skip", "1"], ["drain", "here"]])
-def test_an_order_to_a_job_that_nobody_runs(words: list[str], place: Path, capsys: Capture) -> None:
+def test_an_order_to_a_job_that_nobody_runs(words: list[str], place: Path, capfd: Capture) -> None:
     (place / "run").mkdir()
     (place / "run" / "journal.jsonl").write_text('{"kind": "said", "at_s": 1.0, "sentence": "the training is over"}\n')
     assert main([*words, "--run-dir", "run"]) == 2
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "there is nobody to order. The last it said: the training is over" in said
 
 
-def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capsys: Capture) -> None:
+def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capfd: Capture) -> None:
     journal = Journal(place / "run" / "journal.jsonl")
     journal.path.parent.mkdir()
     journal.path.write_text('[1]\n{"kind": "incident"}\n{"kind": "incident", "at_s": 1}\n')
     journal.write("incident", 2.0, incident={"id": "1", "cause": "of another version"})
     assert main(["explain", "--run-dir", "run"]) == 0
-    assert "no incident so far" in capsys.readouterr().out
+    assert "no incident so far" in capfd.readouterr().out
     assert main(["explain", "1", "--run-dir", "run"]) == 2
-    assert "there is no incident 1 in " in capsys.readouterr().err
+    assert "there is no incident 1 in " in capfd.readouterr().err
     for number, open_ in ((1, True), (1, False), (2, True)):
         told = incident(number, signature=str(number), open=open_)
         journal.write("incident", 3.0, incident=json.loads(dumps(told)))
     assert main(["explain", "--run-dir", "run"]) == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert out.count("was killed by signal 9") == 2
     assert "2 incidents" in out
     assert main(["explain", "02", "--run-dir", "run"]) == 0
-    assert capsys.readouterr().out.count("was killed by signal 9") == 1
+    assert capfd.readouterr().out.count("was killed by signal 9") == 1
     for unknown in ("0", "3", "x", "-"):
         assert main(["explain", unknown, "--run-dir", "run"]) == 2
-        assert "known are 1 to 2" in capsys.readouterr().err
+        assert "known are 1 to 2" in capfd.readouterr().err
     assert main(["status", "--run-dir", "run"]) == 1
 
 
@@ -158,36 +158,36 @@ def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capsys:
     ("pid", "code", "sentence"), [(os.getpid(), 0, "An agent is running"), (2**22 + 1, 1, "No agent")]
 )
 def test_the_status_of_a_job_whose_etcd_does_not_answer(
-    pid: int, code: int, sentence: str, place: Path, capsys: Capture
+    pid: int, code: int, sentence: str, place: Path, capfd: Capture
 ) -> None:
     Journal(place / "journal.jsonl").write("start", 1.0)
     (place / "endpoint").write_text(json.dumps({"pid": pid, "job": "train", "endpoints": ["127.0.0.1:1"]}))
     assert main(["status", "--run-dir", str(place)]) == code
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert said.startswith(sentence)
     assert ("its etcd gives no answer here" in said) is (not code)
     assert "training goes on" not in said
     assert main(["status", "--json", "--run-dir", str(place)]) == code
-    assert json.loads(capsys.readouterr().out)["running"] is (not code)
+    assert json.loads(capfd.readouterr().out)["running"] is (not code)
 
 
-def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capsys: Capture) -> None:
+def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capfd: Capture) -> None:
     """Of one that was started on several hosts from here, what its agents have said."""
     own, far = Journal(place / "journal.jsonl"), Journal(place / "nodes" / "n2" / "journal.jsonl")
     own.write("start", 1.0)
     assert main(["status", "--run-dir", str(place)]) == 1
-    assert capsys.readouterr().out == f"No agent is running in {place.absolute()}.\n"
+    assert capfd.readouterr().out == f"No agent is running in {place.absolute()}.\n"
     own.write("said", 2.0, sentence="the training begins", mood="info")
     own.write("end", 3.0, code=130)
     assert main(["status", "--run-dir", str(place)]) == 1
-    ended = capsys.readouterr().out
+    ended = capfd.readouterr().out
     assert f"No agent is running in {place.absolute()}. It ended with code 130. The last it said, " in ended
     assert ended.endswith(": the training begins\n")
     far.path.parent.mkdir(parents=True)
     far.write("said", 4.0, sentence="ended as asked; the same command goes on", mood="warn")
     own.write("start", 5.0)
     assert main(["status", "--run-dir", str(place)]) == 1
-    again = capsys.readouterr().out
+    again = capfd.readouterr().out
     assert "It ended" not in again
     assert "The last it said on n2, " in again
     assert again.endswith(": ended as asked; the same command goes on\n")

@@ -1,0 +1,181 @@
+"""What an agent may find around it: a terminal that is closed or stopped, signals that are ignored, a kernel that refuses something."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mt_resilient.resilience.journal import Journal
+
+from ..harness import BIN, GATED, MINIMAL, ROOT, Job, digest_of, environment, step_lines, undisturbed
+
+UNTIDY = ROOT / "tests" / "chaos" / "untidy.py"
+PROBE = """
+import json, os, signal, sys, time
+names = ("SigBlk", "SigIgn")
+found = {line.split(":")[0]: int(line.split()[1], 16) for line in open("/proc/self/status") if line.startswith(names)}
+found["fds"] = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sorted(map(int, os.listdir("/proc/self/fd")))[:3]}
+print("said by the rank", flush=True)
+with open(sys.argv[1] + ".part", "w") as file:
+    json.dump(found, file)
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+"""
+IGNORED_WITHOUT_HARM = {signal.SIGUSR1, signal.SIGUSR2}
+"""That ranks ignore under us: a scheduler's word to all processes of a job."""
+
+
+def until(what: Callable[[], bool], deadline_s: float = 60) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def run_in_shell(place: Path, before: str, words: str, *options: str, **extra: str) -> subprocess.Popen[bytes]:
+    """`mt-resilient run` as a shell starts it after `before`; words: of torchrun, with redirections behind them."""
+    ours = f"{BIN}/mt-resilient run --run-dir {place}/run --metrics-port 0 {' '.join(options)} -- torchrun {words}"
+    return subprocess.Popen(["sh", "-c", f"{before}; exec {ours}"], env=environment(**extra))
+
+
+def test_started_with_nohup_and_without_stdout(tmp_path: Path) -> None:
+    """Signals that are ignored stay so, and no file of ours becomes the ranks' stdout."""
+    script, told, gate, plain = (tmp_path / name for name in ("probe.py", "told", "gate", "plain"))
+    script.write_text(PROBE)
+    words = f"--nproc-per-node 1 {script} {told} {gate} 2>{tmp_path}/errors >&- <&-"
+    agent = run_in_shell(tmp_path, "trap '' HUP INT TERM", words, "--no-warm")
+    until(told.exists)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        agent.send_signal(number)
+    time.sleep(0.5)
+    gate.touch()
+    assert agent.wait(60) == 0, (tmp_path / "errors").read_text()
+    assert "SIGTERM is ignored here" in (tmp_path / "errors").read_text()
+    found = json.loads(told.read_text())
+    assert (found["fds"]["0"], found["fds"]["1"]) == ("/dev/null", "/dev/null")
+    assert found["fds"]["2"] == str(tmp_path / "errors")
+    command = f"trap '' HUP INT TERM; exec {BIN}/torchrun --nproc-per-node 1 {script} {plain} 2>/dev/null"
+    subprocess.run(["sh", "-c", command], env=environment(), check=True, timeout=60)
+    expected = json.loads(plain.read_text())
+    allowed = sum(1 << number - 1 for number in IGNORED_WITHOUT_HARM)
+    assert (found["SigIgn"] & ~allowed, found["SigBlk"]) == (expected["SigIgn"], expected["SigBlk"])
+
+
+@pytest.mark.parametrize("warm", [[], ["--no-warm"]], ids=["warm", "cold"])
+def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list[str]) -> None:
+    made, left = tmp_path / "made", tmp_path / "left"
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(UNTIDY), str(made), str(left)], *warm)
+    until(made.exists)
+    assert len(json.loads(made.read_text())) == 3
+    agent = psutil.Process(job.agent.pid)
+    until(lambda: not any(child.status() == psutil.STATUS_ZOMBIE for child in agent.children()), deadline_s=10)
+    job.kill_rank(0)
+    assert job.finish() == 0, job.said()
+    assert json.loads(left.read_text()) == []
+    assert [incident.cause for incident in job.incidents()] == ["rank_killed"]
+
+
+class Refused(Job):
+    """By a kernel that knows some calls only."""
+
+    def start(self) -> None:
+        refusing = str(ROOT / "tests" / "chaos" / "refusing.py")
+        self.command = [sys.executable, refusing, "pidfd_open,pidfd_send_signal,memfd_create", *self.command]
+        super().start()
+
+
+def test_a_kernel_without_pidfds_and_memory_files(tmp_path: Path) -> None:
+    expected = undisturbed(MINIMAL, "--steps", "60")
+    script = [str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
+    job = Refused(tmp_path, ["--nproc-per-node", "2", *script])
+    job.until_step(20)
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 2 and now.stepped_s > 0)
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == expected
+    assert "refuses pidfd_open here: ended ranks are looked for in /proc" in job.said()
+    assert "refuses memfd_create here: snapshots in memory lie in /dev/shm" in job.said()
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)
+
+
+def test_a_kernel_that_lets_processes_be_lost_is_refused_in_turn(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    words = ["run", "--run-dir", str(tmp_path / "run"), "--metrics-port", "0", "--", "torchrun", str(script)]
+    refusing = [sys.executable, ROOT / "tests" / "chaos" / "refusing.py", "prctl", BIN / "mt-resilient", *words]
+    done = subprocess.run(refusing, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "the kernel refuses prctl(PR_SET_CHILD_SUBREAPER)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_nobody_reads_holds_up_nobody(tmp_path: Path) -> None:
+    """As after Ctrl-S, or where a pipe's reader has stopped."""
+    script, told = tmp_path / "probe.py", tmp_path / "told"
+    script.write_text(PROBE)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    words = ["run", "--run-dir", str(tmp_path / "run"), "--metrics-port", "0", "--no-warm", "--", "torchrun"]
+    agent = subprocess.Popen(
+        [f"{BIN}/mt-resilient", *words, str(script), str(told)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=writing,
+    )
+    assert agent.wait(60) == 0
+    assert told.exists()
+    assert [line["kind"] for line in Journal(tmp_path / "run" / "journal.jsonl").read()][-1] == "end"
+    os.close(reading)
+    os.close(writing)
+
+
+def in_a_namespace(place: Path, options: str) -> str:
+    """The path of a wrapper that runs Python in PID namespaces of its own."""
+    if subprocess.run(["unshare", "-pf", "--kill-child", "--mount-proc", "true"], check=False).returncode:
+        pytest.skip("no PID namespace can be made here")
+    wrapper = place / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nexec unshare {options} --kill-child --mount-proc {sys.executable} -u "$@"\n')
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def test_ranks_in_pid_namespaces_of_their_own(tmp_path: Path) -> None:
+    """Each is process 1 of its own, and sees no agent."""
+    expected = undisturbed(MINIMAL, "--steps", "60")
+    wrapper = in_a_namespace(tmp_path, "-pf")
+    script = [wrapper, str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
+    job = Job(tmp_path, ["--nproc-per-node", "2", "--no-python", *script])
+    job.until_step(20)
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 2 and now.stepped_s > 0)
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == expected
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)
+
+
+def test_a_rank_that_no_way_leads_from_to_its_agent_runs_as_ever(tmp_path: Path) -> None:
+    script, told = tmp_path / "probe.py", tmp_path / "told"
+    script.write_text(PROBE)
+    words = ["--nproc-per-node", "1", "--no-python", in_a_namespace(tmp_path, "-pfn"), str(script), str(told)]
+    job = Job(tmp_path, words, "--no-warm")
+    assert job.finish() == 0, job.said()
+    assert told.exists()
+    assert job.said().count("rank 0 does not reach its agent") == 1
+    assert job.incidents() == []
