@@ -22,7 +22,7 @@ OTHER = 1
 def page(tmp_path: Path) -> Page:
     """Of local rank 1, cleared for the generation of HANDOFF."""
     (tmp_path / "board").write_bytes(bytes(2 * PAGE_BYTES))
-    found = page_of(replace(HANDOFF, board=str(tmp_path / "board")), 1)
+    found = page_of(replace(HANDOFF, board=str(tmp_path / "board")), 1, writable=True)
     found.clear(HANDOFF.generation)
     return found
 
