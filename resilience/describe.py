@@ -9,7 +9,7 @@ from .across import Parted
 from .assignment import Seats
 from .findings import Complaint, Mismatch, Shortage, Straggler
 from .incident import Incident
-from .ladder import SKIPS, Remedy
+from .ladder import BLIND, SKIPS, Remedy
 from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import Rank
@@ -188,7 +188,7 @@ def _unheard(world: World) -> bool:
 def remedies(done: Sequence[Remedy]) -> str:
     """`2 replays of the same data and 1 window of data left out`."""
     skips = sum(remedy in SKIPS for remedy in done)
-    blind = sum(remedy in (Remedy.REWIND, Remedy.REWIND_EARLIER) for remedy in done)
+    blind = sum(remedy in BLIND for remedy in done)
     replays = len(done) - skips - blind
     said = [f"{replays} replay{'s' if replays != 1 else ''} of the same data"] if replays or not blind else []
     if blind:

@@ -61,6 +61,8 @@ class Origin(StrEnum):
 
 SKIPS = (Remedy.SKIP, Remedy.RESCUE)
 """Remedies that leave data out."""
+BLIND = (Remedy.REWIND, Remedy.REWIND_EARLIER)
+"""Those that do not know which data comes then."""
 EARLIER = (Remedy.REPLAY_EARLIER, Remedy.REWIND_EARLIER)
 """Those that go back to an older state than the newest one."""
 AGAIN = "again"
