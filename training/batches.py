@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -37,7 +37,9 @@ class Batches:
         """accumulate: a step uses so many. begin_epoch: called with its number before each; by default whatever of the loader has
         `set_epoch`."""
         self._loader, self._epochs, self._accumulate, self._begin_epoch = loader, epochs, accumulate, begin_epoch
-        self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        # Accelerate's loaders have both in any case, and read one batch ahead of it.
+        self._stateful = stateful and not hasattr(loader, "use_stateful_dataloader")
         if isinstance(loader, Iterator) and not self._stateful:
             raise UsageError(
                 f"session.batches is given a {type(loader).__name__}, which can be gone through only once, and after a rewind its batches "
@@ -77,15 +79,17 @@ class Batches:
     def keep(self, randomness: Randomness, rank: int, world: int) -> None:
         """From now on what is needed to come back here is kept. To be called before a batch is taken."""
         self._randomness, self._place, loader = randomness, (rank, world), self._loader
-        plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        kind: Any = type(loader)  # by isinstance, Accelerate's are DataLoaders
+        torchs = issubclass(kind, DataLoader)
+        plain = torchs and kind.__iter__ is DataLoader.__iter__
         dataset = getattr(loader, "dataset", None)
         self._skips = plain and not isinstance(dataset, IterableDataset)
         if self._stateful and (not isinstance(dataset, IterableDataset) or hasattr(dataset, "state_dict")):
             self._every = getattr(loader, "snapshot_every_n_steps", 1)
         elif self._skips:
-            self._every = loader.num_workers
-        if isinstance(loader, DataLoader) and (plain or self._stateful):
-            self._view = View(loader, skips=self._skips)
+            self._every = getattr(loader, "num_workers", 0)
+        if torchs and (plain or self._stateful):
+            self._view = View(cast(DataLoader[Any], loader), skips=self._skips)
             self._loader = self._view.loader
 
     @property
