@@ -47,7 +47,7 @@ class Batches:
             )
         sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
         self._parts = (loader, sampler, batches, getattr(batches, "sampler", None), getattr(loader, "dataset", None))
-        self._own = own_generators(*self._parts)
+        self._own = own_generators(loader=loader)
         self._randomness: Randomness | None = None
         self._place = (0, 1)
         self._view: View | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,37 +62,61 @@ def restore_host(kept: Nested) -> None:
 Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
-def own_generators(*holders: Any) -> list[Own]:
-    """The generators among the attributes of `holders`, each once, in an order that is the same in each life."""
-    found: dict[int, Own] = {}
-    for holder in holders:
-        attributes = vars(holder) if hasattr(holder, "__dict__") else {}
-        found |= {id(each): each for _, each in sorted(attributes.items()) if isinstance(each, Own)}
-    return list(found.values())
+_PARTS = 256
+"""So many objects are looked through for generators, in loaders and datasets that may hold everything."""
 
 
-def collect_own(generators: Sequence[Own]) -> list[Any]:
-    kept: list[Any] = []
-    for each in generators:
-        match each:
+def own_generators(**holders: Any) -> dict[str, Own]:
+    """The generators in `holders` and in what they consist of (datasets of datasets, transforms), each once, by names that are the same in
+    each life."""
+    found: dict[str, Own] = {}
+    seen: set[int] = set()
+    todo = deque(holders.items())
+    while todo and len(seen) < _PARTS:
+        name, thing = todo.popleft()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, torch.Tensor, torch.nn.Module)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Own):
+            found[name] = thing
+        elif isinstance(thing, (list, tuple)) and len(thing) <= _PARTS:
+            todo += ((f"{name}.{at}", part) for at, part in enumerate(thing) if _has_parts(part))
+        elif isinstance(thing, dict) and len(thing) <= _PARTS:
+            todo += ((f"{name}.{at}", part) for at, part in thing.items() if _has_parts(part))
+        else:
+            parts = vars(thing).items() if hasattr(thing, "__dict__") else ()
+            todo += ((f"{name}.{at}", part) for at, part in sorted(parts) if _has_parts(part))
+    return found
+
+
+def _has_parts(thing: Any) -> bool:
+    return isinstance(thing, (list, tuple, dict, Own)) or hasattr(thing, "__dict__")
+
+
+def collect_own(generators: Mapping[str, Own]) -> dict[str, Any]:
+    return {name: _state(each) for name, each in generators.items()}
+
+
+def _state(generator: Own) -> Any:
+    match generator:
+        case torch.Generator() | np.random.RandomState():
+            return generator.get_state()
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case random.Random():
+            return _packed(generator.getstate())
+
+
+def restore_own(generators: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
+    for name in generators.keys() & kept.keys():
+        generator = generators[name]
+        match generator:
             case torch.Generator() | np.random.RandomState():
-                kept.append(each.get_state())
+                generator.set_state(kept[name])
             case np.random.Generator():
-                kept.append(each.bit_generator.state)
+                generator.bit_generator.state = kept[name]
             case random.Random():
-                kept.append(_packed(each.getstate()))
-    return kept
-
-
-def restore_own(generators: Sequence[Own], kept: Sequence[Any]) -> None:
-    for each, state in zip(generators, kept, strict=False):
-        match each:
-            case torch.Generator() | np.random.RandomState():
-                each.set_state(state)
-            case np.random.Generator():
-                each.bit_generator.state = state
-            case random.Random():
-                each.setstate(_unpacked(state))
+                generator.setstate(_unpacked(kept[name]))
 
 
 def _unpacked(packed: Sequence[Any]) -> tuple[Any, ...]:

@@ -25,7 +25,10 @@ class Generators:
     def __init__(self, dataset: Any) -> None:
         host = collect_host()
         # A tensor would be sent as a file descriptor.
-        self.state = {"host": {**host, "torch": host["torch"].numpy()}, "own": collect_own(own_generators(dataset))}
+        self.state = {
+            "host": {**host, "torch": host["torch"].numpy()},
+            "own": collect_own(own_generators(dataset=dataset)),
+        }
 
 
 class Made(NamedTuple):
@@ -61,7 +64,7 @@ class Beginning:
         if info is not None and worker in self.states:
             state = self.states[worker]
             restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
-            restore_own(own_generators(info.dataset), state["own"])
+            restore_own(own_generators(dataset=info.dataset), state["own"])
 
 
 class Behind:

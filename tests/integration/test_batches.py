@@ -15,11 +15,13 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     get_worker_info,
@@ -103,7 +105,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled by a generator of its own": lambda: DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()),
     "that draws": lambda: DataLoader(Numbers(draws=True), batch_size=3, shuffle=True),
     "that has a generator": lambda: DataLoader(Numbers(own=np.random.default_rng(3)), batch_size=4, shuffle=True),
-    "that has one of Python's": lambda: DataLoader(Numbers(own=random.Random(3)), batch_size=4),
+    "that has one of Python's, deep inside": lambda: DataLoader(
+        Subset(ConcatDataset([Numbers(own=random.Random(3))]), range(9)), batch_size=4
+    ),
     "without the last batch": lambda: DataLoader(Numbers(), batch_size=4, shuffle=True, drop_last=True),
     "in no batches": lambda: DataLoader(Numbers(draws=True), batch_size=None, shuffle=True),
     "with replacement": lambda: DataLoader(
