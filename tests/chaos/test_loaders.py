@@ -92,3 +92,69 @@ def test_a_loader_with_a_state_goes_back_in_place_and_the_script_knows_whether_i
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
     assert job.printed().splitlines()[-1].startswith("complete")
     assert [(i.remedy, i.origin) for i in job.incidents()] == [("replay", "transient")]
+
+
+ORDINARY = """
+import os, time, torch
+from torch import distributed, nn
+from torch.utils.data import DataLoader, DistributedSampler
+from mt_resilient import Session
+
+distributed.init_process_group("gloo")
+torch.manual_seed(1)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+numbers, bad = torch.arange(float(os.environ["NUMBERS"])), float(os.environ["BAD"])
+numbers = numbers.unsqueeze(1)
+loader = DataLoader(numbers, batch_size=2, sampler=DistributedSampler(numbers))
+session = Session(model=model, optimizer=optimizer)
+batches = BATCHES
+for step, batch in batches:
+    time.sleep(0.01)
+    loss = model(batch).square().mean() * (float("nan") if bad in batch else 1.0)
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad)
+    optimizer.step()
+    session.report(loss=loss)
+    if bad in batch or distributed.get_rank() == 0:
+        print(f"step {step} with {batch.flatten().tolist()}", flush=True)
+distributed.barrier()
+time.sleep(0.2)
+distributed.destroy_process_group()
+"""
+
+
+def ordinary(place: Path, batches: str, numbers: int, bad: int) -> Job:
+    script = place / "ordinary.py"
+    script.write_text(ORDINARY.replace("BATCHES", batches))
+    return Job(place, ["--nproc-per-node", "2", str(GATED), str(script)], NUMBERS=str(numbers), BAD=str(bad))
+
+
+def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path: Path) -> None:
+    """One of its samples is bad. After the rewind the loop goes on with other data, and the sample is gone; so was it the hardware? And a
+    restart begins with the first batch."""
+    job = ordinary(tmp_path, "zip(session.steps(50), loader)", numbers=400, bad=136)
+    job.until_said("its origin is unknown")
+    job.kill_rank(1)
+    assert job.finish() == 0, job.said()
+    said = job.said()
+    cure = "take the batches from session.batches(loader), or by session.data_step"
+    assert said.count(f"Which data this loop uses is not known, so no recovery can put it back: {cure}") == 1
+    assert said.count(f"was restored, but its data was not put back: {cure}") == 1
+    first = next(i for i in job.incidents() if i.cause == "non_finite")
+    assert (first.remedy, first.origin) == ("rewind", "undecided")
+    assert "hardware" not in said
+
+
+def test_a_bad_sample_of_a_loader_is_left_out_and_no_other(tmp_path: Path) -> None:
+    job = ordinary(tmp_path, "session.batches(loader, epochs=1)", numbers=64, bad=13)
+    assert job.finish() == 0, job.said()
+    assert [i.origin for i in job.incidents()] == ["again", "again", "data"]
+    (window,) = [i.window for i in job.incidents() if i.window]
+    taken = [line.partition(" with ")[2] for line in step_lines(job.printed())]
+    assert len(taken) == 15
+    assert window.stop - window.start == 1
+    assert "13.0" not in "".join(taken[window.start :])
+    assert "is not known" not in job.said()
