@@ -26,6 +26,8 @@ REST = 4
 """Where in a row the latter begins. Tallies with equal rests, whose figures are no spike, are judged alike."""
 COURSE = "course"
 """Name, in a snapshot, of what the ranks have judged so far: no part of the training's own state."""
+RANDOMNESS = "randomness"
+"""And of what is a rank's alone: its generators, and those of its data."""
 _NONE = -math.inf
 """A figure that a rank does not know: any other rank's is more."""
 

@@ -17,7 +17,7 @@ import torch
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
 from ..resilience import phrases
-from ..resilience.boundary import COURSE, Directive, Judgement, Wanted
+from ..resilience.boundary import COURSE, RANDOMNESS, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
 from ..resilience.terms import Doing, RankPhase
@@ -30,7 +30,6 @@ from .gradients import OwnGradients
 from .own_time import OwnTime
 from .pace import Pace
 from .rescue import Rescue
-from .restoring import RANDOMNESS
 from .rewind import Tape
 from .state import Modules, source_of
 
@@ -259,9 +258,9 @@ class Boundaries:
     @contextmanager
     def same_randomness(self) -> Iterator[None]:
         """What is drawn from the generators within does not count."""
-        kept = self._tape.randomness.collect()
+        kept = self._tape.alone.generators.collect()
         yield
-        self._tape.randomness.restore(kept)
+        self._tape.alone.generators.restore(kept)
 
     def finish(self, complete: bool = True) -> None:
         """The loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be gone on with."""

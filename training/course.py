@@ -78,7 +78,7 @@ class Course:
         for step, *known in islice(reversed(self.figures), self._unwritten):
             self._rows[step % len(self._rows)] = step, *(math.nan if value is None else value for value in known)
         self._unwritten = 0
-        data = {} if self.data is None else {"data": self.data.collect()}
+        data = {} if self.data is None else {"data": self.data.place()}
         return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows], **data}
 
     def restore(self, kept: Nested) -> None:
@@ -92,7 +92,7 @@ class Course:
             self.judged(_figure(row))
         self._past = [Window(start, stop) for start, stop in kept["windows"]]
         if self.data is not None and "data" in kept:
-            self.data.restore(kept["data"])
+            self.data.go_to(kept["data"])
 
     def went_back(self, step: int) -> None:
         """The state after `step` steps has been restored: what it was computed without holds, and what is to be left out from there on."""

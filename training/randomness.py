@@ -14,6 +14,7 @@ import torch
 
 from . import device
 from .live import Nested
+from .state import Source
 
 
 class Randomness:
@@ -42,6 +43,23 @@ class Randomness:
                 if isinstance(states[name], torch.Generator):
                     states[name].set_state(state)
             _tracker().set_states(states)
+
+
+class Alone:
+    """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data."""
+
+    def __init__(self, generators: Randomness) -> None:
+        self.generators = generators
+        self.data: Source | None = None
+
+    def collect(self) -> Nested:
+        kept = self.generators.collect()
+        return kept if self.data is None else {**kept, "data": self.data.collect()}
+
+    def restore(self, kept: Nested) -> None:
+        self.generators.restore(kept)
+        if self.data is not None and "data" in kept:
+            self.data.restore(kept["data"])
 
 
 def collect_host() -> dict[str, Any]:

@@ -15,9 +15,10 @@ from typing import Any
 
 from ..resilience.boundary import Directive
 from ..resilience.errors import UsageError
-from .batches import OVER, Batches, Loader
+from .batches import OVER, Batches
 from .boundaries import Boundaries
 from .figures import Figures, number
+from .loaders import Loadable
 
 
 class Session(Boundaries):
@@ -42,7 +43,7 @@ class Session(Boundaries):
 
     def batches(
         self,
-        loader: Loader,
+        loader: Loadable,
         total: int | None = None,
         *,
         epochs: int | None = None,
@@ -61,8 +62,8 @@ class Session(Boundaries):
         self.fixed_data = False
         self._data = data
         if self._at is not None:
-            data.keep(self._tape.randomness, self._at.rank, self._at.world)
-            self._course.data = data
+            data.keep(self._tape.alone.generators, self._at.rank)
+            self._course.data = self._tape.alone.data = data
         return self._steps(total, data)
 
     def _steps(self, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:

@@ -179,6 +179,18 @@ def ordinary(sort: str) -> list[Any]:
     return seen
 
 
+def state_of(data: Batches) -> Any:
+    return data.place(), data.collect()
+
+
+def put_back(data: Batches, kept: Any) -> None:
+    place, alone = kept
+    data.go_to(place)
+    data.restore(alone)
+    assert state_of(data) == kept, "a snapshot that is taken before it is put back is the same"
+    data.put_back()
+
+
 class Loop:
     """What a Session does with batches, and what it keeps after each step."""
 
@@ -186,13 +198,13 @@ class Loop:
         seed(number)
         self.randomness = Randomness(())
         self.data = Batches(LOADERS[sort](), EPOCHS, 1, None)
-        self.data.keep(self.randomness, 0, 1)
+        self.data.keep(self.randomness, 0)
         self.kept: list[Any] = []
 
     def run(self, step: int, most: int = 10**9) -> list[Any]:
         seen: list[Any] = []
         while len(seen) < most:
-            self.kept.append(copy.deepcopy((self.data.collect(), self.randomness.collect())))
+            self.kept.append(copy.deepcopy((state_of(self.data), self.randomness.collect())))
             batch = self.data.take(step + len(seen))
             if batch is OVER:
                 break
@@ -201,8 +213,7 @@ class Loop:
 
     def go_back(self, kept: Any) -> None:
         data, rank = copy.deepcopy(kept)
-        self.data.restore(data)
-        self.data.put_back()
+        put_back(self.data, data)
         self.randomness.restore(rank)
 
 
@@ -235,27 +246,25 @@ def test_what_was_used_already_is_not_loaded_again() -> None:
 
     def loop() -> Batches:
         data = Batches(DataLoader(Counted(), batch_size=2, shuffle=True), None, 1, None)
-        data.keep(Randomness(()), 0, 1)
+        data.keep(Randomness(()), 0)
         return data
 
     before, after = loop(), loop()
     before.take(4)
-    kept = before.collect()
+    kept = state_of(before)
     expected = before.take(5).tolist()
     Counted.loaded.clear()
-    after.restore(kept)
-    after.put_back()
+    put_back(after, kept)
     assert Counted.loaded == []
     assert after.take(5).tolist() == expected
 
 
 def test_what_can_only_be_replayed_says_once_what_that_has_cost(capsys: pytest.CaptureFixture[str]) -> None:
     data = Batches([1, 2, 3, 4], None, 1, None)
-    data.keep(Randomness(()), 0, 1)
+    data.keep(Randomness(()), 0)
     for at in (2, 3):
         data.take(at)
-        data.restore(data.collect())
-        data.put_back()
+        put_back(data, state_of(data))
     assert (
         capsys.readouterr().err.count("can only be replayed from the start of its epoch. 3 batches were loaded again")
         == 1
@@ -267,26 +276,26 @@ def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
 
     def loop() -> Batches:
         data = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
-        data.keep(Randomness(()), 0, 1)
+        data.keep(Randomness(()), 0)
         return data
 
     before, after = loop(), loop()
     before.take(2)
     used = before.take(4).tolist()
     assert [row[0] for row in used] == [8, 9]
-    after.restore(before.collect())
-    after.put_back()
+    put_back(after, state_of(before))
     assert after.take(5).tolist() == before.take(5).tolist()
     assert before.take(14) is OVER
 
 
 def test_in_another_number_of_ranks_the_place_stays_and_generators_begin_anew() -> None:
     before = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
-    before.keep(Randomness(()), 0, 1)
+    before.keep(Randomness(()), 0)
     before.take(8)
     after = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
-    after.keep(Randomness(()), 1, 2)
-    after.restore(before.collect())
+    after.keep(Randomness(()), 1)
+    after.go_to(before.place())
+    assert after.collect()["start"] is None
     after.put_back()
     assert (after.epoch, after.offset) == (1, 2)
     assert after.take(9).tolist() == before.take(9).tolist()
@@ -298,7 +307,7 @@ def test_steps_of_several_batches_are_put_back() -> None:
     def loop(number: int) -> Batches:
         torch.manual_seed(number)
         data = Batches(DataLoader(Numbers(draws=True), batch_size=2, shuffle=True), None, 3, None)
-        data.keep(Randomness(()), 0, 1)
+        data.keep(Randomness(()), 0)
         return data
 
     def used(data: Batches, step: int) -> list[Any]:
@@ -309,9 +318,8 @@ def test_steps_of_several_batches_are_put_back() -> None:
 
     before, after, randomness = loop(1), loop(2), Randomness(())
     assert [len(used(before, step)) for step in range(4)] == [3, 1, 1, 1]
-    kept, rank = before.collect(), randomness.collect()
+    kept, rank = state_of(before), randomness.collect()
     expected = [used(before, step) for step in (4, 5, 6)]
-    after.restore(kept)
-    after.put_back()
+    put_back(after, kept)
     randomness.restore(rank)
     assert [used(after, step) for step in (4, 5, 6)] == expected
