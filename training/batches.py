@@ -163,7 +163,7 @@ class Batches:
 
     def place(self) -> torch.Tensor:
         return (
-            torch.tensor([self.epoch, self.offset, self.position, self._kept_workers])
+            torch.tensor([self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples])
             if self._place is None
             else self._place
         )
@@ -191,7 +191,9 @@ class Batches:
     def put_back(self) -> None:
         """Be where the restored state was. Draws from the rank's generators."""
         assert self._place is not None
-        self.epoch, self.offset, self.position, kept_workers = self._place.tolist()
+        self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
+        if samples and self._loader.samples:
+            self.offset = self.offset * samples // self._loader.samples
         kept = self._kept or {"start": None, "own": {}, "workers": {}, "loader": {}}
         self._place, self._kept = None, None
         self._kept_workers, self._start = bool(kept_workers), kept["start"]

@@ -66,6 +66,15 @@ class Loader:
         return len(self.thing)
 
     @property
+    def samples(self) -> int:
+        """In a batch of all ranks together; 0: not known."""
+        batches = getattr(self.thing, "batch_sampler", None)
+        batches = getattr(batches, "sampler", None) if isinstance(batches, Behind) else batches
+        samplers = (getattr(self.thing, "sampler", None), getattr(batches, "sampler", None), batches)
+        replicas = max(int(getattr(sampler, "num_replicas", 1)) for sampler in samplers)
+        return int(getattr(batches, "batch_size", None) or getattr(self.thing, "batch_size", None) or 0) * replicas
+
+    @property
     def keeps_workers(self) -> bool:
         """Of the epoch before, for the next one."""
         return (

@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from mt_resilient.resilience.errors import LayoutError
 from mt_resilient.training.batches import OVER, Batches
 from mt_resilient.training.randomness import Randomness
 
@@ -288,17 +289,24 @@ def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
     assert before.take(14) is OVER
 
 
-def test_in_another_number_of_ranks_the_place_stays_and_generators_begin_anew() -> None:
-    before = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
-    before.keep(Randomness(()), 0)
+def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew() -> None:
+    def loop(rank: int, ranks: int, batch_size: int) -> Batches:
+        sampler: Any = DistributedSampler(Numbers(), num_replicas=ranks, rank=rank)
+        data = Batches(DataLoader(Numbers(), batch_size=batch_size, sampler=sampler), 2, 1, None)
+        data.keep(Randomness(()), rank)
+        return data
+
+    before, after = loop(0, 1, batch_size=2), loop(1, 2, batch_size=1)
     before.take(8)
-    after = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
-    after.keep(Randomness(()), 1)
     after.go_to(before.place())
     assert after.collect()["start"] is None
     after.put_back()
     assert (after.epoch, after.offset) == (1, 2)
-    assert after.take(9).tolist() == before.take(9).tolist()
+    assert after.take(9).tolist() == before.take(9)[1:].tolist()
+    fewer = loop(0, 1, batch_size=4)
+    fewer.go_to(before.place())
+    fewer.put_back()
+    assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
 
 
 def test_steps_of_several_batches_are_put_back() -> None:
@@ -323,3 +331,12 @@ def test_steps_of_several_batches_are_put_back() -> None:
     put_back(after, kept)
     randomness.restore(rank)
     assert [used(after, step) for step in (4, 5, 6)] == expected
+
+
+def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own() -> None:
+    """Of another job it is taken: the data begins with its first batch then."""
+    data = Batches([1, 2, 3], None, 1, None)
+    with pytest.raises(LayoutError, match="does not hold the place in the data"):
+        data.restored(2, same_job=True)
+    data.restored(2, same_job=False)
+    assert data.take(2) == 1
