@@ -65,7 +65,7 @@ session = Session(model=model, optimizer=optimizer)
 for step, batch in session.batches(loader, 60):
     time.sleep(0.01)
     loss = nn.functional.dropout(model(batch), 0.1).square().mean()
-    if step == 24 and "MARKER" in os.environ and not os.path.exists(os.environ["MARKER"]):
+    if step == 12 and "MARKER" in os.environ and not os.path.exists(os.environ["MARKER"]):
         open(os.environ["MARKER"], "w").close()
         loss = loss * float("nan")
     optimizer.zero_grad()
@@ -83,7 +83,7 @@ def test_a_loader_with_a_state_goes_back_in_place_and_the_script_knows_whether_i
     expected, lines = undisturbed(script, ranks=1)
     command = ["--nproc-per-node", "1", str(GATED), str(script)]
     job = Job(tmp_path, command, "--last-snapshot", MARKER=str(tmp_path / "marker"))
-    job.until_step(28)
+    job.until_said("transient")
     job.agent.send_signal(signal.SIGTERM)
     assert job.finish() == 143, job.said()
     assert "not yet complete" in job.printed()
