@@ -19,7 +19,7 @@ from ..checkpoint.layout import CERTIFIED, Attempt
 from ..checkpoint.reshard import Saved
 from ..checkpoint.stores import Place
 from ..resilience import phrases, story
-from ..resilience.boundary import COURSE
+from ..resilience.boundary import COURSE, RANDOMNESS
 from ..resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ..resilience.etcd import EtcdStore
 from ..resilience.etcd_access import Papers
@@ -130,7 +130,8 @@ def snapshots(found: list[Place], action: str, whole: bool) -> int:
         print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
         return 0
     if action == "digest":
-        print(f"{catalog.digest(found[0], exclude=[f'{COURSE}/'])}  step {_attempt(found[0]).stamp.step}")
+        ours = [f"{COURSE}/", f"{RANDOMNESS}/data/"]
+        print(f"{catalog.digest(found[0], exclude=ours)}  step {_attempt(found[0]).stamp.step}")
         return 0
     return _verify(found) if action == "verify" else _list(found)
 

@@ -26,6 +26,8 @@ REST = 4
 """Where in a row the latter begins. Tallies with equal rests, whose figures are no spike, are judged alike."""
 COURSE = "course"
 """Name, in a snapshot, of what the ranks have judged so far: no part of the training's own state."""
+RANDOMNESS = "randomness"
+"""And of what is a rank's alone: its generators, and those of its data."""
 _NONE = -math.inf
 """A figure that a rank does not know: any other rank's is more."""
 
@@ -83,7 +85,7 @@ class Tally(NamedTuple):
     """The largest that any rank gave; None where no rank gave a finite one. So the norm of the gradient."""
     grad_norm: float | None = None
     fixed_data: bool = False
-    """Some rank has no way to leave data out."""
+    """Of some rank it is not known which data its steps use: none can be used again on purpose, and none left out."""
     rewind: int = 0
     """Number of the order to go back that every rank has been given, and has not obeyed; 0: there is none, or not yet everywhere."""
     pause: bool = False

@@ -9,7 +9,7 @@ from .across import Parted
 from .assignment import Seats
 from .findings import Complaint, Mismatch, Shortage, Straggler
 from .incident import Incident
-from .ladder import SKIPS, Remedy
+from .ladder import BLIND, SKIPS, Remedy
 from .spikes import Finding, Kind
 from .straggler import Lost
 from .terms import Rank
@@ -96,15 +96,21 @@ def out_of_line(ranks: Sequence[Rank]) -> str:
 
 def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went: str = "went") -> str:
     """What the ranks did, or (`went`: "go") would. live: in the same processes."""
-    what = "replay the same data"
-    if remedy is Remedy.REPLAY_EARLIER:
-        what = "replay the same data, from an older state this time"
+    what = _DONE.get(remedy, "")
     if window:
         what = f"leave out {phrases.batches(window)}"
     if remedy is Remedy.RESCUE:
         what += ", and compute the steps around them with the care that [rescue] says"
     how = went + " back to step {} in place, with no process restarted" if live else "began at step {}"
     return f"all ranks {how.format(to)}, and {what}"
+
+
+_DONE = {
+    Remedy.REPLAY: "replay the same data",
+    Remedy.REPLAY_EARLIER: "replay the same data, from an older state this time",
+    Remedy.REWIND: "compute on, with whatever data the script takes then",
+    Remedy.REWIND_EARLIER: "compute on from this older state, with whatever data the script takes then",
+}
 
 
 def would(plan: str) -> str:
@@ -182,8 +188,11 @@ def _unheard(world: World) -> bool:
 def remedies(done: Sequence[Remedy]) -> str:
     """`2 replays of the same data and 1 window of data left out`."""
     skips = sum(remedy in SKIPS for remedy in done)
-    replays = len(done) - skips
-    said = [f"{replays} replay{'s' if replays != 1 else ''} of the same data"]
+    blind = sum(remedy in BLIND for remedy in done)
+    replays = len(done) - skips - blind
+    said = [f"{replays} replay{'s' if replays != 1 else ''} of the same data"] if replays or not blind else []
+    if blind:
+        said.append(f"{phrases.count(blind, 'rewind')}, each with data that is not known")
     if skips:
         said.append(f"{phrases.count(skips, 'window')} of data left out")
     return " and ".join(said)

@@ -62,7 +62,7 @@ def _cannot(request: Request, world: World) -> str:
     if not request.skip or (all(said.skips for said in world.statuses()) and world.statuses()):
         return ""
     if all(said.stepped_s for said in world.statuses()) and world.statuses():
-        return "this script cannot leave data out: it does not take its batches by session.data_step. Nothing was done"
+        return "this script cannot leave data out: its batches come neither from session.batches nor by session.data_step. Nothing was done"
     return "whether this script can leave data out is known once its ranks have done a step: ask again then. Nothing was done"
 
 

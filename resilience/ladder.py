@@ -8,6 +8,9 @@
                                  a rescue is set (`rescue`), with its care           those steps were computed
     again, or no way to skip     give up
 
+Where the data of a step is not known (the script takes its batches by itself), nothing can be concluded from a fault that does not come
+again: it was another batch, perhaps. The ranks go back as often, and nobody's hardware is blamed.
+
 The same fault is one whose onset lies within `same_fault_steps` of the last one's. What was done is a list of turns, the same on all ranks;
 it outlives them as incidents.
 """
@@ -29,6 +32,10 @@ class Remedy(StrEnum):
     """The same data from the newest state before the onset."""
     REPLAY_EARLIER = "replay earlier"
     """The same data from an older state."""
+    REWIND = "rewind"
+    """From the newest state before the onset; which data comes then is not known."""
+    REWIND_EARLIER = "rewind earlier"
+    """The same from an older state."""
     SKIP = "skip"
     """A window of data is left out."""
     RESCUE = "rescue"
@@ -46,12 +53,18 @@ class Origin(StrEnum):
     """Gone when the same data met an older state: what was in memory had been damaged since."""
     DATA = "data"
     """It came again however often the data was replayed, and went with the data."""
+    UNDECIDED = "undecided"
+    """Gone, but the data may have been other data."""
     RESCUED = "rescued"
     """It came again when data was left out, and went where more was and the steps around it were computed with care."""
 
 
 SKIPS = (Remedy.SKIP, Remedy.RESCUE)
 """Remedies that leave data out."""
+BLIND = (Remedy.REWIND, Remedy.REWIND_EARLIER)
+"""Those that do not know which data comes then."""
+EARLIER = (Remedy.REPLAY_EARLIER, Remedy.REWIND_EARLIER)
+"""Those that go back to an older state than the newest one."""
 AGAIN = "again"
 """What became of a fault that one remedy did not cure."""
 
@@ -140,16 +153,17 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
 def answer(
     finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool, rescue: bool = False
 ) -> Answer:
-    """What to do about `finding` after all that was done before. skippable: the script can leave data out; rescue: there is a care to
-    compute with, where that did not help."""
+    """What to do about `finding` after all that was done before. skippable: the data of each step is known, so it can be used again, or
+    left out; rescue: there is a care to compute with, where that did not help."""
     past = same_fault(finding, turns, policy)
     skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
     if not skips and len(past) < policy.max_replays:
         if not past:
-            return Answer(remedy=Remedy.REPLAY, at_most=Step(finding.onset - 1))
+            return Answer(remedy=Remedy.REPLAY if skippable else Remedy.REWIND, at_most=Step(finding.onset - 1))
         back = len(past) * policy.distance_steps
-        return Answer(remedy=Remedy.REPLAY_EARLIER, at_most=Step(max(0, finding.onset - 1 - back)))
+        earlier = Remedy.REPLAY_EARLIER if skippable else Remedy.REWIND_EARLIER
+        return Answer(remedy=earlier, at_most=Step(max(0, finding.onset - 1 - back)))
     if not skippable or skips == policy.max_skips:
         return Answer(remedy=Remedy.GIVE_UP)
     wider = 2**skips
@@ -168,8 +182,8 @@ def answer(
 
 def done(answer: Answer, past: Sequence[Turn], to: Step) -> Remedy:
     """What has been done when `answer` led back `to` there: where nothing older is kept, an earlier replay is a replay."""
-    if answer.remedy is Remedy.REPLAY_EARLIER and any(turn.to <= to for turn in past):
-        return Remedy.REPLAY
+    if answer.remedy in EARLIER and any(turn.to <= to for turn in past):
+        return Remedy.REPLAY if answer.remedy is Remedy.REPLAY_EARLIER else Remedy.REWIND
     return answer.remedy
 
 
@@ -178,6 +192,8 @@ def origin(remedy: Remedy) -> Origin:
     return {
         Remedy.REPLAY: Origin.TRANSIENT,
         Remedy.REPLAY_EARLIER: Origin.STATE,
+        Remedy.REWIND: Origin.UNDECIDED,
+        Remedy.REWIND_EARLIER: Origin.UNDECIDED,
         Remedy.SKIP: Origin.DATA,
         Remedy.RESCUE: Origin.RESCUED,
         Remedy.GIVE_UP: Origin.UNKNOWN,

@@ -25,6 +25,7 @@ from .errors import (
     UsageError,
 )
 from .incident import Incident
+from .ladder import BLIND
 from .lives import NO_LIFE, RANKS_ENDED, failed_starts, without_progress
 from .machine import Event
 from .reports import NodeStatus
@@ -107,7 +108,9 @@ def plan(
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
-        return _give_up(BudgetSpent, "nothing that the ranks can do about it helps: the model or its settings do it")
+        blind = bool(past) and past[-1].remedy in BLIND
+        who = "the model, its settings or its data do it" if blind else "the model or its settings do it"
+        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps: {who}")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:

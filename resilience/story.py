@@ -62,6 +62,7 @@ _CONCLUSIONS = {
     Origin.TRANSIENT: "it did not come again with the same data: a transient fault of the hardware",
     Origin.STATE: "it did not come again from an older state: the state had been damaged in between, by the hardware",
     Origin.DATA: "it came with the data, and went with it",
+    Origin.UNDECIDED: "it did not come again, but the data may have been other data: its origin is unknown",
     Origin.RESCUED: "it went where more data was left out and the steps around it were computed with care: either may have done it",
     AGAIN: "it came again",
 }

@@ -125,7 +125,7 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
     finding = Finding(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
     answer = ladder.answer(finding, spike.turns, policy, skippable=True)
     held = [step for step in play.training.held(play.now_s) if step < spike.onset]
-    other = min if answer.remedy is ladder.Remedy.REPLAY_EARLIER else max
+    other = min if answer.remedy in ladder.EARLIER else max
     to = Step(max((step for step in held if step <= answer.at_most), default=other(held, default=0)))
     remedy = ladder.done(answer, spike.turns, to)
     windows = [turn.window for turn in spike.turns if turn.window]

@@ -6,6 +6,7 @@ row ◀── council ──▶ judgement: go on, go back (`rewind`), leave; and
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
 from ..resilience import phrases
-from ..resilience.boundary import COURSE, Directive, Judgement, Wanted
+from ..resilience.boundary import COURSE, RANDOMNESS, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
 from ..resilience.terms import Doing, RankPhase
@@ -29,7 +30,6 @@ from .gradients import OwnGradients
 from .own_time import OwnTime
 from .pace import Pace
 from .rescue import Rescue
-from .restoring import RANDOMNESS
 from .rewind import Tape
 from .state import Modules, source_of
 
@@ -51,7 +51,10 @@ class Boundaries:
         self._sources = {name: source_of(name, thing) for name, thing in sources.items() if thing is not None}
         self._at: Attachment | None = attach()
         self.fixed_data = True
-        """The loop has no way to leave data out, as far as is known: it has not asked for `data_step`."""
+        """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
+        be used again on purpose, and none left out."""
+        self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
+        """What to do about that."""
         self._first = True
         self._postponed: Judgement | None = None
         """An order to leave that could not be carried out where it was judged."""
@@ -94,7 +97,7 @@ class Boundaries:
             self._tape.go_back(step)
             if self._handoff.rewind is not None:
                 self._tape.rewinds += 1
-                obey(self._handoff.rewind, self._course, self._at, started)
+                obey(self._handoff.rewind, self._course, self._at, started, known_data=not self.fixed_data)
                 return step
         self._course.went_back(step)
         return step
@@ -235,6 +238,12 @@ class Boundaries:
         """How many batches are left out between the step that has brought the state after `step` steps and the next one."""
         return 0 if self._at is None else self._course.jump(step)
 
+    def close(self, step: int) -> Directive:
+        """The loop has found behind its boundary that `step` steps are all: judge the last one now, and keep it on disk."""
+        if self._at is None or self._council is None:
+            return Directive.GO_ON
+        return self._cross(step, None, judged_now=True, last=True)
+
     def rewind(self) -> int:
         """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
         assert self._council is not None
@@ -249,9 +258,9 @@ class Boundaries:
     @contextmanager
     def same_randomness(self) -> Iterator[None]:
         """What is drawn from the generators within does not count."""
-        kept = self._tape.randomness.collect()
+        kept = self._tape.alone.generators.collect()
         yield
-        self._tape.randomness.restore(kept)
+        self._tape.alone.generators.restore(kept)
 
     def finish(self, complete: bool = True) -> None:
         """The loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be gone on with."""
@@ -285,6 +294,15 @@ class Boundaries:
             sums = [t.sum(dtype=torch.float32) for t in tensors if t.device.type == "cpu" and t.is_floating_point()]
             return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
+    def _tell_unknown_data(self, step: int) -> None:
+        resumed = self._handoff.resume_step >= 0
+        what = (
+            f"The state of step {self._handoff.resume_step} was restored, but its data was not put back"
+            if resumed
+            else ("Which data this loop uses is not known, so no recovery can put it back")
+        )
+        print(f"mt-resilient: {what}: {self.cure}", file=sys.stderr, flush=True)
+
     def _first_boundary(self, step: int, now_ns: int) -> None:
         self._first = False
         assert self._at is not None
@@ -292,9 +310,11 @@ class Boundaries:
         if self._course.windows and self.fixed_data:
             left_out = ", ".join(map(phrases.batches, self._course.windows))
             raise UsageError(
-                f"{left_out} of the data are to be left out, but this script does not take its batches by session.data_step: let it, or "
-                "leave --skip-data out"
+                f"{left_out} of the data are to be left out, but which data a step of this script uses is not known: {self.cure}; or leave "
+                "--skip-data out"
             )
+        if self.fixed_data and self._at.rank == 0:
+            self._tell_unknown_data(step)
         if self._at.local_rank == 0:
             modules.note(Path(self._handoff.modules), self._at.environment)
         self._page.first_step = step

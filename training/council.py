@@ -60,6 +60,8 @@ class Council:
         """The row that is said has the figures of a step."""
         self.paused = False
         """All ranks wait before the next step."""
+        self._fixed_data = True
+        """Of some rank it is not known which data its steps use."""
         self._key: tuple[object, ...] = ()
         self._rest: Row = ()
         """The rest of the row, and what it was made of: mostly what it was a step ago."""
@@ -116,7 +118,7 @@ class Council:
         judgement = judge(said, before, self._course.turns, self._policy)
         self._calm = judgement if judgement.calm else None
         self._tape.settle(judgement)
-        self.paused = judgement.pause
+        self.paused, self._fixed_data = judgement.pause, said.fixed_data
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
             self.stride = judgement.stride
             if self._stepped:
@@ -192,7 +194,7 @@ class Council:
             started = monotonic_ns()
             self._go_back(self._rewind.to)
             self._obeyed = self._rewind.number
-            obey(self._rewind, self._course, self._at, started)
+            obey(self._rewind, self._course, self._at, started, known_data=not self._fixed_data)
             self._rescue.turn(self._course.careful(self._rewind.to))
             return self._rewind.to
         finding, answer = self._rewind.finding, self._rewind.answer
@@ -242,11 +244,12 @@ class Council:
             at_least = greatest
 
 
-def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int) -> None:
+def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
     """The state that `order` names has just been restored: take its course from there, and tell the agent."""
     course.went_back(order.to)
     window = windows.following(order.to, order.skip, course.windows) if order.skip else None
-    remedy = Remedy.SKIP if window else Remedy.REPLAY
+    replay = Remedy.REPLAY if known_data else Remedy.REWIND
+    remedy = Remedy.SKIP if window else replay
     turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
     course.turned(turn)
     _note(at, turn, started_ns, order=order.number)
@@ -283,6 +286,6 @@ def _note(
 def _older(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
     """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
     to = newest(answer.at_most)
-    if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER and (kept := oldest()) < onset:
+    if to < 0 and answer.remedy in ladder.EARLIER and (kept := oldest()) < onset:
         return int(kept)
     return to if to >= 0 else newest(onset - 1)

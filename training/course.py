@@ -1,5 +1,5 @@
-"""The course of a training as all ranks have judged it: the figures of its steps, what was done about wrong ones, and which data it leaves
-out. Equal on all ranks, and part of the state: a snapshot takes along what its lineage has seen."""
+"""The course of a training as all ranks have judged it: the figures of its steps, what was done about wrong ones, which data it leaves
+out, and where it is in its data. Equal on all ranks, and part of the state: a snapshot takes along what its lineage has seen."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..resilience.spikes import Figure
 from ..resilience.terms import Step
 from ..resilience.usual import Usual
 from ..resilience.windows import Window
+from .batches import Batches
 from .live import Nested
 
 
@@ -37,6 +38,8 @@ class Course:
         self._past: Sequence[Window] = ()
         self._before: list[Figure] = []
         """What was known before the last restore."""
+        self.data: Batches | None = None
+        """Where the loop is in its data; None where it takes care of that itself."""
 
     def judged(self, figure: Figure) -> None:
         """Of one further step, found right."""
@@ -75,7 +78,8 @@ class Course:
         for step, *known in islice(reversed(self.figures), self._unwritten):
             self._rows[step % len(self._rows)] = step, *(math.nan if value is None else value for value in known)
         self._unwritten = 0
-        return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows]}
+        data = {} if self.data is None else {"data": self.data.place()}
+        return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows], **data}
 
     def restore(self, kept: Nested) -> None:
         self._before = list(self.figures)
@@ -87,6 +91,8 @@ class Course:
         for row in sorted(rows)[-len(self._rows) :]:
             self.judged(_figure(row))
         self._past = [Window(start, stop) for start, stop in kept["windows"]]
+        if self.data is not None and "data" in kept:
+            self.data.go_to(kept["data"])
 
     def went_back(self, step: int) -> None:
         """The state after `step` steps has been restored: what it was computed without holds, and what is to be left out from there on."""

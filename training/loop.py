@@ -105,6 +105,7 @@ class HookedLoop:
         self.counters = sources["counters"]
         self.session = Boundaries(**sources)
         self.session.fixed_data = not self.skips()
+        self.session.cure = "let the loop build its data by consumed samples (--dataloader-type single or cyclic)"
         if not self.session.observes:
             self.prepare(given)
         restored = self.session.restore() is not None

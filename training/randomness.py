@@ -1,17 +1,20 @@
-"""The random number generators of a rank, as a source of state."""
+"""The random number generators of a rank, as a source of state; and those that a data loader has for itself."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from . import device
 from .live import Nested
+from .state import Source
 
 
 class Randomness:
@@ -23,25 +26,15 @@ class Randomness:
         self.kinds = tuple(kinds)
 
     def collect(self) -> Nested:
-        kept: Nested = {
-            "python": _packed(random.getstate()),
-            "torch": torch.get_rng_state(),
+        return {
+            **collect_host(),
             "device": device.rng_states(self.kinds),
             "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
         }
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            kept["numpy"] = numpy.random.get_state()
-        return kept
 
     def restore(self, kept: Nested) -> None:
-        version, words, gauss = kept["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
-        torch.set_rng_state(kept["torch"])
+        restore_host(kept)
         device.set_rng_states(kept["device"])
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and "numpy" in kept:
-            numpy.random.set_state(kept["numpy"])
         live = _tracker_states()
         if live:
             states: dict[str, Any] = {}
@@ -50,6 +43,103 @@ class Randomness:
                 if isinstance(states[name], torch.Generator):
                     states[name].set_state(state)
             _tracker().set_states(states)
+
+
+class Alone:
+    """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data."""
+
+    def __init__(self, generators: Randomness) -> None:
+        self.generators = generators
+        self.data: Source | None = None
+
+    def collect(self) -> Nested:
+        kept = self.generators.collect()
+        return kept if self.data is None else {**kept, "data": self.data.collect()}
+
+    def restore(self, kept: Nested) -> None:
+        self.generators.restore(kept)
+        if self.data is not None and "data" in kept:
+            self.data.restore(kept["data"])
+
+
+def collect_host() -> dict[str, Any]:
+    """The global generators of this process, but for those of devices."""
+    kept = {"python": _packed(random.getstate()), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    return kept if numpy is None else {**kept, "numpy": numpy.random.get_state()}
+
+
+def restore_host(kept: Nested) -> None:
+    random.setstate(_unpacked(kept["python"]))
+    torch.set_rng_state(kept["torch"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in kept:
+        numpy.random.set_state(kept["numpy"])
+
+
+Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+
+_PARTS = 256
+"""So many objects are looked through for generators, in loaders and datasets that may hold everything."""
+
+
+def own_generators(**holders: Any) -> dict[str, Own]:
+    """The generators in `holders` and in what they consist of (datasets of datasets, transforms), each once, by names that are the same in
+    each life."""
+    found: dict[str, Own] = {}
+    seen: set[int] = set()
+    todo = deque(holders.items())
+    while todo and len(seen) < _PARTS:
+        name, thing = todo.popleft()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, torch.Tensor, torch.nn.Module)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Own):
+            found[name] = thing
+        elif isinstance(thing, (list, tuple)) and len(thing) <= _PARTS:
+            todo += ((f"{name}.{at}", part) for at, part in enumerate(thing) if _has_parts(part))
+        elif isinstance(thing, dict) and len(thing) <= _PARTS:
+            todo += ((f"{name}.{at}", part) for at, part in thing.items() if _has_parts(part))
+        else:
+            parts = vars(thing).items() if hasattr(thing, "__dict__") else ()
+            todo += ((f"{name}.{at}", part) for at, part in sorted(parts) if _has_parts(part))
+    return found
+
+
+def _has_parts(thing: Any) -> bool:
+    return isinstance(thing, (list, tuple, dict, Own)) or hasattr(thing, "__dict__")
+
+
+def collect_own(generators: Mapping[str, Own]) -> dict[str, Any]:
+    return {name: _state(each) for name, each in generators.items()}
+
+
+def _state(generator: Own) -> Any:
+    match generator:
+        case torch.Generator() | np.random.RandomState():
+            return generator.get_state()
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case random.Random():
+            return _packed(generator.getstate())
+
+
+def restore_own(generators: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
+    for name in generators.keys() & kept.keys():
+        generator = generators[name]
+        match generator:
+            case torch.Generator() | np.random.RandomState():
+                generator.set_state(kept[name])
+            case np.random.Generator():
+                generator.bit_generator.state = kept[name]
+            case random.Random():
+                generator.setstate(_unpacked(kept[name]))
+
+
+def _unpacked(packed: Sequence[Any]) -> tuple[Any, ...]:
+    version, words, gauss = packed
+    return version, tuple(words.tolist()), gauss
 
 
 def _packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | None]:

@@ -20,14 +20,13 @@ from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Table
 from ..checkpoint.tree import unflatten
 from ..checkpoint.walk import flatten
-from ..resilience.boundary import COURSE
+from ..resilience.boundary import COURSE, RANDOMNESS
 from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from .elsewhere import parts_of, restore_elsewhere
-from .randomness import Randomness
+from .randomness import Alone
 from .state import Preparing, Source
 
-RANDOMNESS = "randomness"
 """Name of the source that the generators are."""
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Between tries to read a snapshot from storage that fails; then the gang starts again, as often as the budget allows."""
@@ -51,9 +50,9 @@ class Unreadable(MachineError):
 
 
 class Restorer:
-    def __init__(self, sources: Mapping[str, Source], randomness: Randomness, rank: int, world: int) -> None:
-        self._sources: dict[str, Source] = {**sources, RANDOMNESS: randomness}
-        self._randomness = randomness
+    def __init__(self, sources: Mapping[str, Source], alone: Alone, rank: int, world: int) -> None:
+        self._sources: dict[str, Source] = {**sources, RANDOMNESS: alone}
+        self._randomness = alone.generators
         self._rank, self._world = rank, world
         self._kept_randomness: Any = None
 

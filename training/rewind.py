@@ -17,7 +17,7 @@ from ..checkpoint.header import Header
 from ..checkpoint.staging import Stager, fill
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Layout, Table
-from ..resilience.boundary import Held, Judgement, Wanted
+from ..resilience.boundary import RANDOMNESS, Held, Judgement, Wanted
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError
 from . import device
@@ -27,8 +27,8 @@ from .elsewhere import parts_of
 from .handing_over import HandingOver
 from .offload import Offload
 from .pace import Pace, uncollected
-from .randomness import Randomness
-from .restoring import RANDOMNESS, Restorer, Unrestorable
+from .randomness import Alone, Randomness
+from .restoring import Restorer, Unrestorable
 from .state import Modules, Source
 
 _RETRY_S = 0.05
@@ -45,10 +45,10 @@ class Tape:
         models = [source for source in sources.values() if isinstance(source, Modules)]
         kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
-        self.randomness = Randomness(kinds)
-        self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.randomness}
+        self.alone = Alone(Randomness(kinds))
+        self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
         self._handing_over = HandingOver(self._stager, self._sources)
-        self._restorer = Restorer(sources, self.randomness, attachment.rank, attachment.world)
+        self._restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest."""
         self.unsettled = False

@@ -10,13 +10,15 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..resilience.boundary import Directive
 from ..resilience.errors import UsageError
+from .batches import OVER, Batches
 from .boundaries import Boundaries
 from .figures import Figures, number
+from .loaders import Loadable
 
 
 class Session(Boundaries):
@@ -27,32 +29,109 @@ class Session(Boundaries):
         self._figures = Figures()
         self._step = 0
         self._counting = False
+        self._data: Batches | None = None
+        self.complete = False
+        """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
+        loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
 
     def steps(self, total: int) -> Iterator[int]:
         """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step.
 
         The last step is judged before the iterator ends, so the loop never ends on a state that was not.
         """
+        return (step for step, _ in self._steps(total, None))
+
+    def batches(
+        self,
+        loader: Loadable,
+        total: int | None = None,
+        *,
+        epochs: int | None = None,
+        accumulate: int = 1,
+        begin_epoch: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[int, Any]]:
+        """As `steps`, with the batch of each. `loader` is gone through until `total` steps are done or `epochs` are over, and each recovery
+        puts it back. docs/data.md says what it can be.
+
+        accumulate: so many batches make a step, which gets an iterator over them; the last step of an epoch may have fewer. begin_epoch:
+        called with the number of each epoch before it, in place of the `set_epoch` of the loader and its sampler.
+        """
+        if total is None and epochs is None:
+            raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
+        data = Batches(loader, epochs, accumulate, begin_epoch)
+        self.fixed_data = False
+        self._data = data
+        if self._at is not None:
+            data.keep(self._tape.alone.generators, self._at.rank)
+            self._course.data = self._tape.alone.data = data
+        return self._steps(total, data)
+
+    def _steps(self, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
         if self._counting:
             raise UsageError(
-                "a Session counts the steps of one loop: call steps() once, and give it the whole number of them"
+                "a Session counts the steps of one loop: call steps() or batches() once, and give it the whole number of them"
             )
         self._counting = True
         restored = self.restore()
-        step = self.begin(restored if restored is not None else 0)
-        self.resume()
-        while step < total:
+        step = self._step = self.begin(restored if restored is not None else 0)
+        if data is not None and restored:
+            data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
+        self._put_back(data)
+        crossed = False
+        while total is None or step < total:
             self._step = step
-            yield step
-            step += 1
-            judgement = self.boundary(step, self._figures, judged_now=step == total, last=step == total)
-            self._figures = Figures()
+            batch = None if data is None else self._take(data)
+            if batch is not OVER:
+                yield step, batch
+                if data is not None:
+                    data.drain()
+                step += 1
+                last = step == total
+                judgement = self.boundary(step, self._figures, judged_now=last, last=last)
+                self._figures = Figures()
+            elif crossed:
+                last, judgement = True, self.close(step)
+            else:
+                break
+            crossed = True
             if judgement is Directive.REWIND:
-                step = self.rewind()
-                self.resume()
+                step, crossed = self.rewind(), False
+                self._put_back(data)
+            elif last:
+                break
             elif judgement is Directive.LEAVE:
                 return
+        self.complete = True
         self.finish()
+
+    def _take(self, data: Batches) -> Any:
+        wanted = self.data_step
+        if wanted > data.position:  # what is left out is loaded all the same
+            with self.pausing("checkpoint"):
+                return data.take(wanted)
+        return data.take(wanted)
+
+    def _put_back(self, data: Batches | None) -> None:
+        if data is not None and self._at is not None and data.owed:
+            with self.pausing("checkpoint"), self.same_randomness():
+                data.put_back()
+        self.resume()
+
+    @property
+    def epoch(self) -> int:
+        """Of the batch that `batches` has given last, counted from 0."""
+        return self._from().epoch
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether the present step is the last one of its epoch: evaluate, or step a schedule of epochs, while it is true."""
+        following = self._step + 1
+        return self._from().ends(following if self._at is None else self._course.batch(following))
+
+    def _from(self) -> Batches:
+        if self._data is None:
+            raise UsageError("a Session knows of epochs where the loop takes its batches from session.batches")
+        return self._data
 
     @property
     def data_step(self) -> int:

@@ -259,7 +259,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     ("data", "code", "rungs"), [("session.data_step", 0, [1, 1, 1]), ("step", BudgetSpent.exit_code, [1, 1, 6])]
 )
 def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, rungs: list[int], tmp_path: Path) -> None:
-    """The data is left out, where the script lets us."""
+    """The data is left out, where it is known which it is."""
     script = GPT.with_name(f"persistent-{os.getpid()}.py")
     source = GPT.read_text().replace('f"poisoned-{number}")', 'f"poisoned-{number}-{time.time()}")')
     assert source != GPT.read_text()
@@ -272,7 +272,13 @@ def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, ru
         script.unlink()
     assert [incident.rung for incident in job.incidents()] == rungs
     if code:
-        assert "after 2 replays of the same data; nothing that the ranks can do" in job.said().splitlines()[-1]
+        done = "after 2 rewinds, each with data that is not known; nothing that the ranks can do about it helps"
+        assert f"again, {done}: the model, its settings or its data do it" in job.said().splitlines()[-1]
+        assert (
+            job.said().count("Which data this loop uses is not known, so no recovery can put it back: take the batches")
+            == 1
+        )
+        assert not re.search("same data|hardware", job.said() + cli("explain", "--run-dir", str(job.directory)).stdout)
     else:
         assert "it came with the data, and went with it" in job.said()
 

@@ -92,4 +92,4 @@ def test_data_that_a_script_cannot_leave_out_is_refused(tmp_path: Path) -> None:
     script.write_text(SPIKING.read_text().replace("session.data_step", "step"))
     job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "5"], "--skip-data", "2:3")
     assert job.finish() == 5
-    assert "does not take its batches by session.data_step" in job.said()
+    assert "which data a step of this script uses is not known: take the batches from session.batches" in job.said()

@@ -31,7 +31,7 @@ class Faults:
     spike_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times the state will be damaged there, so that the loss goes up."""
     fixed_data: bool = False
-    """The script has no way to leave data out."""
+    """The script takes its batches by itself: its data is not known, and none can be left out."""
     kill_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times rank 1 will be killed right after it."""
     flip_at: dict[int, int] = field(default_factory=dict)

@@ -288,7 +288,8 @@ class Ranks(Processes):
     def _take_course(self, order: RewindOrder, now_s: float) -> None:
         """The state that `order` names is restored: what `council.obey` does."""
         window = windows.following(order.to, order.skip, self.course.windows) if order.skip else None
-        remedy = Remedy.SKIP if window else Remedy.REPLAY
+        replay = Remedy.REWIND if self.job.faults.fixed_data else Remedy.REPLAY
+        remedy = Remedy.SKIP if window else replay
         turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
         self.course.turned(turn)
         self.rewinds += 1
@@ -452,7 +453,7 @@ class Ranks(Processes):
         to = -1
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step <= answer.at_most), default=-1)
-        if to < 0 and answer.remedy is Remedy.REPLAY_EARLIER:
+        if to < 0 and answer.remedy in ladder.EARLIER:
             to = min((step for step in {*sealed, *self.job.disk} if step < finding.onset), default=-1)
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)

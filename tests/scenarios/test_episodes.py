@@ -108,6 +108,14 @@ def test_nan_once(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_nan_once_where_the_data_is_not_known(golden: Golden) -> None:
+    """The same, in a script that takes its batches by itself: it may have been the data, so nobody's hardware is blamed."""
+    job = Job(nan_at={5: 1}, fixed_data=True)
+    job.to_the_end()
+    assert [(i.rung, i.remedy, i.origin) for i in job.incidents.values()] == [(1, "rewind", "undecided")]
+    golden(job.transcript())
+
+
 def test_nan_at_the_last_step(golden: Golden) -> None:
     """The very last step gives NaN: it is judged before the loop may end."""
     job = Job(nan_at={12: 1})
@@ -362,7 +370,7 @@ def test_nan_in_the_data(golden: Golden) -> None:
 
 
 def test_nan_in_data_that_cannot_be_left_out(golden: Golden) -> None:
-    """The same, in a script that has no way to leave data out: the job stops."""
+    """The same, in a script whose data is not known: none can be left out, and the job stops."""
     job = Job(nan_batches={7}, fixed_data=True)
     job.to_the_end()
     assert job.exit_code == 93

@@ -104,7 +104,12 @@ def test_a_rewind_is_told_once_as_soon_as_it_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("remedy", "cured"),
-    [(Remedy.REPLAY, Origin.TRANSIENT), (Remedy.REPLAY_EARLIER, Origin.STATE), (Remedy.SKIP, Origin.DATA)],
+    [
+        (Remedy.REPLAY, Origin.TRANSIENT),
+        (Remedy.REPLAY_EARLIER, Origin.STATE),
+        (Remedy.REWIND, Origin.UNDECIDED),
+        (Remedy.SKIP, Origin.DATA),
+    ],
 )
 def test_it_is_over_some_steps_behind_the_fault_and_then_its_origin_is_known(remedy: Remedy, cured: Origin) -> None:
     made = rewind(remedy=remedy, window=Window(6, 7) if remedy is Remedy.SKIP else None)

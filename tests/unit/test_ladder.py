@@ -81,6 +81,16 @@ def test_a_script_that_cannot_leave_data_out_gives_up_after_the_replays(past: li
     assert answer(found(1000), turns, POLICY, skippable=False).remedy is Remedy.GIVE_UP
 
 
+def test_nothing_is_said_of_data_that_is_not_known() -> None:
+    """It goes back as far as where it is, by remedies of their own: of what is gone then, nothing tells the origin."""
+    first = answer(found(1000), [], POLICY, skippable=False)
+    assert first == Answer(remedy=Remedy.REWIND, at_most=Step(999))
+    second = answer(found(1000), [turn(1000, Remedy.REWIND)], POLICY, skippable=False)
+    assert second == Answer(remedy=Remedy.REWIND_EARLIER, at_most=Step(899))
+    assert done(second, [turn(1000, Remedy.REWIND, to=800)], Step(800)) is Remedy.REWIND
+    assert {origin(first.remedy), origin(second.remedy)} == {Origin.UNDECIDED}
+
+
 @pytest.mark.parametrize(
     ("policy", "past", "expected"),
     [

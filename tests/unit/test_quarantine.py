@@ -99,6 +99,7 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((glitch(1), flip(2)), True),
         ((glitch(1), glitch(2)), True),
         ((glitch(1, origin="data"), glitch(2, origin="data")), False),
+        ((glitch(1, origin="undecided"), glitch(2, origin="undecided")), False),  # it may have been other data
         ((replace(fault(1), would=2), fault(2), fault(3)), False),
         ((replace(glitch(1), ranks=()), replace(glitch(2), ranks=())), False),  # everybody's, or nobody knows whose
     ],

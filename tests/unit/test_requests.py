@@ -85,7 +85,7 @@ def test_a_rewind_is_ordered_once_obeyed_once_and_answered_when_it_is_done() -> 
         ({"step": Step(5)}, {}, "no state of step 5 is kept: the nearest are 4 and 8. Nothing was done"),
         ({"step": Step(50)}, {}, "no state of step 50 is kept: the nearest is 10. Nothing was done"),
         ({}, {"memory_steps": (), "durable_steps": ()}, "no state of step 8 is kept: none is. Nothing was done"),
-        ({"skip": 3}, {"skips": False}, "this script cannot leave data out: it does not take its batches by session"),
+        ({"skip": 3}, {"skips": False}, "this script cannot leave data out: its batches come neither from"),
         ({"skip": 3}, {"skips": False, "stepped_s": 0.0}, "known once its ranks have done a step"),
     ],
 )

@@ -1,0 +1,342 @@
+"""Batches of all sorts of loaders, put back: in the process that has gone on meanwhile, and in one that has just built its loader.
+
+Between two batches the training draws, too (dropout). What is compared is each batch and each of these draws, with an ordinary loop's.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from mt_resilient.resilience.errors import LayoutError
+from mt_resilient.training.batches import OVER, Batches
+from mt_resilient.training.randomness import Randomness
+
+SAMPLES, EPOCHS = 14, 3
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """draws: from which generators what is loaded depends; own: one of its own."""
+
+    def __init__(self, draws: bool = False, own: Any = None) -> None:
+        self.draws, self.own = draws, own
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = random.random() + float(np.random.random()) + float(torch.rand(())) if self.draws else 0.0
+        own = self.own.random() if self.own else 0.0
+        return torch.tensor([index, noise, own], dtype=torch.float64)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self, length: int = SAMPLES) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for index in range(first, self.length, step):
+            yield torch.tensor([index, random.random()], dtype=torch.float64)
+
+
+class Distributed(DataLoader[torch.Tensor]):
+    """As people write it: a loader over the shard of a rank."""
+
+    def __init__(self, **how: Any) -> None:
+        dataset = Numbers(draws=True)
+        super().__init__(dataset, sampler=DistributedSampler(dataset, num_replicas=2, rank=1), **how)
+
+
+class Own:
+    """A loader of one's own, with a state."""
+
+    def __init__(self) -> None:
+        self.at, self.epoch = 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 5:
+            self.at += 1
+            yield 100 * self.epoch + self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def noise() -> Iterator[torch.Tensor]:
+    for _ in range(6):
+        yield torch.rand(2)
+
+
+SEVERAL = {"num_workers": 2, "batch_size": 2}
+LOADERS: dict[str, Callable[[], Any]] = {
+    "shuffled by the rank's generator": lambda: DataLoader(Numbers(), batch_size=3, shuffle=True),
+    "shuffled by a generator of its own": lambda: DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()),
+    "that draws": lambda: DataLoader(Numbers(draws=True), batch_size=3, shuffle=True),
+    "that has a generator": lambda: DataLoader(Numbers(own=np.random.default_rng(3)), batch_size=4, shuffle=True),
+    "that has one of Python's, deep inside": lambda: DataLoader(
+        Subset(ConcatDataset([Numbers(own=random.Random(3))]), range(9)), batch_size=4
+    ),
+    "without the last batch": lambda: DataLoader(Numbers(), batch_size=4, shuffle=True, drop_last=True),
+    "in no batches": lambda: DataLoader(Numbers(draws=True), batch_size=None, shuffle=True),
+    "with replacement": lambda: DataLoader(
+        Numbers(), batch_size=3, sampler=RandomSampler(Numbers(), replacement=True, num_samples=40, generator=seeded())
+    ),
+    "weighted": lambda: DataLoader(Numbers(), batch_size=3, sampler=WeightedRandomSampler([1.0, 2.0, 3.0] * 4, 12)),
+    "of a subset": lambda: DataLoader(Numbers(), batch_size=3, sampler=SubsetRandomSampler(range(2, 12))),
+    "with a batch sampler": lambda: DataLoader(
+        Numbers(draws=True), batch_sampler=BatchSampler(RandomSampler(Numbers()), 4, drop_last=False)
+    ),
+    "distributed": lambda: Distributed(batch_size=2),
+    "a stream": lambda: DataLoader(Stream(), batch_size=3),
+    "a list": lambda: [1, 2, 3, 4, 5],
+    "a function that makes an iterator": lambda: noise,
+    "with a state": Own,
+    "by workers": lambda: DataLoader(Numbers(), shuffle=True, **SEVERAL),
+    "by workers that draw": lambda: DataLoader(Numbers(draws=True), shuffle=True, **SEVERAL),
+    "by workers that draw, kept": lambda: DataLoader(
+        Numbers(draws=True), shuffle=True, persistent_workers=True, **SEVERAL
+    ),
+    "by workers that have a generator": lambda: DataLoader(
+        Numbers(own=random.Random(3)), shuffle=True, generator=seeded(), **SEVERAL
+    ),
+    "distributed, by workers that are kept": lambda: Distributed(persistent_workers=True, pin_memory=True, **SEVERAL),
+    "a stream, by workers": lambda: DataLoader(Stream(), **SEVERAL),
+    "a stream, by workers that are kept": lambda: DataLoader(Stream(), persistent_workers=True, **SEVERAL),
+}
+
+
+LOADERS |= {
+    "torchdata's": lambda: StatefulDataLoader(Numbers(draws=True), batch_size=3, shuffle=True),
+    "torchdata's, distributed": lambda: StatefulDataLoader(
+        Numbers(), batch_size=2, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=1)
+    ),
+    "torchdata's, by workers": lambda: StatefulDataLoader(Numbers(draws=True), shuffle=True, **SEVERAL),
+    "torchdata's, by workers that are kept": lambda: StatefulDataLoader(
+        Numbers(draws=True), shuffle=True, persistent_workers=True, **SEVERAL
+    ),
+    "torchdata's, a stream": lambda: StatefulDataLoader(Stream(), batch_size=3),
+    "torchdata's, a stream by workers": lambda: StatefulDataLoader(Stream(), **SEVERAL),
+}
+
+
+def plain(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def drawn() -> tuple[float, ...]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def seed(number: int = 1) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def ordinary(sort: str) -> list[Any]:
+    """What a loop without us sees."""
+    seed()
+    loader = LOADERS[sort]()
+    seen = []
+    for epoch in range(EPOCHS):
+        for part in (loader, getattr(loader, "sampler", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        for batch in loader() if callable(loader) else loader:
+            seen.append((plain(batch), drawn()))
+    return seen
+
+
+def state_of(data: Batches) -> Any:
+    return data.place(), data.collect()
+
+
+def put_back(data: Batches, kept: Any) -> None:
+    place, alone = kept
+    data.go_to(place)
+    data.restore(alone)
+    assert state_of(data) == kept, "a snapshot that is taken before it is put back is the same"
+    data.put_back()
+
+
+class Loop:
+    """What a Session does with batches, and what it keeps after each step."""
+
+    def __init__(self, sort: str, number: int = 1) -> None:
+        seed(number)
+        self.randomness = Randomness(())
+        self.data = Batches(LOADERS[sort](), EPOCHS, 1, None)
+        self.data.keep(self.randomness, 0)
+        self.kept: list[Any] = []
+
+    def run(self, step: int, most: int = 10**9) -> list[Any]:
+        seen: list[Any] = []
+        while len(seen) < most:
+            self.kept.append(copy.deepcopy((state_of(self.data), self.randomness.collect())))
+            batch = self.data.take(step + len(seen))
+            if batch is OVER:
+                break
+            seen.append((plain(batch), drawn()))
+        return seen
+
+    def go_back(self, kept: Any) -> None:
+        data, rank = copy.deepcopy(kept)
+        put_back(self.data, data)
+        self.randomness.restore(rank)
+
+
+@pytest.mark.parametrize("sort", LOADERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_is_put_back(sort: str) -> None:
+    expected = ordinary(sort)
+    undisturbed = Loop(sort)
+    assert undisturbed.run(0) == expected
+    epoch = len(expected) // EPOCHS
+    at = [0, 1, epoch, 2 * epoch + 2, len(expected)]
+    same = Loop(sort)
+    same.run(0, 2 * epoch + 1)
+    for step in at:
+        same.go_back(undisturbed.kept[step])
+        assert same.run(step, 4) == expected[step : step + 4], f"in place, at step {step}"
+    for step in (3, 2 * epoch - 1):
+        fresh = Loop(sort, number=2)  # what has been drawn meanwhile does not matter
+        fresh.go_back(undisturbed.kept[step])
+        assert fresh.run(step) == expected[step:], f"in a new process, at step {step}"
+
+
+def test_what_was_used_already_is_not_loaded_again() -> None:
+    class Counted(Numbers):
+        loaded: ClassVar[list[int]] = []
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            self.loaded.append(index)
+            return super().__getitem__(index)
+
+    def loop() -> Batches:
+        data = Batches(DataLoader(Counted(), batch_size=2, shuffle=True), None, 1, None)
+        data.keep(Randomness(()), 0)
+        return data
+
+    before, after = loop(), loop()
+    before.take(4)
+    kept = state_of(before)
+    expected = before.take(5).tolist()
+    Counted.loaded.clear()
+    put_back(after, kept)
+    assert Counted.loaded == []
+    assert after.take(5).tolist() == expected
+
+
+def test_what_can_only_be_replayed_says_once_what_that_has_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    data = Batches([1, 2, 3, 4], None, 1, None)
+    data.keep(Randomness(()), 0)
+    for at in (2, 3):
+        data.take(at)
+        put_back(data, state_of(data))
+    assert (
+        capsys.readouterr().err.count("can only be replayed from the start of its epoch. 3 batches were loaded again")
+        == 1
+    )
+
+
+def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
+    """Batch 3 is bad; the state is that after it would have come."""
+
+    def loop() -> Batches:
+        data = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
+        data.keep(Randomness(()), 0)
+        return data
+
+    before, after = loop(), loop()
+    before.take(2)
+    used = before.take(4).tolist()
+    assert [row[0] for row in used] == [8, 9]
+    put_back(after, state_of(before))
+    assert after.take(5).tolist() == before.take(5).tolist()
+    assert before.take(14) is OVER
+
+
+def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew() -> None:
+    def loop(rank: int, ranks: int, batch_size: int) -> Batches:
+        sampler: Any = DistributedSampler(Numbers(), num_replicas=ranks, rank=rank)
+        data = Batches(DataLoader(Numbers(), batch_size=batch_size, sampler=sampler), 2, 1, None)
+        data.keep(Randomness(()), rank)
+        return data
+
+    before, after = loop(0, 1, batch_size=2), loop(1, 2, batch_size=1)
+    before.take(8)
+    after.go_to(before.place())
+    assert after.collect()["start"] is None
+    after.put_back()
+    assert (after.epoch, after.offset) == (1, 2)
+    assert after.take(9).tolist() == before.take(9)[1:].tolist()
+    fewer = loop(0, 1, batch_size=4)
+    fewer.go_to(before.place())
+    fewer.put_back()
+    assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
+
+
+def test_steps_of_several_batches_are_put_back() -> None:
+    """One that uses only some of its batches, too: the others are not those of the next step."""
+
+    def loop(number: int) -> Batches:
+        torch.manual_seed(number)
+        data = Batches(DataLoader(Numbers(draws=True), batch_size=2, shuffle=True), None, 3, None)
+        data.keep(Randomness(()), 0)
+        return data
+
+    def used(data: Batches, step: int) -> list[Any]:
+        batches = data.take(step)
+        seen = [next(batches).tolist()] if step % 2 else [batch.tolist() for batch in batches]
+        data.drain()
+        return seen
+
+    before, after, randomness = loop(1), loop(2), Randomness(())
+    assert [len(used(before, step)) for step in range(4)] == [3, 1, 1, 1]
+    kept, rank = state_of(before), randomness.collect()
+    expected = [used(before, step) for step in (4, 5, 6)]
+    put_back(after, kept)
+    randomness.restore(rank)
+    assert [used(after, step) for step in (4, 5, 6)] == expected
+
+
+def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own() -> None:
+    """Of another job it is taken: the data begins with its first batch then."""
+    data = Batches([1, 2, 3], None, 1, None)
+    with pytest.raises(LayoutError, match="does not hold the place in the data"):
+        data.restored(2, same_job=True)
+    data.restored(2, same_job=False)
+    assert data.take(2) == 1
