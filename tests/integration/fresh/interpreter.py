@@ -44,7 +44,7 @@ def observe(script: dict[str, object]) -> dict[str, object]:
         "paths": _paths(),
         "main": _main(script),
         "stack": _stack(),
-        "streams": {name: _stream(getattr(sys, name)) for name in ("stdin", "stdout", "stderr")},
+        "streams": {name: _stream(name) for name in ("stdin", "stdout", "stderr")},
         "hooks": _hooks(),
         "environ": dict(sorted(os.environ.items())),
         "environb": {
@@ -214,7 +214,8 @@ def _stack() -> dict[str, object]:
     }
 
 
-def _stream(stream):  # type: ignore[no-untyped-def]
+def _stream(which: str) -> object:
+    stream = getattr(sys, which)
     if stream is None:
         return None
     names = ("name", "mode", "encoding", "errors", "newlines", "line_buffering", "write_through", "closed")
@@ -224,7 +225,7 @@ def _stream(stream):  # type: ignore[no-untyped-def]
     found |= {"type": type(stream).__name__, "buffer": type(buffer).__name__, "raw": type(raw).__name__}
     found |= {"buffer_name": getattr(buffer, "name", None), "buffer_mode": getattr(buffer, "mode", None)}
     found |= {"isatty": stream.isatty(), "fileno": stream.fileno(), "inode": _same(stream.fileno())}
-    found["original"] = getattr(sys, f"__{stream.name.strip('<>')}__") is stream
+    found["original"] = getattr(sys, f"__{which}__") is stream
     return found
 
 

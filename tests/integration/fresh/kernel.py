@@ -115,7 +115,8 @@ def own_words() -> dict[str, object]:
 def shared_mappings() -> list[str]:
     """What is mapped in such a way that another process sees what is written into it."""
     lines = [line.split(maxsplit=5) for line in _read(_SELF / "maps").splitlines()]
-    return sorted({line[5] if len(line) > 5 else "anonymous" for line in lines if line[1][3] == "s" and "w" in line[1]})
+    shared = [line[5] if len(line) > 5 else "anonymous" for line in lines if line[1][3] == "s" and "w" in line[1]]
+    return sorted(re.sub(r"sem\.mp-\w+", "sem.mp-", name) for name in shared)
 
 
 def _status() -> dict[str, str]:

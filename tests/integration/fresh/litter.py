@@ -7,7 +7,7 @@ not there when the rank has ended, and `at_exit` is a file in which the handlers
 import re
 
 LITTER = {
-    "values taken": {
+    "values and random states": {
         "rank": """
             import os
             RANK = os.environ.get("RANK", 0)
@@ -59,8 +59,6 @@ LITTER = {
                 PORT = taken.getsockname()[1]
             def seen(): return {"drawn": PORT}
         """,
-    },
-    "random states": {
         "random.seed": """
             import random
             random.seed(1234)
@@ -84,6 +82,23 @@ LITTER = {
         "hash": """
             ORDER = list({f"key{i}" for i in range(50)})
             def seen(): return ORDER == list({f"key{i}" for i in range(50)})
+        """,
+        "torch drawn": """
+            import torch
+            weight = torch.nn.Linear(1, 1).weight.item()
+            def seen(): return {"drawn": weight}
+        """,
+        "torch.manual_seed": """
+            import torch
+            torch.manual_seed(1234)
+            def seen(): return torch.rand(1).item()
+        """,
+        "torch settings": """
+            import torch
+            torch.set_default_dtype(torch.float64)
+            torch.use_deterministic_algorithms(True)
+            torch.set_printoptions(precision=9)
+            def seen(): return [str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), str(torch.ones(1) / 3)]
         """,
     },
     "descriptors": {
@@ -450,25 +465,6 @@ LITTER = {
             import builtins
             builtins.put_there_at_import = 1
             def seen(): return put_there_at_import
-        """,
-    },
-    "torch": {
-        "torch drawn": """
-            import torch
-            weight = torch.nn.Linear(1, 1).weight.item()
-            def seen(): return {"drawn": weight}
-        """,
-        "torch.manual_seed": """
-            import torch
-            torch.manual_seed(1234)
-            def seen(): return torch.rand(1).item()
-        """,
-        "torch settings": """
-            import torch
-            torch.set_default_dtype(torch.float64)
-            torch.use_deterministic_algorithms(True)
-            torch.set_printoptions(precision=9)
-            def seen(): return [str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), str(torch.ones(1) / 3)]
         """,
     },
 }
