@@ -1,7 +1,7 @@
-"""Modules that leave something behind when they are imported: the source of each, by group and name. `seen()` tells what has become of it.
+"""Modules that leave something behind when they are imported: the source of each, by group and name.
 
-Some of it is a promise that the test looks into: `drawn` is another value on another rank, `printed` is found in the output, `gone_at_exit` is
-not there when the rank has ended, and `at_exit` is a file in which the handlers have written.
+`seen()` tells what has become of it. Some of it is a promise that the test looks into: `drawn` is another value on another rank, `printed`
+is found in the output, `gone_at_exit` is not there when the rank has ended, `at_exit` is a file in which the handlers have written.
 """
 
 import re
@@ -101,7 +101,7 @@ LITTER = {
             def seen(): return [str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), str(torch.ones(1) / 3)]
         """,
     },
-    "descriptors": {
+    "descriptors, and a child at their other end": {
         "two file handlers": """
             import logging, os
             log = logging.getLogger("kept")
@@ -162,6 +162,17 @@ LITTER = {
                 with database: database.execute("insert into t values (?)", (os.getpid(),))
                 return database.execute("select count(*) from t where pid=?", (os.getpid(),)).fetchone()
         """,
+        "child": """
+            import os, subprocess, sys
+            echo = "for line in open(0): print(line, end='', flush=True)"
+            child = subprocess.Popen([sys.executable, "-c", echo], stdin=-1, stdout=-1, text=True)
+            def seen():
+                print("there and back", file=child.stdin, flush=True)
+                answer = child.stdout.readline()
+                ours = os.path.exists(f"/proc/{child.pid}") and f"PPid:\\t{os.getpid()}" in open(f"/proc/{child.pid}/status").read()
+                child.stdin.close()
+                return [answer, ours, child.wait(5)]
+        """,
         "lock file": """
             import fcntl, os
             held = open(os.path.join(os.environ["PLACE"], f"lock-{os.getpid()}"), "w")
@@ -193,14 +204,6 @@ LITTER = {
                 queue.put(os.getpid())
                 return queue.get(timeout=5) == os.getpid()
         """,
-        "fork pool": """
-            import multiprocessing, os
-            pool = multiprocessing.get_context("fork").Pool(1)
-            def seen():
-                mine = pool.apply_async(os.getppid).get(20) == os.getpid()
-                pool.terminate()
-                return mine
-        """,
         "shared memory": """
             from multiprocessing import shared_memory
             memory = shared_memory.SharedMemory(create=True, size=64)
@@ -227,7 +230,15 @@ LITTER = {
             def seen(): return multiprocessing.get_start_method()
         """,
     },
-    "threads and children": {
+    "threads": {
+        "fork pool": """
+            import multiprocessing, os
+            pool = multiprocessing.get_context("fork").Pool(1)
+            def seen():
+                mine = pool.apply_async(os.getppid).get(20) == os.getpid()
+                pool.terminate()
+                return mine
+        """,
         "thread": """
             import queue, threading
             asked, answered = queue.Queue(), queue.Queue()
@@ -259,16 +270,6 @@ LITTER = {
             timer.daemon = True
             timer.start()
             def seen(): return rung.wait(5)
-        """,
-        "child": """
-            import os, subprocess, sys
-            child = subprocess.Popen([sys.executable, "-c", "for line in open(0): print(line, end='', flush=True)"], stdin=-1, stdout=-1, text=True)
-            def seen():
-                print("there and back", file=child.stdin, flush=True)
-                answer = child.stdout.readline()
-                ours = os.path.exists(f"/proc/{child.pid}") and f"PPid:\\t{os.getpid()}" in open(f"/proc/{child.pid}/status").read()
-                child.stdin.close()
-                return [answer, ours, child.wait(5)]
         """,
         "torch store": """
             import torch.distributed
@@ -379,7 +380,9 @@ LITTER = {
             sys.setrecursionlimit(1777)
             sys.setswitchinterval(0.123)
             sys.set_int_max_str_digits(0)
-            def seen(): return [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), sys.getrecursionlimit(), round(sys.getswitchinterval(), 3)]
+            def seen():
+                collector = [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()]
+                return [*collector, sys.getrecursionlimit(), round(sys.getswitchinterval(), 3)]
         """,
         "locale": """
             import locale

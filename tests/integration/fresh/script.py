@@ -7,15 +7,15 @@ import sys
 
 _AT_START = dict(sys.modules)
 
-import fresh.probe
+import fresh.probe  # noqa: E402
 
 _SEEN = fresh.probe.at_start(_AT_START)
 
-import multiprocessing
-import os
-import time
+import multiprocessing  # noqa: E402
+import os  # noqa: E402
+import time  # noqa: E402
 
-import fresh.interpreter
+import fresh.interpreter  # noqa: E402
 
 counted: int = 3
 
@@ -44,8 +44,8 @@ def main() -> None:
     seen["spawned"] = child.exitcode
     if os.path.exists(f"{place}/torch"):
         os.environ["OMP_NUM_THREADS"] = "2"  # is heard by whoever loads torch now
-        seen["libraries"] = fresh.interpreter.libraries()
-        seen["drawn"] |= fresh.interpreter.drawn_by_libraries()
+        seen["libraries"] = fresh.libraries.libraries()
+        seen["drawn"] |= fresh.libraries.drawn_by_libraries()
     if os.path.exists(f"{place}/imports"):
         from fresh import imported
 
