@@ -196,6 +196,8 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     if "logging" in sys.modules:
         sys.modules["logging"]._startTime = wall_s()  # type: ignore[attr-defined]
     if "multiprocessing.process" in sys.modules:

@@ -80,7 +80,8 @@ class Watch(importlib.abc.MetaPathFinder):
         self._strange = frozenset(strange)
         self._asked: list[str] = []
         self._importing: list[str] = []
-        self._numpy: Any = None
+        self._fresh: dict[str, Any] = {}
+        """By library: the state of its generator of random numbers, as the system has seeded it at the import."""
         self.after: dict[str, Callable[[], None]] = {}
         """What to call once the module of that name has been executed."""
         self._before = self._look()
@@ -109,7 +110,6 @@ class Watch(importlib.abc.MetaPathFinder):
     def _look(self) -> dict[str, Any]:
         bad = poisoned()  # first: at a fork OpenBLAS ends the threads that it has started
         children = Path(f"/proc/self/task/{os.getpid()}/children")
-        random_numpy = sys.modules.get("numpy.random")
         return {
             "asks the driver for its devices, which no forked process may use after that": bad,
             "leaves a file open": frozenset(_open_files()),
@@ -129,10 +129,13 @@ class Watch(importlib.abc.MetaPathFinder):
             "changes a limit of the process": [resource.getrlimit(each) for each in range(_LIMITS)],
             "changes the priority or the cores": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
             "seeds Python's generator of random numbers, or draws from it": random.getstate(),
-            "seeds numpy's generator of random numbers, or draws from it": bool(
-                random_numpy and self._numpy != _numpy_state()
-            ),
+            "seeds numpy's generator of random numbers, or draws from it": self._drawn("numpy.random", _numpy_state),
+            "seeds torch's generator of random numbers, or draws from it": self._drawn("torch", _torch_state),
         }
+
+    def _drawn(self, library: str, state: Callable[[], Any]) -> bool:
+        """Whether its generator is in another state than right after its import."""
+        return library in self._fresh and self._fresh[library] != state()
 
     # -- what it asks -------------------------------------------------------------------------------------------------------
 
@@ -164,8 +167,8 @@ class Watch(importlib.abc.MetaPathFinder):
         finally:
             sys.setprofile(previous)
             self._importing.pop()
-        if spec.name == "numpy.random":
-            self._numpy = _numpy_state()
+        if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
+            self._fresh[spec.name] = state()
         self.after.pop(spec.name, bool)()
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
@@ -227,3 +230,7 @@ def _umask() -> int:
 def _numpy_state() -> Any:
     kind, keys, *rest = sys.modules["numpy.random"].get_state()
     return kind, keys.tobytes(), *rest
+
+
+def _torch_state() -> Any:
+    return bytes(sys.modules["torch"].get_rng_state().tolist())

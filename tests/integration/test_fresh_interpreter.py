@@ -6,9 +6,12 @@ for the list in `fresh/expected.py`.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import textwrap
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ import pytest
 from .fresh.ending import WAYS
 from .fresh.expected import differences
 from .fresh.litter import LITTER, module
-from .fresh.running import COLD, PLAIN, WARM, Run, an_odd_parent
+from .fresh.running import COLD, PLAIN, SCRIPTS, WARM, Run, an_odd_parent
 
 ARGUMENTS = ("a b", "ü", "", "--flag=-1", "*", "$HOME")
 
@@ -172,7 +175,7 @@ def test_what_an_import_leaves_behind_is_the_ranks_own_after_a_recovery(
     tmp_path: Path, undisturbed: dict[str, dict[str, object]], group: str
 ) -> None:
     run = littered(tmp_path, WARM)
-    run.start("littered.py", str(run.out), "trains", *map(module, LITTER[group]), ranks=2)
+    run.start("littered.py", str(run.out), "trains", *map(module, LITTER[group]), ranks=2, lives=2)
     run.kill_once_known("rank0.ready").end()
     both = [run.report(f"rank{rank}.life2") for rank in (0, 1)]
     found = []
@@ -183,3 +186,134 @@ def test_what_an_import_leaves_behind_is_the_ranks_own_after_a_recovery(
             found.append(f"{name}: both ranks have drawn {value['drawn']}")
     assert not found, "\n".join(dict.fromkeys(found))
     assert run.process.returncode == 0, run.said
+
+
+# -- ways to start ----------------------------------------------------------------------------------------------------------
+
+TEXT = (SCRIPTS / "script.py").read_bytes()
+DOCSTRING_ENDS = TEXT.index(b'"""\n', 3) + 4
+
+
+def _zipped(here: Path) -> None:
+    with zipfile.ZipFile(here / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", TEXT)
+
+
+def _package(here: Path) -> None:
+    _put(here, "package/__init__.py", b"")
+    _put(here, "package/__main__.py")
+
+
+def _put(here: Path, name: str, text: bytes = TEXT) -> None:
+    (here / name).parent.mkdir(parents=True, exist_ok=True)
+    (here / name).write_bytes(text)
+
+
+def _executable(here: Path, name: str, text: str) -> None:
+    _put(here, name, text.encode())
+    (here / name).chmod(0o755)
+
+
+FUTURE = TEXT[:DOCSTRING_ENDS] + b"from __future__ import annotations\n" + TEXT[DOCSTRING_ENDS:]
+STYLES: dict[str, tuple[Callable[[Path], object], Sequence[str]]] = {
+    "a symlink in another folder": (
+        lambda here: (_put(here, "deep/er/real.py"), (here / "deep/er/train me").symlink_to("real.py")),
+        ["deep/../deep/er/train me"],
+    ),
+    "a folder": (lambda here: _put(here, "app/__main__.py"), ["app"]),
+    "a zip file": (_zipped, ["app.zip"]),
+    "a package": (_package, ["-m", "package"]),
+    "another encoding and a __future__ of its own": (
+        lambda here: _put(here, "s.py", b"# coding: cp1252\n" + FUTURE + "É = 'é'\n".encode("cp1252")),
+        ["s.py"],
+    ),
+    "a byte order mark and CRLF": (
+        lambda here: _put(here, "s.py", b"\xef\xbb\xbf" + TEXT.replace(b"\n", b"\r\n")),
+        ["s.py"],
+    ),
+    "torchrun's own logs": (lambda here: None, ["--redirects", "1", "--tee", "0:2", "--log-dir", "logs", "script.py"]),
+    "options of Python": (
+        lambda here: None,
+        ["--no-python", sys.executable, "-O", "-W", "error::BytesWarning", "-X", "dev", "script.py"],
+    ),
+    "a wrapper": (
+        lambda here: _executable(
+            here, "wrap.sh", f'#!/bin/sh\nexport WRAPPED=1\n{sys.executable} -c 1\n{sys.executable} "$@"\n'
+        ),
+        ["--no-python", "./wrap.sh", "script.py"],
+    ),
+    "run by path": (lambda here: None, ["--run-path", "script.py"]),
+}
+"""How a script is started: what is put into its folder, and torchrun's words up to the script."""
+
+
+def started(place: Path, arrange: Callable[[Path], object], *words: str, **extra: str) -> tuple[list[str], list[int]]:
+    """Differences of a warm rank from one of plain torchrun, both started by `words`, and both exit codes."""
+    runs = [Run(place, how, **{"PYTHONPATH": str(place / how), **extra}) for how in (PLAIN, WARM)]
+    for run in runs:
+        arrange(run.here)
+        run.start(*(word.replace("OUT", str(run.out)) for word in words))
+    for run in runs:
+        run.end()
+    plain, ours = (run.report("rank0.life1") for run in runs)
+    found = [line for line in differences(plain, ours, warm=True) if not line.startswith("drawn.")]
+    return found, [run.process.returncode for run in runs]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_script_is_started_as_torchrun_starts_it(tmp_path: Path, style: str) -> None:
+    arrange, words = STYLES[style]
+    found, left = started(tmp_path, arrange, *words, "OUT", *ARGUMENTS)
+    assert not found, "\n".join(found)
+    assert left == [0, 0]
+
+
+def test_an_argument_need_not_be_text(tmp_path: Path) -> None:
+    found, left = started(tmp_path, lambda here: None, "script.py", "OUT", os.fsdecode(b"\xff\xfe"))
+    assert not found, "\n".join(found)
+    assert left == [0, 0]
+
+
+VARIABLES = {
+    "PYTHONOPTIMIZE": "1",
+    "PYTHONWARNINGS": "once::UserWarning,error::BytesWarning",
+    "PYTHONDEVMODE": "1",
+    "PYTHONHASHSEED": "7",
+    "PYTHONIOENCODING": "latin-1:replace",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPYCACHEPREFIX": "/nowhere",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONINTMAXSTRDIGITS": "5000",
+    "PYTHONUTF8": "1",
+    "PYTHONNOUSERSITE": "1",
+    "LC_ALL": "C",
+    "TZ": "Asia/Shanghai",
+    "TMPDIR": "/var/tmp",
+}
+
+
+def test_what_the_environment_tells_python_it_tells_a_rank_too(tmp_path: Path) -> None:
+    site = b"import os\nos.environ['OF_SITECUSTOMIZE'] = '1'\n"
+    found, left = started(tmp_path, lambda here: _put(here, "sitecustomize.py", site), "script.py", "OUT", **VARIABLES)
+    assert not found, "\n".join(found)
+    assert left == [0, 0]
+
+
+FAULTY: dict[str, tuple[bytes, Sequence[str]]] = {
+    "no Python": (b"def main(:\n    pass\n", ["script.py"]),
+    "no module": (b"", ["-m", "nothing_of_the_kind"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_script_that_cannot_run_says_what_it_says_under_torchrun(tmp_path: Path, fault: str) -> None:
+    text, words = FAULTY[fault]
+    runs = [Run(tmp_path, how) for how in (PLAIN, WARM)]
+    for run in runs:
+        _put(run.here, "script.py", text)
+        run.start("--redirects", "2", "--log-dir", "logs", *words, "an argument")
+    for run in runs:
+        run.end()
+    plain, ours = (min(run.here.glob("logs/*/*/0/stderr.log"), key=os.path.getmtime) for run in runs)
+    assert runs[1].same(ours.read_text()) == runs[0].same(plain.read_text())

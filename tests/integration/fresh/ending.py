@@ -1,7 +1,7 @@
 """A script that leaves in another way in each of its lives, or on each of its ranks, and writes down what goes on while it leaves.
 
-ending.py PLACE lives|ranks WAY…: the WAY that is this life's or this rank's turn. What it prints is in PLACE/WAY.out and .err, what happens in
-PLACE/WAY.events.
+ending.py PLACE lives|ranks WAY…: the WAY that is this life's or this rank's turn. What it prints is in PLACE/WAY.out and .err, and what
+happens in PLACE/WAY.events.
 """
 
 import atexit
@@ -45,9 +45,9 @@ def leave_it_all_open() -> None:
 
     global text, binary, logged, alive, folder, in_generator, cycle, pool
     atexit.register(say, "exit handler registered first")
-    text = open(f"{place}/{way}.text", "w")
+    text = open(f"{place}/{way}.text", "w")  # noqa: SIM115
     text.write("a line that nobody flushes\n")
-    binary = open(f"{place}/{way}.binary", "wb")
+    binary = open(f"{place}/{way}.binary", "wb")  # noqa: SIM115
     binary.write(b"bytes that nobody flushes")
     logged = logging.handlers.MemoryHandler(1000, target=logging.FileHandler(f"{place}/{way}.log"))
     logging.getLogger("probe").addHandler(logged)

@@ -44,7 +44,7 @@ def descriptors() -> dict[str, object]:
         info = dict(line.split(":", 1) for line in (_SELF / "fdinfo" / name).read_text().splitlines() if ":" in line)
         found[name] = {
             "kind": stat.filemode(about.st_mode)[0],
-            "target": re.sub(r"\[\d+\]", "", target),
+            "target": re.sub(r"\[\d+\]|(?<=/none_)\w+", "", target),  # inodes, and the name of torchrun's run
             "same_as": same_as if same_as != name else "",
             "flags": info["flags"].strip(),
             "inheritable": os.get_inheritable(int(name)),
@@ -115,7 +115,8 @@ def own_words() -> dict[str, object]:
 def shared_mappings() -> list[str]:
     """What is mapped in such a way that another process sees what is written into it."""
     lines = [line.split(maxsplit=5) for line in _read(_SELF / "maps").splitlines()]
-    return sorted({line[5] if len(line) > 5 else "anonymous" for line in lines if line[1][3] == "s" and "w" in line[1]})
+    shared = [line[5] if len(line) > 5 else "anonymous" for line in lines if line[1][3] == "s" and "w" in line[1]]
+    return sorted(re.sub(r"sem\.mp-\w+", "sem.mp-", name) for name in shared)
 
 
 def _status() -> dict[str, str]:

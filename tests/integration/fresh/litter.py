@@ -1,13 +1,13 @@
-"""Modules that leave something behind when they are imported: the source of each, by group and name. `seen()` tells what has become of it.
+"""Modules that leave something behind when they are imported: the source of each, by group and name.
 
-Some of it is a promise that the test looks into: `drawn` is another value on another rank, `printed` is found in the output, `gone_at_exit` is
-not there when the rank has ended, and `at_exit` is a file in which the handlers have written.
+`seen()` tells what has become of it. Some of it is a promise that the test looks into: `drawn` is another value on another rank, `printed`
+is found in the output, `gone_at_exit` is not there when the rank has ended, `at_exit` is a file in which the handlers have written.
 """
 
 import re
 
 LITTER = {
-    "values taken": {
+    "values and random states": {
         "rank": """
             import os
             RANK = os.environ.get("RANK", 0)
@@ -59,8 +59,6 @@ LITTER = {
                 PORT = taken.getsockname()[1]
             def seen(): return {"drawn": PORT}
         """,
-    },
-    "random states": {
         "random.seed": """
             import random
             random.seed(1234)
@@ -85,8 +83,25 @@ LITTER = {
             ORDER = list({f"key{i}" for i in range(50)})
             def seen(): return ORDER == list({f"key{i}" for i in range(50)})
         """,
+        "torch drawn": """
+            import torch
+            weight = torch.nn.Linear(1, 1).weight.item()
+            def seen(): return {"drawn": weight}
+        """,
+        "torch.manual_seed": """
+            import torch
+            torch.manual_seed(1234)
+            def seen(): return torch.rand(1).item()
+        """,
+        "torch settings": """
+            import torch
+            torch.set_default_dtype(torch.float64)
+            torch.use_deterministic_algorithms(True)
+            torch.set_printoptions(precision=9)
+            def seen(): return [str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), str(torch.ones(1) / 3)]
+        """,
     },
-    "descriptors": {
+    "descriptors, and a child at their other end": {
         "two file handlers": """
             import logging, os
             log = logging.getLogger("kept")
@@ -147,6 +162,17 @@ LITTER = {
                 with database: database.execute("insert into t values (?)", (os.getpid(),))
                 return database.execute("select count(*) from t where pid=?", (os.getpid(),)).fetchone()
         """,
+        "child": """
+            import os, subprocess, sys
+            echo = "for line in open(0): print(line, end='', flush=True)"
+            child = subprocess.Popen([sys.executable, "-c", echo], stdin=-1, stdout=-1, text=True)
+            def seen():
+                print("there and back", file=child.stdin, flush=True)
+                answer = child.stdout.readline()
+                ours = os.path.exists(f"/proc/{child.pid}") and f"PPid:\\t{os.getpid()}" in open(f"/proc/{child.pid}/status").read()
+                child.stdin.close()
+                return [answer, ours, child.wait(5)]
+        """,
         "lock file": """
             import fcntl, os
             held = open(os.path.join(os.environ["PLACE"], f"lock-{os.getpid()}"), "w")
@@ -178,14 +204,6 @@ LITTER = {
                 queue.put(os.getpid())
                 return queue.get(timeout=5) == os.getpid()
         """,
-        "fork pool": """
-            import multiprocessing, os
-            pool = multiprocessing.get_context("fork").Pool(1)
-            def seen():
-                mine = pool.apply_async(os.getppid).get(20) == os.getpid()
-                pool.terminate()
-                return mine
-        """,
         "shared memory": """
             from multiprocessing import shared_memory
             memory = shared_memory.SharedMemory(create=True, size=64)
@@ -212,7 +230,15 @@ LITTER = {
             def seen(): return multiprocessing.get_start_method()
         """,
     },
-    "threads and children": {
+    "threads": {
+        "fork pool": """
+            import multiprocessing, os
+            pool = multiprocessing.get_context("fork").Pool(1)
+            def seen():
+                mine = pool.apply_async(os.getppid).get(20) == os.getpid()
+                pool.terminate()
+                return mine
+        """,
         "thread": """
             import queue, threading
             asked, answered = queue.Queue(), queue.Queue()
@@ -244,16 +270,6 @@ LITTER = {
             timer.daemon = True
             timer.start()
             def seen(): return rung.wait(5)
-        """,
-        "child": """
-            import os, subprocess, sys
-            child = subprocess.Popen([sys.executable, "-c", "for line in open(0): print(line, end='', flush=True)"], stdin=-1, stdout=-1, text=True)
-            def seen():
-                print("there and back", file=child.stdin, flush=True)
-                answer = child.stdout.readline()
-                ours = os.path.exists(f"/proc/{child.pid}") and f"PPid:\\t{os.getpid()}" in open(f"/proc/{child.pid}/status").read()
-                child.stdin.close()
-                return [answer, ours, child.wait(5)]
         """,
         "torch store": """
             import torch.distributed
@@ -364,7 +380,9 @@ LITTER = {
             sys.setrecursionlimit(1777)
             sys.setswitchinterval(0.123)
             sys.set_int_max_str_digits(0)
-            def seen(): return [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), sys.getrecursionlimit(), round(sys.getswitchinterval(), 3)]
+            def seen():
+                collector = [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()]
+                return [*collector, sys.getrecursionlimit(), round(sys.getswitchinterval(), 3)]
         """,
         "locale": """
             import locale
@@ -450,25 +468,6 @@ LITTER = {
             import builtins
             builtins.put_there_at_import = 1
             def seen(): return put_there_at_import
-        """,
-    },
-    "torch": {
-        "torch drawn": """
-            import torch
-            weight = torch.nn.Linear(1, 1).weight.item()
-            def seen(): return {"drawn": weight}
-        """,
-        "torch.manual_seed": """
-            import torch
-            torch.manual_seed(1234)
-            def seen(): return torch.rand(1).item()
-        """,
-        "torch settings": """
-            import torch
-            torch.set_default_dtype(torch.float64)
-            torch.use_deterministic_algorithms(True)
-            torch.set_printoptions(precision=9)
-            def seen(): return [str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), str(torch.ones(1) / 3)]
         """,
     },
 }

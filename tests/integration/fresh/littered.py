@@ -40,8 +40,10 @@ def main() -> None:
         names = names[int(os.environ["RANK"])].split("+")
     life = 1 + os.path.exists(mine + ".life1")
     modules = {name: importlib.import_module(f"litter_{name}") for name in names}
-    with open(f"{mine}.life{life}", "w") as file:
-        json.dump({name: seen(m) for name, m in modules.items()} if trains == "plain" or life == 2 else {}, file)
+    found = {name: seen(m) for name, m in modules.items()} if trains == "plain" or life == 2 else {}
+    with open(f"{mine}.life{life}.new", "w") as file:
+        json.dump(found, file)
+    os.rename(f"{mine}.life{life}.new", f"{mine}.life{life}")
     if trains == "trains" and life == 1:
         train(mine + ".ready")
 

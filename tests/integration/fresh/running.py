@@ -58,7 +58,7 @@ class Run:
         if self.how == PLAIN:
             command += ["--master-port", str(free_port("127.0.0.1")), "--max-restarts", str(lives - 1)]
         else:
-            settings = [word for setting in _BUDGETS for word in ("--set", setting)]
+            settings = [word for setting in _BUDGETS for word in ("--set", setting)] if lives > 1 else []
             ours = [
                 str(BIN / "mt-resilient"),
                 "run",
