@@ -148,7 +148,7 @@ def without_site(place: Path) -> str:
 def test_a_python_that_cannot_start_torchrun_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     python: list[str],
     sentence: str,
 ) -> None:
@@ -157,19 +157,19 @@ def test_a_python_that_cannot_start_torchrun_is_refused(
     (tmp_path / "python").write_text("#!/bin/sh\necho not today >&2\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
     assert cli.main(["run", "--run-dir", "run", "--", *python, "train.py"]) == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     assert sentence in line
     assert not (tmp_path / "run").exists()
 
 
 def test_a_working_directory_that_is_gone_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert cli.main(["run", "--run-dir", str(tmp_path / "run"), "--", "torchrun", "train.py"]) == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     assert "the working directory cannot be found" in line
     assert not (tmp_path / "run").exists()
