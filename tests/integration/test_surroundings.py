@@ -172,7 +172,8 @@ def test_ranks_in_pid_namespaces_of_their_own(tmp_path: Path) -> None:
 
 def test_a_rank_that_no_way_leads_from_to_its_agent_runs_as_ever(tmp_path: Path) -> None:
     script, told = tmp_path / "probe.py", tmp_path / "told"
-    script.write_text(PROBE)
+    loop = "from torch import nn\nfrom mt_resilient import Session\nlist(Session(model=nn.Linear(2, 2)).steps(2))\n"
+    script.write_text(PROBE + loop)
     words = ["--nproc-per-node", "1", "--no-python", in_a_namespace(tmp_path, "-pfn"), str(script), str(told)]
     job = Job(tmp_path, words, "--no-warm")
     assert job.finish() == 0, job.said()
