@@ -18,6 +18,7 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
+from ..resilience.descriptors import high
 from ..resilience.errors import SnapshotError
 from . import objects
 from .files import Files
@@ -154,7 +155,7 @@ def _is_utf8(part: str) -> bool:
 
 @cache
 def _opened(directory: Path) -> str:
-    return f"/proc/self/fd/{os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}"
+    return f"/proc/self/fd/{high(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))}"
 
 
 def _context(slab: Place) -> ts.Context:

@@ -14,12 +14,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOKS_S = 0.1
+"""Between looks for a process where the kernel has no pidfds."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -30,14 +33,22 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def die_with(pid: int) -> None:
-    """End with SIGKILL when process `pid` ends, which is none's parent here: a thread waits for it."""
+    """End with SIGKILL when process `pid` ends, which is not this one's parent: a thread waits for it."""
+    from .descriptors import high  # not above: this file is a program, too
+
+    watched = None
     try:
-        watched = os.pidfd_open(pid)
+        watched = high(os.pidfd_open(pid))
     except ProcessLookupError:
         os._exit(128 + signal.SIGKILL)
+    except OSError:  # a kernel that refuses it
+        pass
 
     def wait() -> None:
-        select.select([watched], [], [])
+        if watched is not None:
+            select.select([watched], [], [])
+        while watched is None and os.path.exists(f"/proc/{pid}"):
+            time.sleep(_LOOKS_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="mt-resilient", daemon=True).start()
