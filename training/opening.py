@@ -79,5 +79,10 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
+def _is_name(node: ast.expr) -> bool:
+    """Whether it is a name, or an attribute of one: it is looked up, and nothing runs."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
+
+
 def _is(node: ast.expr, names: set[str]) -> bool:
     return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
