@@ -87,9 +87,9 @@ class Node:
         self._save_s = 0.0
         """What the last snapshot on disk took."""
         self.vitals = Vitals(stragglers or StragglerPolicy())
-        self.warm = WarmProcess(launch.rank_command, directory.modules, directory.logs / "warm.log")
-        if launch.warm_refused:
-            self.warm.give_up(launch.warm_refused)
+        self.warm = WarmProcess(
+            launch.rank_command, directory.modules, directory.logs / "warm.log", launch.warm_refused
+        )
         config = {
             "arena": self.paths,
             "root": root.address,

@@ -56,7 +56,10 @@ class ForkServer:
         """Fork a launcher; its pid. Raises MachineError when the process does not answer."""
         try:
             self.channel.sendall(json.dumps(order).encode() + b"\n")
-            if select.select([self.channel], [], [], ANSWER_S)[0] and (words := self._hear()):
+            words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
+            if "stale" in words:
+                raise MachineError(f"{words['stale']} has changed since the warm process has run it")
+            if words:
                 return int(words["launcher"])
         except OSError:
             pass
@@ -83,9 +86,9 @@ class ForkServer:
 class WarmProcess:
     """The process that forks launchers, and the one that forks their ranks as well, which takes its place when it is ready."""
 
-    def __init__(self, command: Sequence[str], modules: Path, log: Path) -> None:
-        """command: what torchrun would start a rank with; empty: not an interpreter on a script. modules: the file in which ranks note what
-        they import."""
+    def __init__(self, command: Sequence[str], modules: Path, log: Path, refused: str = "") -> None:
+        """command: what torchrun would start a rank with. modules: the file in which ranks note what they import. refused: why ranks are
+        never to be forked; empty: they may be."""
         self._command, self._modules, self._log = command, modules, log
         self._launchers: ForkServer | None = None
         self._ranks: ForkServer | None = None
@@ -93,8 +96,8 @@ class WarmProcess:
         self._less: dict[str, Any] = {}
         """What the warm process is not to do, since that has turned out not to be the same in a fork."""
         self._left = ""
-        self._refused = not command
-        self.why = "" if command else "torchrun does not start the ranks as `python script`"
+        self._refused = bool(refused)
+        self.why = refused
         """Why ranks are not forked; empty while they are, or may be."""
 
     @property

@@ -10,7 +10,6 @@ it starts itself: they are forked twice, and it adopts them.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import importlib
 import json
@@ -26,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience.clock import wall_s
+from ..resilience.descriptors import high
 from ..resilience.leash import adopt_orphans, die_with_parent
 from .command_line import show
+from .preload import preload, version
 
 VARIABLE = "MT_RESILIENT_WARM"
 NAME = "mt-warm"
 """What `ps` calls the warm process."""
 _NAME = Path("/proc/self/comm")
-_FLOOR = 100
-"""Our descriptors lie above this number: a script may count on the first ones being free."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -46,40 +45,34 @@ def serve(site: Callable[[], None]) -> None:
     plan = json.loads(os.environ.pop(VARIABLE))
     name = _NAME.read_text()
     _NAME.write_text(NAME)
-    channel = socket.socket(fileno=_raised(plan["channel"]))
+    channel = socket.socket(fileno=high(plan["channel"]))
     streams = {number: os.dup(number) for number in (1, 2)}
-    streams = {number: _raised(copy) for number, copy in streams.items()}
-    log = _raised(plan["log"])
+    streams = {number: high(copy) for number, copy in streams.items()}
+    log = high(plan["log"])
     for number in streams:
         os.dup2(log, number, inheritable=True)
     os.close(log)
     path = list(sys.path)
     words = _prepare(plan, site)
     sys.path[:] = path
+    files = words.pop("files", {})
     _say(channel, words)
     for line in channel.makefile():
         order = json.loads(line)
-        if environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
+        if changed := next((file for file, seen in files.items() if version(file) != seen), ""):
+            _say(channel, {"stale": changed})
+        elif environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
             _NAME.write_text(name)
             _refresh(environment, words.get("environment", {}))
             return
     os._exit(0)
 
 
-def _raised(descriptor: int) -> int:
-    """The same file under a number above the first ones, not to be inherited; `descriptor` is closed."""
-    raised = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FLOOR)
-    os.close(descriptor)
-    return raised
-
-
 def _prepare(plan: Mapping[str, Any], site: Callable[[], None]) -> dict[str, Any]:
     """Import what is to be there; what to tell the agent of it: `ready`, `why` not, and what `less` to do in another try."""
     words: dict[str, Any] = {"ready": True}
     if "modules" in plan:
-        from . import preload
-
-        words = preload.preload(site, Path(plan["modules"]), plan.get("until"), complete=plan.get("complete", True))
+        words = preload(site, Path(plan["modules"]), plan.get("until"), complete=plan.get("complete", True))
     if words["ready"]:
         importlib.import_module("torch.distributed.run")  # the launchers' own
     gc.collect()
@@ -111,7 +104,7 @@ def _launch(
         die_with_parent(agent)
         os.setsid()
         _say(channel, {"launcher": os.getpid(), "generation": order["generation"]})
-        channel.close()
+        os.close(channel.detach())
         ours = theirs = None
         if ranks:
             ours, theirs = socket.socketpair()

@@ -47,7 +47,7 @@ def _runs(statement: ast.stmt) -> bool | None:
         case ast.Assign(targets=[ast.Subscript(value=place, slice=name)], value=value) if _is(place, {"os.environ"}):
             return True if _is_literal(name) and _is_literal(value) else None
         case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(target=ast.Name(), value=value):
-            return False if value is None or _is_literal(value) else None
+            return False if value is None or _is_literal(value) or _is_name(value) else None
         case (
             ast.FunctionDef(decorator_list=[], args=arguments) | ast.AsyncFunctionDef(decorator_list=[], args=arguments)
         ):
@@ -77,6 +77,11 @@ def _is_literal(node: ast.expr) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_name(node: ast.expr) -> bool:
+    """Whether it is a name, or an attribute of one: it is looked up, and nothing runs."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 
 def _is(node: ast.expr, names: set[str]) -> bool:

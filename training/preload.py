@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .modules import Noted
 from .opening import opening
-from .traces import Watch
+from .traces import Watch, installed
 
 
 def preload(site: Callable[[], None], noted: Path, until: int | None, *, complete: bool) -> dict[str, Any]:
@@ -54,7 +55,27 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
         if complete and (found := _watched(watch, known.complete, {})):
             return _refused(f"the imports of their first step, of which one {found},", complete=False)
     foreign = known.foreign()
-    return _refused(foreign) if foreign else {"ready": True, "environment": changed}
+    files = {file, *(own for module in list(sys.modules.values()) if (own := _own_file(module)))}
+    return (
+        _refused(foreign)
+        if foreign
+        else {"ready": True, "environment": changed, "files": {each: version(each) for each in files}}
+    )
+
+
+def version(file: str) -> list[int]:
+    """What tells that a file is another one than before, or has been written again; empty: there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return []
+    return [found.st_ino, found.st_mtime_ns, found.st_size]
+
+
+def _own_file(module: ModuleType) -> str:
+    """The file of a module of the script's own; empty: it is none."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return "" if origin is None or installed(origin) else origin
 
 
 def _refused(why: str, **less: int) -> dict[str, Any]:

@@ -9,6 +9,10 @@ import runpy
 import sys
 import time
 
+import torch  # noqa: F401  (in the opening, so that ranks can be forked from it)
+
+import mt_resilient  # noqa: F401
+
 _sleep = time.sleep
 _slept = 0
 

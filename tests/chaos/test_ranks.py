@@ -140,3 +140,16 @@ def test_dtensors_sharded_by_fsdp(tmp_path: Path) -> None:
     job.until_step(20)
     job.kill_rank(1)
     same(job, expected)
+
+
+def test_a_script_that_has_been_edited_meanwhile_starts_cold(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
+    script = tmp_path / "gated.py"
+    script.write_text(GATED.read_text())
+    command = ["--nproc-per-node", "2", str(script), str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.02"]
+    job = Job(tmp_path, command)
+    job.until_said("the warm process is ready")
+    script.write_text(f"print('edited')\n{GATED.read_text()}")
+    job.kill_rank(1)
+    same(job, expected)
+    assert job.incidents()[0].launch == f"cold: {script} has changed since the warm process has run it"
+    assert job.printed().count("edited") == 2

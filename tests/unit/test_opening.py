@@ -39,6 +39,7 @@ def test_it_belongs_to_the_opening(statement: str) -> None:
         "pass",
         "N: int",
         "N: int = 3",
+        "sleep = time.sleep",
         "NAMES = ['a', ('b', 1.5)]",
         "if TYPE_CHECKING:\n    import other",
         "def f(a, b=1, *, c=None):\n    return torch.ones(a)",
