@@ -148,7 +148,8 @@ class Job:
     def helper(self, name: str) -> psutil.Process:
         """The agent's own child whose command line holds `name`."""
         children = psutil.Process(self.agent.pid).children()
-        return next(child for child in children if name in " ".join(child.cmdline()))
+        living = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
+        return next(child for child in living if name in " ".join(child.cmdline()))
 
     def warm_process(self) -> psutil.Process:
         """The newest one: while it imports, there is another that forks launchers only."""
