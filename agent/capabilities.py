@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from ..resilience.errors import MachineError
 from ..resilience.leash import adopt_orphans, may_die_with_parent
@@ -13,7 +12,7 @@ from ..resilience.leash import adopt_orphans, may_die_with_parent
 def check() -> list[str]:
     """Become the parent of all orphans below. Gives what the kernel refuses that is done in another way; raises MachineError for what
     cannot be."""
-    if not Path("/proc/self/stat").exists():
+    if not _proc_is_ours():
         raise MachineError(
             "/proc is not mounted, or not this PID namespace's: ranks could not be watched; nothing was started. Mount it (mount -t proc "
             "proc /proc, or unshare --mount-proc)"
@@ -32,6 +31,13 @@ def check() -> list[str]:
         where = f"lie in /dev/shm, where {free:.1f} GiB are free" if free else "lie in files that have no name"
         found.append(f"the kernel refuses memfd_create here: snapshots in memory {where}")
     return found
+
+
+def _proc_is_ours() -> bool:
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def _allowed(opened: Callable[[], int]) -> bool:
