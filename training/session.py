@@ -58,6 +58,8 @@ class Session(Boundaries):
         """
         if total is None and epochs is None:
             raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
+        if any(getattr(source, "thing", None) is loader for source in self._sources.values()):
+            raise UsageError("session.batches puts its loader back by itself: do not give it to the Session as well")
         data = Batches(loader, epochs, accumulate, begin_epoch)
         self.fixed_data = False
         self._data = data

@@ -267,7 +267,9 @@ def test_what_can_only_be_replayed_says_once_what_that_has_cost(capsys: pytest.C
         data.take(at)
         put_back(data, state_of(data))
     assert (
-        capsys.readouterr().err.count("can only be replayed from the start of its epoch. 3 batches were loaded again")
+        capsys.readouterr().err.count(
+            "can only be replayed from the start of its epoch. Batches loaded again and thrown away: 3"
+        )
         == 1
     )
 
