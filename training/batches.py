@@ -103,6 +103,12 @@ class Batches:
         for _ in self._step:
             pass
 
+    def end(self) -> None:
+        """No further batch is wanted: the workers may go."""
+        self._live, self._step = None, iter(())
+        if self._randomness is not None:
+            self._loader.let_go()
+
     def ends(self, following: int) -> bool:
         """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
         loader does not know its length."""

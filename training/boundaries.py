@@ -242,6 +242,7 @@ class Boundaries:
         """The loop has found behind its boundary that `step` steps are all: judge the last one now, and keep it on disk."""
         if self._at is None or self._council is None:
             return Directive.GO_ON
+        self._leased()
         return self._cross(step, None, judged_now=True, last=True)
 
     def rewind(self) -> int:

@@ -79,7 +79,15 @@ class Session(Boundaries):
         if data is not None and restored:
             data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
         self._put_back(data)
+        try:
+            yield from self._computed(step, total, data)
+        finally:
+            if data is not None:
+                data.end()
+
+    def _computed(self, step: int, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
         crossed = False
+        """A boundary, since the ranks have begun or gone back."""
         while total is None or step < total:
             self._step = step
             batch = None if data is None else self._take(data)
