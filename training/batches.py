@@ -2,7 +2,7 @@
 
 A data loader cannot say where it is. What can be had again is the beginning of an epoch: the generators as they were then, which give the
 same order of samples and the same seeds of workers. From there the batches that were used already are left out (`loaders.py`), and the
-generators of workers put back (`workers.py`). What is drawn for this from the rank's generators does not count: who calls puts them back.
+generators of workers put back (`workers.py`). What is drawn for this from the rank's generators does not count: the caller puts them back.
 
 The place is the same on all ranks, and goes with the course. All the rest is this rank's alone, and goes with its generators: on another
 number of ranks they begin anew.
@@ -102,6 +102,12 @@ class Batches:
         """What the present step has left of its batches is used up."""
         for _ in self._step:
             pass
+
+    def end(self) -> None:
+        """No further batch is wanted: the workers may go."""
+        self._live, self._step = None, iter(())
+        if self._randomness is not None:
+            self._loader.let_go()
 
     def ends(self, following: int) -> bool:
         """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
@@ -221,9 +227,9 @@ class Batches:
         if not self._loader.skips and self._tells:
             self._tells = False
             print(
-                f"mt-resilient: this loader can only be replayed from the start of its epoch. {used} batches were loaded again and "
-                f"thrown away in {monotonic_s() - began_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is "
-                "put back without that",
+                "mt-resilient: this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
+                f"{used}, in {monotonic_s() - began_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is put "
+                "back without that",
                 file=sys.stderr,
                 flush=True,
             )

@@ -242,6 +242,7 @@ class Boundaries:
         """The loop has found behind its boundary that `step` steps are all: judge the last one now, and keep it on disk."""
         if self._at is None or self._council is None:
             return Directive.GO_ON
+        self._leased()
         return self._cross(step, None, judged_now=True, last=True)
 
     def rewind(self) -> int:
@@ -294,14 +295,11 @@ class Boundaries:
             sums = [t.sum(dtype=torch.float32) for t in tensors if t.device.type == "cpu" and t.is_floating_point()]
             return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
-    def _tell_unknown_data(self, step: int) -> None:
-        resumed = self._handoff.resume_step >= 0
-        what = (
-            f"The state of step {self._handoff.resume_step} was restored, but its data was not put back"
-            if resumed
-            else ("Which data this loop uses is not known, so no recovery can put it back")
-        )
-        print(f"mt-resilient: {what}: {self.cure}", file=sys.stderr, flush=True)
+    def _tell_unknown_data(self) -> None:
+        said = "Which data this loop uses is not known, so no recovery can put it back"
+        if self._handoff.resume_step >= 0:
+            said = f"Step {self._handoff.resume_step} was restored; which data this loop goes on with is not known"
+        print(f"mt-resilient: {said}: {self.cure}", file=sys.stderr, flush=True)
 
     def _first_boundary(self, step: int, now_ns: int) -> None:
         self._first = False
@@ -314,7 +312,7 @@ class Boundaries:
                 "--skip-data out"
             )
         if self.fixed_data and self._at.rank == 0:
-            self._tell_unknown_data(step)
+            self._tell_unknown_data()
         if self._at.local_rank == 0:
             modules.note(Path(self._handoff.modules), self._at.environment)
         self._page.first_step = step

@@ -58,6 +58,8 @@ class Session(Boundaries):
         """
         if total is None and epochs is None:
             raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
+        if any(getattr(source, "thing", None) is loader for source in self._sources.values()):
+            raise UsageError("session.batches puts its loader back by itself: do not give it to the Session as well")
         data = Batches(loader, epochs, accumulate, begin_epoch)
         self.fixed_data = False
         self._data = data
@@ -77,7 +79,15 @@ class Session(Boundaries):
         if data is not None and restored:
             data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
         self._put_back(data)
+        try:
+            yield from self._computed(step, total, data)
+        finally:
+            if data is not None:
+                data.end()
+
+    def _computed(self, step: int, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
         crossed = False
+        """A boundary, since the ranks have begun or gone back."""
         while total is None or step < total:
             self._step = step
             batch = None if data is None else self._take(data)

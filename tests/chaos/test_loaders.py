@@ -142,7 +142,7 @@ def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path:
     said = job.said()
     cure = "take the batches from session.batches(loader), or by session.data_step"
     assert said.count(f"Which data this loop uses is not known, so no recovery can put it back: {cure}") == 1
-    assert said.count(f"was restored, but its data was not put back: {cure}") == 1
+    assert said.count(f"was restored; which data this loop goes on with is not known: {cure}") == 1
     first = next(i for i in job.incidents() if i.cause == "non_finite")
     assert (first.remedy, first.origin) == ("rewind", "undecided")
     assert "hardware" not in said

@@ -6,6 +6,7 @@ Between two batches the training draws, too (dropout). What is compared is each 
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -267,7 +268,9 @@ def test_what_can_only_be_replayed_says_once_what_that_has_cost(capsys: pytest.C
         data.take(at)
         put_back(data, state_of(data))
     assert (
-        capsys.readouterr().err.count("can only be replayed from the start of its epoch. 3 batches were loaded again")
+        capsys.readouterr().err.count(
+            "can only be replayed from the start of its epoch. Batches loaded again and thrown away: 3"
+        )
         == 1
     )
 
@@ -307,6 +310,15 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
     fewer.go_to(before.place())
     fewer.put_back()
     assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
+
+
+def test_its_workers_go_with_the_loop() -> None:
+    data = Batches(DataLoader(Numbers(), persistent_workers=True, **SEVERAL), None, 1, None)
+    data.keep(Randomness(()), 0)
+    data.take(0)
+    assert len(multiprocessing.active_children()) == 2
+    data.end()
+    assert multiprocessing.active_children() == []
 
 
 def test_steps_of_several_batches_are_put_back() -> None:

@@ -94,6 +94,18 @@ def test_what_cannot_be_gone_through_again_is_refused(loader: object, how: dict[
         list(Session().batches(loader, **how))  # type: ignore[arg-type]
 
 
+def test_a_loader_is_not_put_back_twice() -> None:
+    class Loader(list[int]):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    loader = Loader()
+    with pytest.raises(UsageError, match="do not give it to the Session as well"):
+        Session(loader=loader).batches(loader, epochs=1)
+
+
 def test_epochs_are_known_of_batches_of_a_known_number_only() -> None:
     session = Session()
     with pytest.raises(UsageError, match="takes its batches from"):
