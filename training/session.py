@@ -28,8 +28,9 @@ class Session(Boundaries):
         self._step = 0
         self._counting = False
 
-    def steps(self, total: int) -> Iterator[int]:
-        """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step.
+    def steps(self, total: int, start: int = 0) -> Iterator[int]:
+        """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step. start: steps that a
+        checkpoint of the script's own has brought; a snapshot, where there is one, replaces what that has loaded.
 
         The last step is judged before the iterator ends, so the loop never ends on a state that was not.
         """
@@ -39,7 +40,7 @@ class Session(Boundaries):
             )
         self._counting = True
         restored = self.restore()
-        step = self.begin(restored if restored is not None else 0)
+        step = self.begin(restored if restored is not None else start)
         self.resume()
         while step < total:
             self._step = step
