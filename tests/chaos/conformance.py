@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .ordeals import EQUAL, SCRIPTS, Fault, Script, endure, expected
+from .ordeals import EQUAL, OTHER, SCRIPTS, Fault, Script, endure, expected
 
 WARM: dict[str, tuple[str, ...]] = {"warm": (), "cold": ("--no-warm",)}
 
@@ -49,7 +49,8 @@ def cell(script: Script, fault: Fault, place: Path, want: str, warm: str) -> tup
     except AssertionError as error:
         print(f"{script.name}, {fault.value}, {warm}: {error}", file=sys.stderr, flush=True)
         return "**did not end**", False
-    good = came == (script.nan if fault is Fault.NAN else EQUAL)
+    otherwise = fault is Fault.NAN and script.nan != EQUAL
+    good = came == (OTHER if otherwise else EQUAL)
     how = ", ".join(sorted({incident.launch for incident in job.incidents() if incident.launch}))
     print(
         f"{script.name}, {fault.value}, {warm}: {came}; {how}; {time.monotonic() - began:.0f} s",
@@ -58,7 +59,7 @@ def cell(script: Script, fault: Fault, place: Path, want: str, warm: str) -> tup
     )
     if not good:
         print(job.said()[-6000:], file=sys.stderr, flush=True)
-    return came if good else f"**{came}**", good
+    return (script.nan if otherwise else came) if good else f"**{came}**", good
 
 
 if __name__ == "__main__":

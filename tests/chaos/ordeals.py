@@ -22,7 +22,7 @@ STRUCK_AT = 15
 """The step behind which it happens; the ranks go no further than `HELD_AT` before it has."""
 HELD_AT = 25
 PACE_S = "0.05"
-EQUAL = "bits equal"
+EQUAL, OTHER = "bits equal", "other bits"
 
 
 class Fault(Enum):
@@ -42,11 +42,12 @@ class Script:
     """Backward passes in a step."""
     session: bool = True
     nan: str = EQUAL
-    """What is to come of a NaN."""
+    """What comes of a NaN; where it is not EQUAL, it ends with other bits, and this is why."""
+    folder: Path = EVERYDAY
 
     @property
     def path(self) -> Path:
-        return EVERYDAY / f"{self.name}.py"
+        return self.folder / f"{self.name}.py"
 
     @property
     def lacks(self) -> str:
@@ -115,4 +116,4 @@ def endure(script: Script, faults: Sequence[Fault], place: Path, want: str, *opt
         return job, f"exit code {code}"
     if Fault.NAN in faults and not (place / "poison.taken").exists():
         return job, "the NaN came too late"
-    return job, EQUAL if digest_of(job.printed()) == want else "other bits"
+    return job, EQUAL if digest_of(job.printed()) == want else OTHER
