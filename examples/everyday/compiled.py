@@ -1,4 +1,4 @@
-"""torch.compile around DistributedDataParallel: torchrun --nproc-per-node 2 compiled.py"""
+"""torch.compile, within DistributedDataParallel: torchrun --nproc-per-node 2 compiled.py"""
 
 import torch
 from common import arguments, batch, begin, finish, network
@@ -11,7 +11,7 @@ from mt_resilient import Session
 def main() -> None:
     args = arguments()
     device = begin()
-    model = torch.compile(DistributedDataParallel(network().to(device)))
+    model = DistributedDataParallel(torch.compile(network().to(device)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
