@@ -309,8 +309,8 @@ def _unless_looped(at: Attachment | None) -> Attachment | None:
         return at
     if at.local_rank == 0:
         print(
-            "mt-resilient: this script runs another loop after the one that its first Session has watched. It runs without snapshots, and "
-            "after a fault it starts again behind the first loop. Count both in one: for step in session.steps(first + second)",
+            "mt-resilient: this script has begun a second training loop, and only the first one is watched. The second takes no snapshots: "
+            "after a fault it starts again from its beginning. To watch both, count them in one: for step in session.steps(first + second)",
             file=sys.stderr,
             flush=True,
         )
