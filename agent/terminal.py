@@ -6,12 +6,16 @@ from contextlib import suppress
 from datetime import datetime
 
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 from rich.text import Text
 
 from ..resilience.journal import Journal
 from ..resilience.phrases import printable
 
 _STYLES = {"info": "cyan", "good": "green", "warn": "yellow", "bad": "bold red"}
+
+_CLEAR_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 0))
 
 
 class Terminal:
@@ -28,6 +32,8 @@ class Terminal:
         with suppress(
             OSError, SystemExit
         ):  # nobody listens (rich leaves when its pipe is closed), or a log's disk is full
+            if self.console.is_terminal:  # a rank's progress bar may stand in this line, without an end
+                self.console.control(_CLEAR_LINE)
             self.console.print(line)
 
 

@@ -49,7 +49,7 @@ class Boundaries:
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._sources = {name: source_of(name, thing) for name, thing in sources.items() if thing is not None}
-        self._at: Attachment | None = attach()
+        self._at: Attachment | None = _unless_looped(attach())
         self.fixed_data = True
         """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
         be used again on purpose, and none left out."""
@@ -82,6 +82,7 @@ class Boundaries:
 
     def restore(self) -> int | None:
         """Go back to the state that the agent chose for this generation; its step, or None where there is none."""
+        self._at = _unless_looped(self._at)
         if self._at is None:
             return None
         if self._handoff.resume_step < 0 and self._handoff.origin:
@@ -317,3 +318,17 @@ class Boundaries:
             modules.note(Path(self._handoff.modules), self._at.environment)
         self._page.first_step = step
         self._page.stepped_ns = now_ns  # from here on the agent may start the warm process
+
+
+def _unless_looped(at: Attachment | None) -> Attachment | None:
+    """`at`, or None where a loop of this process has begun before: its steps would pass for the first one's, and so would its snapshots."""
+    if at is None or not at.page.restored_ns:
+        return at
+    if at.local_rank == 0:
+        print(
+            "mt-resilient: this script has begun a second training loop, and only the first one is watched. The second takes no snapshots: "
+            "after a fault it starts again from its beginning. To watch both, count them in one: for step in session.steps(first + second)",
+            file=sys.stderr,
+            flush=True,
+        )
+    return None

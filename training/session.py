@@ -34,12 +34,13 @@ class Session(Boundaries):
         """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
         loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
 
-    def steps(self, total: int) -> Iterator[int]:
-        """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step.
+    def steps(self, total: int, start: int = 0) -> Iterator[int]:
+        """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step. start: steps that a
+        checkpoint of the script's own has brought; a snapshot, where there is one, replaces what that has loaded.
 
         The last step is judged before the iterator ends, so the loop never ends on a state that was not.
         """
-        return (step for step, _ in self._steps(total, None))
+        return (step for step, _ in self._steps(total, None, start))
 
     def batches(
         self,
@@ -68,14 +69,14 @@ class Session(Boundaries):
             self._course.data = self._tape.alone.data = data
         return self._steps(total, data)
 
-    def _steps(self, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
+    def _steps(self, total: int | None, data: Batches | None, start: int = 0) -> Iterator[tuple[int, Any]]:
         if self._counting:
             raise UsageError(
                 "a Session counts the steps of one loop: call steps() or batches() once, and give it the whole number of them"
             )
         self._counting = True
         restored = self.restore()
-        step = self._step = self.begin(restored if restored is not None else 0)
+        step = self._step = self.begin(restored if restored is not None else start)
         if data is not None and restored:
             data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
         self._put_back(data)

@@ -113,3 +113,7 @@ def test_epochs_are_known_of_batches_of_a_known_number_only() -> None:
     for _ in session.batches(lambda: iter("ab"), epochs=1):
         with pytest.raises(UsageError, match="does not know how many"):
             _ = session.epoch_ends
+
+
+def test_it_begins_where_the_script_s_own_checkpoint_has_brought_it() -> None:
+    assert [*Session().steps(5, start=3)] == [3, 4]
