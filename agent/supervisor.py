@@ -137,7 +137,9 @@ class Supervisor:
         for act in (self.node.observe, self._hear_helpers):
             try:
                 changed = act() or changed
-            except OSError as error:
+            except ResilientError:
+                raise
+            except Exception as error:  # a defect of ours, or what a rank has written: neither ends an agent
                 self._stumbled(error)
         try:
             self._consult(changed)
@@ -157,10 +159,11 @@ class Supervisor:
                 self._publisher.farewell(self.record)
         return code
 
-    def _stumbled(self, error: OSError) -> None:
-        if str(error) != self._last_stumble:
-            self._last_stumble = str(error)
-            self.telling.say(f"{error}; training goes on, it is tried again", "bad")
+    def _stumbled(self, error: Exception) -> None:
+        what = str(error) if isinstance(error, OSError) else f"a look has failed ({error!r}; report it)"
+        if what != self._last_stumble:
+            self._last_stumble = what
+            self.telling.say(f"{what}; training goes on, it is tried again", "bad")
 
     def _consult(self, changed: bool) -> None:
         """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
