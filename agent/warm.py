@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ class ForkServer:
         """command: a rank's. plan: what `forkserver.serve` is told beside the agent's own."""
         self.ready = False
         self.channel, theirs = socket.socketpair()
+        self.channel.settimeout(ANSWER_S)
         with log.open("ab") as file, theirs:
             passed = theirs.fileno(), file.fileno()
             told = {"channel": passed[0], "log": passed[1], "agent": os.getpid(), **plan}
@@ -80,7 +82,8 @@ class ForkServer:
     def stop(self) -> None:
         self.channel.close()
         self.process.kill()
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: reaped when it ends
+            self.process.wait(ANSWER_S)
 
 
 class WarmProcess:
