@@ -114,10 +114,14 @@ def strike(job: Job, script: Script, fault: Fault, place: Path) -> None:
 def endure(script: Script, faults: Sequence[Fault], place: Path, want: str, *options: str) -> tuple[Job, str]:
     """The job that all `faults` have befallen, one after the other; and how it ended, in words: EQUAL, or what differs."""
     job = begin(script, place, *options)
-    for number, fault in enumerate(faults, 1):
-        job.until(lambda now, life=number: now.generation >= life)
-        strike(job, script, fault, place)
-    code = job.finish(120)
+    try:
+        for number, fault in enumerate(faults, 1):
+            job.until(lambda now, life=number: now.generation >= life)
+            strike(job, script, fault, place)
+        code = job.finish(120)
+    finally:
+        if job.agent.poll() is None:
+            job.kill_everything()
     if code:
         return job, f"exit code {code}"
     if Fault.NAN in faults and not (place / "poison.taken").exists():
