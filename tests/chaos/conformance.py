@@ -59,7 +59,8 @@ def cell(script: Script, fault: Fault, place: Path, want: str, warm: str) -> tup
     )
     if not good:
         print(job.said()[-6000:], file=sys.stderr, flush=True)
-    return (script.nan if otherwise else came) if good else f"**{came}**", good
+        return f"**{came}**", False
+    return script.nan if otherwise else f"{EQUAL} to its own resume" if script.resumes_at else EQUAL, True
 
 
 if __name__ == "__main__":
