@@ -1,7 +1,7 @@
 """A script that leaves in another way in each of its lives, or on each of its ranks, and writes down what goes on while it leaves.
 
-ending.py PLACE lives|ranks WAY…: the WAY that is this life's or this rank's turn. What it prints is in PLACE/WAY.out and .err, and what
-happens in PLACE/WAY.events.
+ending.py PLACE lives|ranks [trains] WAY…: the WAY that is this life's or this rank's turn. What it prints is in PLACE/WAY.out and .err, and
+what happens in PLACE/WAY.events. `trains`: there is a life before, in which it trains until it is killed.
 """
 
 import atexit
@@ -12,6 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+
+import torch
+
+from mt_resilient import Session
 
 
 class Leaves(SystemExit):
@@ -159,9 +163,6 @@ def deep() -> None:
 WAYS: dict[str, tuple[int, Callable[[], object]]] = {
     "end": (0, lambda: None),
     "all open": (0, leave_it_all_open),
-    "exit()": (0, lambda: sys.exit()),
-    "exit(0)": (0, lambda: sys.exit(0)),
-    "exit(False)": (0, lambda: sys.exit(False)),
     "exit(256)": (0, lambda: sys.exit(256)),
     "raise in a thread": (0, raise_in_a_thread),
     "raise at exit": (0, raise_at_exit),
@@ -197,8 +198,25 @@ WAYS: dict[str, tuple[int, Callable[[], object]]] = {
 }
 """The exit code that each has under plain torchrun, and what it does."""
 
+
+def train(ready: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    session = Session(model=torch.nn.Linear(1, 1))
+    for step in session.steps(10**6):
+        session.report(loss=0.5)
+        if step == 2 and os.environ["RANK"] == "0":
+            with open(f"{ready}.new", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(f"{ready}.new", ready)
+        time.sleep(0.02)
+
+
 if __name__ == "__main__":
     place, by, *ways = sys.argv[1:]
+    if ways[0] == "trains":
+        del ways[0]
+        if not os.path.exists(f"{place}/ready"):
+            train(f"{place}/ready")
     turn = (
         int(os.environ["RANK"])
         if by == "ranks"

@@ -10,20 +10,22 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from mt_resilient.agent import inspect
 from mt_resilient.agent.ports import free_port
+from mt_resilient.agent.run_directory import RunDirectory
 
 from ...harness import BIN, environment
 
 SCRIPTS = Path(__file__).parent
 PLAIN, COLD, WARM = "torchrun", "cold", "warm"
 _BUDGETS = ("recovery.same_failure_at_start=99", "recovery.max_without_progress=99", "recovery.failed_starts=2")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def an_odd_parent() -> None:
@@ -86,10 +88,11 @@ class Run:
             )
         return self
 
-    def kill_once_known(self, ready: str) -> Run:
-        """Kill the rank that has written its process id into `ready`, once the warm process has heard what it imports."""
+    def kill_once_warm(self, ready: str = "rank0.ready") -> Run:
+        """Kill the rank that has written its process id into `ready`, once the next start will be forked."""
         end = time.monotonic() + DEADLINE_S
-        while not ((self.out / ready).exists() and re.search("the next start will be (forked|cold)", self.said)):
+        while not ((self.out / ready).exists() and "the next start will be forked" in self.said):
+            assert "the next start will be cold" not in self.said, self.said
             assert self.process.poll() is None, self.said
             assert time.monotonic() < end, self.said
             time.sleep(0.02)
@@ -115,6 +118,11 @@ class Run:
         return self.here / name
 
     @property
+    def launches(self) -> list[str]:
+        """How each life behind the first one was started: `warm`, or `cold` and why."""
+        return [incident.launch for incident in inspect.incidents(RunDirectory(self.here / "run")).values()]
+
+    @property
     def said(self) -> str:
         return self._file("stderr").read_text(errors="replace")
 
@@ -133,9 +141,3 @@ class Run:
         assert (self.out / name).exists(), f"{self.how} has no {name}:\n{self.said[-4000:]}"
         found: dict[str, object] = json.loads(self.read(name))
         return found
-
-
-def side_by_side(runs: Sequence[Run]) -> None:
-    """Wait for all of them."""
-    for run in runs:
-        run.end()
