@@ -26,6 +26,11 @@ FORKED = "forked"
 ARGUMENTS = ("a b", "ü", "", "--flag=-1", "*", "$HOME")
 
 
+def without_torch(script: Path) -> None:
+    """What it begins with for the sake of forks, where there are none: that takes long. Its lines keep their numbers."""
+    script.write_text(re.sub(r"^(import torch\b.*|from fresh.training .*)$", "pass", script.read_text(), flags=re.M))
+
+
 Reports = dict[str, list[dict[str, object]]]
 """Of both ranks, by how they were started; FORKED: warm, in the second life."""
 
@@ -70,13 +75,8 @@ def test_two_ranks_draw_alike_what_they_draw_alike_under_torchrun(reports: Repor
 # -- ways to leave ----------------------------------------------------------------------------------------------------------
 
 
-def without_torch(script: Path) -> None:
-    """Leave out what the script begins with for the sake of forks; its lines keep their numbers."""
-    script.write_text(re.sub(r"^(import torch|from mt_resilient .*)$", "pass", script.read_text(), flags=re.M))
-
-
-GOOD = [way for way, (code, _) in WAYS.items() if code == 0]
-BAD = [way for way, (code, _) in WAYS.items() if code != 0]
+LIVES = ("raise with all open", "SIGTERM")
+"""Ways that ranks themselves take; the second start that fails is the last one without a pause."""
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\)()")
 _WE_SAY = re.compile(
     r"^mt-resilient [\d:]+ rank 0 on \S+ (?:left with exit code (\d+)|was killed by signal (\d+))", re.M
@@ -86,61 +86,50 @@ _WE_SAY = re.compile(
 def told(run: Run) -> dict[str, dict[str, str]]:
     """What is left in the files of each way, by way and kind of file."""
     found: dict[str, dict[str, str]] = {}
-    for file in sorted(run.out.iterdir()):
+    for file in sorted(run.out.glob("*.*")):
         way, _, kind = file.name.rpartition(".")
-        if not way:  # it was killed, and did not leave
-            continue
         found.setdefault(way, {})[kind] = run.read(file.name) if file.is_file() else "a folder"
     return found
 
 
-def codes(run: Run, ways: Sequence[str]) -> dict[str, int]:
-    """Exit code of each life, negative for a signal, as the launcher or the agent tells it; in the end 0."""
-    says = _TORCHRUN_SAYS if run.how == PLAIN else _WE_SAY
-    found = [int(left or f"-{killed}") for left, killed in says.findall(run.said)]
-    return dict(zip(ways, [*found, run.process.returncode], strict=False))
-
-
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """By how it was started: of each way to leave, what it has written and the exit code. Ranks that are not to be forked load no torch:
-    that takes long, and is not what is looked at."""
+    """By how it was started: of each way to leave, what it has written and the exit code; and the exit codes of ranks, as they are told."""
     place = tmp_path_factory.mktemp("ending")
-    good = {how: Run(place / "good", how) for how in (PLAIN, COLD, WARM)}
-    bad = {how: Run(place / "bad", how) for how in (PLAIN, WARM)}
-    for kind in (good, bad):
-        for how, run in kind.items():
-            trains = ["trains"] if how == WARM else []
-            if not trains:
-                without_torch(run.here / "ending.py")
-            if kind is good:
-                run.start("ending.py", str(run.out), "ranks", *trains, *GOOD, ranks=len(GOOD), lives=2)
-            else:
-                run.start("ending.py", str(run.out), "lives", *trains, *BAD, "end", lives=2 + len(BAD))
-    for kind in (good, bad):
-        kind[WARM].kill_once_warm("ready")
-        for run in kind.values():
-            run.end()
-    assert good[WARM].launches == ["warm"]
-    assert bad[WARM].launches == ["warm"] * (1 + len(BAD))
-    found: dict[str, dict[str, object]] = {
-        how: {"files": told(run), "code": run.process.returncode} for how, run in good.items()
-    }
-    for how, run in bad.items():
-        found[f"{how}, failing"] = {"files": told(run), "codes": codes(run, BAD)}
+    runs = {how: Run(place, how) for how in (PLAIN, COLD, WARM)}
+    for how, run in runs.items():
+        if how != WARM:
+            without_torch(run.here / "ending.py")
+        before = {PLAIN: LIVES, COLD: (), WARM: ("trains", *LIVES)}[how]
+        run.start("ending.py", str(run.out), *before, "each", lives=1 + len(before))
+    runs[WARM].kill_once_warm()
+    found: dict[str, dict[str, object]] = {}
+    for how, run in runs.items():
+        run.end()
+        assert run.process.returncode == 0, run.said
+        found[how] = {"codes": run.report("codes"), "files": told(run)}
+        says = (_TORCHRUN_SAYS if how == PLAIN else _WE_SAY).findall(run.said)
+        found[how]["ranks"] = [int(left or f"-{killed}") for left, killed in says]
+    assert runs[WARM].launches == ["warm"] * 3
     return found
 
 
 @pytest.mark.parametrize("how", [COLD, WARM])
-def test_a_rank_that_leaves_in_order_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], how: str) -> None:
-    found = differences(endings[PLAIN], endings[how], warm=how == WARM)
+def test_a_rank_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], how: str) -> None:
+    """In whatever way; those that a life has taken have left a second line in their files."""
+    plain, ours = ({**endings[each], "ranks": []} for each in (PLAIN, how))
+    if how == COLD:
+        for seen in (plain, ours):
+            seen["files"] = {way: files for way, files in seen["files"].items() if way not in LIVES}  # type: ignore[attr-defined]
+    found = differences(plain, ours, warm=how == WARM)
     assert not found, "\n".join(found)
+    assert ours["codes"] == {way: code for way, (code, _) in WAYS.items()}
 
 
-def test_a_rank_that_fails_fails_as_under_torchrun(endings: dict[str, dict[str, object]]) -> None:
-    found = differences(endings[f"{PLAIN}, failing"], endings[f"{WARM}, failing"], warm=True)
-    assert not found, "\n".join(found)
-    assert endings[f"{PLAIN}, failing"]["codes"] == {way: WAYS[way][0] for way in BAD}
+def test_the_exit_codes_of_ranks_are_told_as_by_torchrun(endings: dict[str, dict[str, object]]) -> None:
+    codes = [WAYS[way][0] for way in LIVES]
+    assert endings[PLAIN]["ranks"] == codes
+    assert endings[WARM]["ranks"] == [-9, *codes]
 
 
 # -- what imports leave behind ----------------------------------------------------------------------------------------------
@@ -170,15 +159,13 @@ def test_what_a_fork_keeps_is_as_in_a_fresh_interpreter(tmp_path: Path) -> None:
     (ours,) = forked(runs[1])
     plain = runs[0].end().report("rank0.life1")
     for run, seen in zip(runs, (plain, ours), strict=True):
-        for title, told in zip(KEPT_BY_A_FORK, list(seen.values()), strict=False):
-            promised = told if isinstance(told, dict) else {}
-            assert promised.get("printed", "") in run.printed + run.said, title
-            if "at_exit" in promised:
-                assert run.read(promised.pop("at_exit")) == "finalizer, exit handler, "
-            promised.pop("printed", "")
-    assert dict(zip(KEPT_BY_A_FORK, ours.values(), strict=False)) == dict(
-        zip(KEPT_BY_A_FORK, plain.values(), strict=False)
-    )
+        for number, title in enumerate(KEPT_BY_A_FORK):
+            told = seen[title] = seen.pop(f"kept_{number}")
+            if isinstance(told, dict) and "printed" in told:
+                assert told.pop("printed") in run.said, title
+            if isinstance(told, dict) and "at_exit" in told:
+                told["at_exit"] = run.read(str(told["at_exit"]))
+    assert ours == plain
 
 
 @pytest.mark.parametrize(("title", "seen", "ranks"), [("file handlers", [1, 1], 1), ("rank and time", [True, True], 2)])
@@ -193,13 +180,14 @@ def test_what_a_fork_does_not_keep_is_left_to_the_ranks(tmp_path: Path, title: s
 
 # -- ways to start ----------------------------------------------------------------------------------------------------------
 
+
 TEXT = (SCRIPTS / "script.py").read_bytes()
 DOCSTRING_ENDS = TEXT.index(b'"""\n', 3) + 4
 
 
 def _zipped(here: Path) -> None:
     with zipfile.ZipFile(here / "app.zip", "w") as archive:
-        archive.writestr("__main__.py", re.sub(rb"(?m)^(import torch|from mt_resilient .*)$", b"pass", TEXT))
+        archive.writestr("__main__.py", re.sub(rb"(?m)^(import torch|from fresh.training .*)$", b"pass", TEXT))
 
 
 def _package(here: Path) -> None:

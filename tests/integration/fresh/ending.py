@@ -1,10 +1,11 @@
 """A script that leaves in another way in each of its lives, or on each of its ranks, and writes down what goes on while it leaves.
 
-ending.py PLACE lives|ranks [trains] WAY…: the WAY that is this life's or this rank's turn. What it prints is in PLACE/WAY.out and .err, and
-what happens in PLACE/WAY.events. `trains`: there is a life before, in which it trains until it is killed.
+ending.py PLACE WAY…: the WAY of each life, in turn. `trains`: it trains until it is killed. `each`: all ways, each in a child that is
+forked here and goes on with the script to its end. What it prints is in PLACE/WAY.out and .err, and what happens in PLACE/WAY.events.
 """
 
 import atexit
+import json
 import os
 import signal
 import sys
@@ -13,9 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-import torch
-
-from mt_resilient import Session
+import torch  # noqa: F401
 
 
 class Leaves(SystemExit):
@@ -79,7 +78,9 @@ def leave_it_all_open() -> None:
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(lambda: (exits.wait(), say("submitted task ran"), tasked.set()))
     reads, writes = os.pipe()
-    multiprocessing.get_context("fork").Process(target=lambda: (os.read(reads, 1), say("child ran"))).start()
+    multiprocessing.get_context("fork").Process(
+        target=lambda: (os.read(reads, 1), open(f"{place}/{way}.child", "x"))
+    ).start()
     threading._register_atexit(lambda: (say("threading's exit handler"), exits.set()))  # type: ignore[attr-defined]
     atexit.register(lambda: (say("exit handler registered last"), os.write(writes, b"1")))
     print("printed without an end of line", end="")
@@ -163,6 +164,8 @@ def deep() -> None:
 WAYS: dict[str, tuple[int, Callable[[], object]]] = {
     "end": (0, lambda: None),
     "all open": (0, leave_it_all_open),
+    "exit()": (0, lambda: sys.exit()),
+    "exit(False)": (0, lambda: sys.exit(False)),
     "exit(256)": (0, lambda: sys.exit(256)),
     "raise in a thread": (0, raise_in_a_thread),
     "raise at exit": (0, raise_at_exit),
@@ -199,30 +202,28 @@ WAYS: dict[str, tuple[int, Callable[[], object]]] = {
 """The exit code that each has under plain torchrun, and what it does."""
 
 
-def train(ready: str) -> None:
-    torch.distributed.init_process_group("gloo")
-    session = Session(model=torch.nn.Linear(1, 1))
-    for step in session.steps(10**6):
-        session.report(loss=0.5)
-        if step == 2 and os.environ["RANK"] == "0":
-            with open(f"{ready}.new", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(f"{ready}.new", ready)
-        time.sleep(0.02)
+def each() -> str:
+    """Returns in children only: the way that it is to take. The others' exit codes are in PLACE/codes."""
+    codes = {}
+    for way in WAYS:
+        child = os.fork()
+        if child == 0:
+            return way
+        codes[way] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(f"{place}/codes", "w") as file:
+        json.dump(codes, file)
+    sys.exit(0)
 
 
 if __name__ == "__main__":
-    place, by, *ways = sys.argv[1:]
-    if ways[0] == "trains":
-        del ways[0]
-        if not os.path.exists(f"{place}/ready"):
-            train(f"{place}/ready")
-    turn = (
-        int(os.environ["RANK"])
-        if by == "ranks"
-        else len([name for name in os.listdir(place) if name.endswith(".events")])
-    )
-    way = ways[min(turn, len(ways) - 1)]
+    place, *ways = sys.argv[1:]
+    way = ways[len([name for name in os.listdir(place) if name.startswith("life")])]
+    os.mkdir(f"{place}/life of {way}")
+    if way == "trains":
+        from fresh.training import train
+
+        train(f"{place}/ready")
+    way = each() if way == "each" else way
     events = os.open(f"{place}/{way}.events", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     for number, suffix in ((1, "out"), (2, "err")):
         to = os.open(f"{place}/{way}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -25,8 +25,11 @@ KEPT_BY_A_FORK = {
     """,
     "main": """
         import sys
-        MAIN, FILE = sys.modules["__main__"], getattr(sys.modules["__main__"], "__file__", None)
-        def seen(): return [MAIN is sys.modules["__main__"], FILE == MAIN.__file__]
+        MAIN, PROGRAM = sys.modules["__main__"], sys.argv[0]
+        SAID = [getattr(MAIN, name, None) for name in ("__name__", "__file__", "__spec__", "__package__")]
+        def seen():
+            said = [MAIN.__name__, MAIN.__file__, MAIN.__spec__, MAIN.__package__]
+            return [MAIN is sys.modules["__main__"], said == SAID, PROGRAM == sys.argv[0]]
     """,
     "main changed": """
         import sys
@@ -192,10 +195,11 @@ KEPT_BY_A_FORK = {
             def create_module(self, spec): return None
             def exec_module(self, module): module.value = 7
         sys.meta_path.insert(0, Finder())
-        sys.path_hooks.append(zip)
+        def hook(path): raise ImportError(path)
+        sys.path_hooks.append(hook)
         def seen():
             import found_by_the_finder
-            return [found_by_the_finder.value, zip in sys.path_hooks, type(sys.meta_path[0]).__name__]
+            return [found_by_the_finder.value, hook in sys.path_hooks, sum(isinstance(finder, Finder) for finder in sys.meta_path)]
     """,
     "itself": """
         import sys, types

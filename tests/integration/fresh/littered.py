@@ -2,14 +2,11 @@
 
 import os
 import sys
-import time
 from types import ModuleType
 
-import torch
 from fresh import probe
+from fresh.training import train
 from torch.utils.data import DataLoader, Dataset
-
-from mt_resilient import Session
 
 
 class Squares(Dataset):  # type: ignore[type-arg]
@@ -39,16 +36,6 @@ def seen(module: ModuleType) -> object:
         return f"{type(error).__name__}: {error}"
 
 
-def train(ready: str) -> None:
-    torch.distributed.init_process_group("gloo")
-    session = Session(model=torch.nn.Linear(1, 1))
-    for step in session.steps(10**6):
-        session.report(loss=0.5)
-        if step == 2:
-            probe.write(ready, os.getpid())
-        time.sleep(0.02)
-
-
 def main(prefix: str) -> None:
     """prefix: of the names of the modules to tell of. Arguments: the place to write to, and `trains` where the first life does."""
     place, trains = sys.argv[1:]
@@ -56,6 +43,6 @@ def main(prefix: str) -> None:
     life = 1 + os.path.exists(f"{mine}.life1")
     if trains == "trains" and life == 1:
         probe.write(f"{mine}.life1", {})
-        train(f"{mine}.ready")
+        train(f"{place}/ready")
     found = {name: seen(module) for name, module in list(sys.modules.items()) if name.startswith(prefix)}
     probe.write(f"{mine}.life{life}", {**found, "workers": workers() if prefix == "litter_" else []})

@@ -6,14 +6,11 @@
 import multiprocessing
 import os
 import sys
-import time
 
 os.environ["OMP_NUM_THREADS"] = "2"  # is heard by the library that torch loads
 
 import fresh.probe
-import torch
-
-from mt_resilient import Session
+from fresh.training import train
 
 counted: int = 3
 _SEEN = fresh.probe.at_start(dict(sys.modules))
@@ -55,18 +52,7 @@ def main() -> None:
     seen["spawned"] = 7 if trains else spawned()
     fresh.probe.write(f"{place}/rank{rank}.life{life}", seen)
     if trains:
-        train(f"{place}/rank{rank}.ready")
-
-
-def train(ready: str) -> None:
-    """Steps, until it is killed."""
-    torch.distributed.init_process_group("gloo")
-    session = Session(model=torch.nn.Linear(1, 1))
-    for step in session.steps(10**6):
-        session.report(loss=0.5)
-        if step == 2:
-            fresh.probe.write(ready, os.getpid())
-        time.sleep(0.02)
+        train(f"{place}/ready")
 
 
 if __name__ == "__main__":
