@@ -47,6 +47,8 @@ def leave_it_all_open() -> None:
     import tempfile
 
     global text, binary, logged, alive, folder, in_generator, cycle, pool
+    alive = Deleted("a global")
+    weakref.finalize(alive, say, "weakref.finalize")
     atexit.register(say, "exit handler registered first")
     text = open(f"{place}/{way}.text", "w")  # noqa: SIM115
     text.write("a line that nobody flushes\n")
@@ -55,8 +57,6 @@ def leave_it_all_open() -> None:
     logged = logging.handlers.MemoryHandler(1000, target=logging.FileHandler(f"{place}/{way}.log"))
     logging.getLogger("probe").addHandler(logged)
     logging.getLogger("probe").warning("kept in memory until the end")
-    alive = Deleted("a global")
-    weakref.finalize(alive, say, "weakref.finalize")
     cycle = Deleted("in a cycle")
     cycle.itself = cycle  # type: ignore[attr-defined]
     sys.kept = Deleted("kept by sys")  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def leave_it_all_open() -> None:
     pool.submit(lambda: (exits.wait(), say("submitted task ran"), tasked.set()))
     reads, writes = os.pipe()
     multiprocessing.get_context("fork").Process(
-        target=lambda: (os.read(reads, 1), open(f"{place}/{way}.child", "x"))
+        target=lambda: (os.read(reads, 1), os.mkdir(f"{place}/{way}.child"))
     ).start()
     threading._register_atexit(lambda: (say("threading's exit handler"), exits.set()))  # type: ignore[attr-defined]
     atexit.register(lambda: (say("exit handler registered last"), os.write(writes, b"1")))
