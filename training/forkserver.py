@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import sys
@@ -43,7 +44,7 @@ def serve(site: Callable[[], None]) -> None:
     The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; the file of the ranks' noted `modules`,
     missing to fork launchers only; and what `preload` is told."""
     plan = json.loads(os.environ.pop(VARIABLE))
-    name = _NAME.read_text()
+    name = _NAME.read_text().rstrip("\n")
     _NAME.write_text(NAME)
     channel = socket.socket(fileno=high(plan["channel"]))
     streams = {number: os.dup(number) for number in (1, 2)}
@@ -156,10 +157,21 @@ def _fork_ranks(requests: socket.socket, launcher: int, streams: dict[int, int])
             requests.close()
             given = dict(zip(order["streams"], passed, strict=True))
             _put({**streams, **given}, streams)
+            _ignore(set(order["ignored"]))
             return dict(order["env"])
         for descriptor in passed:
             os.close(descriptor)
         os.waitpid(middle, 0)
+
+
+def _ignore(ignored: set[int]) -> None:
+    """Of the signals, these. A launcher handles some that it was told to ignore, and a program that it starts does not ignore these."""
+    for number in signal.valid_signals():
+        now = signal.getsignal(number)
+        if number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        elif now == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _received(requests: socket.socket, length: int) -> bytes:
@@ -202,7 +214,8 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
 
 def request_rank(seed: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> int:
     """The launcher's side: have a rank forked, and become its parent; its pid. Raises OSError where the seed is gone."""
-    order = json.dumps({"env": dict(environment), "streams": list(streams)}).encode()
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
+    order = json.dumps({"env": dict(environment), "streams": list(streams), "ignored": ignored}).encode()
     adopt_orphans(True)
     try:
         socket.send_fds(seed, [_LENGTH.pack(len(order))], [stream.fileno() for stream in streams.values()])

@@ -64,7 +64,7 @@ class Noted:
         for name, place in self.places.items():
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is not None and _place(spec) != place:
-                return f"the module {name} comes from {spec.origin} here, and from {place[0]} in the ranks"
+                return f"the module {name} comes from {_said(_place(spec))} here, and from {_said(place)} in the ranks"
         return ""
 
 
@@ -81,3 +81,8 @@ def _imported(name: str, place: Place) -> bool:
 
 def _place(spec: ModuleSpec) -> Place:
     return str(spec.origin), [] if spec.origin else sorted(map(str, spec.submodule_search_locations or ()))
+
+
+def _said(place: Place) -> str:
+    origin, folders = place
+    return " and ".join(folders) or origin

@@ -34,7 +34,7 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
     changed: dict[str, str | None] = {}
     if found := _watched(watch, site, changed):
         return _refused(f"the environment's sitecustomize {found}")
-    with _counting_devices(watch):
+    with _counting_devices(watch), _as_main(namespace):
         for number, statement in enumerate(statements):
             if number == until:
                 behind = statement.lineno
@@ -101,17 +101,32 @@ def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
     """Of the script that this interpreter was started with: its file, a namespace like its own, and its statements. Puts the folder that
     Python puts there first on sys.path. Raises ImportError, OSError or SyntaxError."""
     words = sys.orig_argv[2:]  # after `python -u`
+    home = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
+    if not sys.flags.safe_path:
+        sys.path.insert(0, home)
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     if words[0] == "-m":
-        sys.path.insert(0, os.getcwd())
         _, spec, _ = runpy._get_module_details(words[1])  # type: ignore[attr-defined]
-        file = spec.origin
+        file = sys.argv[0] = spec.origin
         namespace |= {"__package__": spec.parent, "__spec__": spec}
     else:
         file = os.path.abspath(words[0])
-        sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
     namespace["__file__"] = file
     return file, namespace, ast.parse(Path(file).read_bytes(), file).body
+
+
+@contextmanager
+def _as_main(namespace: dict[str, Any]) -> Iterator[None]:
+    """While the opening runs: `__main__` says of itself what it says while the script runs. Python fills it in anew for the script."""
+    main = vars(sys.modules["__main__"])
+    before, names = dict(main), list(namespace)
+    main |= namespace
+    try:
+        yield
+    finally:
+        for name in names:
+            del main[name]
+        main |= {name: before[name] for name in names if name in before}
 
 
 @contextmanager

@@ -6,19 +6,14 @@ themselves.
 
 from __future__ import annotations
 
-import _posixsubprocess
-import _random
-import datetime
 import importlib.abc
 import os
 import random
 import resource
 import signal
-import socket
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -26,32 +21,13 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from .questions import question
+
 _HOMES = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 _HOMES.add(Path(__file__).resolve().parents[1])
-_QUESTIONS: dict[Any, str] = {
-    **dict.fromkeys((os.getpid, os.getppid), "asks for its process id"),
-    **dict.fromkeys((os.urandom, os.getrandom), "asks the system for random numbers"),
-    **dict.fromkeys((open, os.open, os.stat, os.access, os.listdir, os.scandir), "looks at a file"),
-    **dict.fromkeys((time.time, time.time_ns, time.monotonic, time.monotonic_ns), "asks for the time"),
-    **dict.fromkeys((time.perf_counter, time.perf_counter_ns, time.localtime, time.gmtime), "asks for the time"),
-    **dict.fromkeys((time.ctime, time.strftime, datetime.date.today, datetime.datetime.today), "asks for the time"),
-    **dict.fromkeys((datetime.datetime.now, datetime.datetime.utcnow), "asks for the time"),
-    os.register_at_fork: "is called at each fork",
-    _posixsubprocess.fork_exec: "runs a program",
-}
-_READS_CODE = (
-    "<frozen ",
-    "/linecache.py",
-    "/tokenize.py",
-    "/inspect.py",
-    "/importlib/metadata/",
-    "/importlib/resources/",
-)
-"""Parts of Python that look at files for the sake of code, or of what installed packages say of themselves."""
 _REPLACED = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook")
 _LIMITS = 16  # RLIM_NLIMITS of Linux
-RENEWED = {("megatron.training.training", time.time)}
-"""Answers that our hooks ask for again in each rank (`megatron.py`)."""
+_OF_GLIBC = 1 << 31 | 1 << 32  # signals 32 and 33, which it sets when a thread is started
 
 
 def installed(origin: str | None) -> bool:
@@ -88,15 +64,18 @@ class Watch(importlib.abc.MetaPathFinder):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        environ: Any = os.environ
-        plain, environ.__class__ = environ.__class__, _environ(self._strange, self._ask)
+        both: list[Any] = [os.environ, os.environb]
+        plain, watched = os.environ.__class__, _environ(self._strange, self._ask)
+        for environ in both:
+            environ.__class__ = watched
         sys.meta_path.insert(0, self)
         try:
             yield
         finally:
             sys.setprofile(None)
             sys.meta_path.remove(self)
-            environ.__class__ = plain
+            for environ in both:
+                environ.__class__ = plain
 
     def found(self) -> str:
         """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
@@ -119,7 +98,7 @@ class Watch(importlib.abc.MetaPathFinder):
             "starts a timer": [
                 signal.getitimer(each) for each in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
             ],
-            "sets a signal handler": {number: signal.getsignal(number) for number in signal.valid_signals()},
+            "sets what a signal does": (list(map(signal.getsignal, signal.valid_signals())), *_signal_masks()),
             "replaces a hook or a stream of sys": [getattr(sys, name) for name in _REPLACED],
             "makes a temporary file": getattr(tempfile, "_name_sequence", None) is not None,
             "prints something": [os.fstat(stream).st_size for stream in (1, 2)],
@@ -160,47 +139,48 @@ class Watch(importlib.abc.MetaPathFinder):
     @contextmanager
     def _executing(self, spec: ModuleSpec) -> Iterator[None]:
         previous = sys.getprofile()
+        sys.setprofile(None)  # what is done here is nobody's
+        profile = None if installed(spec.origin) else self._profile
         self._importing.append(spec.name)
-        sys.setprofile(None if installed(spec.origin) else self._profile)
+        sys.setprofile(profile)
         try:
             yield
         finally:
-            sys.setprofile(previous)
+            now = sys.getprofile()
+            sys.setprofile(None)
+            if now != profile:
+                self._ask("sets a profile function")
             self._importing.pop()
+            sys.setprofile(previous)
         if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
             self._fresh[spec.name] = state()
         self.after.pop(spec.name, bool)()
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
-        if event != "c_call" or not (question := _question(called)):
-            return
-        reads_code = any(part in frame.f_code.co_filename for part in _READS_CODE)
-        if not reads_code and (frame.f_globals.get("__name__"), called) not in RENEWED:
-            self._ask(question)
+        if event == "c_call" and (asked := question(called, frame)):
+            self._ask(asked)
 
     def _ask(self, question: str) -> None:
         self._asked.append(f"{question} (in {self._importing[-1]})" if self._importing else question)
 
 
 def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
-    """The class of an os.environ that tells who reads what every rank has of its own. All its readers come through `__getitem__`."""
+    """The class of an os.environ that tells who reads what every rank has of its own: by name, or, among the script's own modules, which
+    are watched then, in going through all of it. All its readers come through these."""
+    names = {*strange, *map(os.fsencode, strange)}
 
     class Environ(os._Environ):  # type: ignore[type-arg]
         def __getitem__(self, name: Any) -> Any:
-            if name in strange:
-                ask(f"reads {name} from the environment")
+            if name in names:
+                ask(f"reads {os.fsdecode(name)} from the environment")
             return super().__getitem__(name)
 
+        def __iter__(self) -> Iterator[Any]:
+            if sys.getprofile():
+                ask("goes through the environment")
+            return super().__iter__()
+
     return Environ
-
-
-def _question(called: Any) -> str:
-    """What a call of the built-in function `called` asks of the world; empty: nothing."""
-    if isinstance(owner := getattr(called, "__self__", None), socket.SocketType):
-        return "uses a socket"
-    if isinstance(owner, _random.Random) and called.__name__ == "seed":
-        return "makes or seeds a generator of random numbers"
-    return _QUESTIONS.get(called, "")
 
 
 def _new(before: Any, now: Any) -> str:
@@ -219,6 +199,13 @@ def _shared_mappings() -> Iterator[str]:
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         if line.split(None, 2)[1].endswith("s"):
             yield line
+
+
+def _signal_masks() -> Iterator[int]:
+    """Which ones are blocked, ignored and handled: what the kernel knows, and Python may not."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
+            yield int(line.split()[1], 16) & ~_OF_GLIBC
 
 
 def _umask() -> int:

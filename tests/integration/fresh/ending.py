@@ -1,10 +1,11 @@
 """A script that leaves in another way in each of its lives, or on each of its ranks, and writes down what goes on while it leaves.
 
-ending.py PLACE lives|ranks WAY…: the WAY that is this life's or this rank's turn. What it prints is in PLACE/WAY.out and .err, and what
-happens in PLACE/WAY.events.
+ending.py PLACE WAY…: the WAY of each life, in turn. `trains`: it trains until it is killed. `each`: all ways, each in a child that is
+forked here and goes on with the script to its end. What it prints is in PLACE/WAY.out and .err, and what happens in PLACE/WAY.events.
 """
 
 import atexit
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+
+import torch  # noqa: F401
 
 
 class Leaves(SystemExit):
@@ -44,6 +47,8 @@ def leave_it_all_open() -> None:
     import tempfile
 
     global text, binary, logged, alive, folder, in_generator, cycle, pool
+    alive = Deleted("a global")
+    weakref.finalize(alive, say, "weakref.finalize")
     atexit.register(say, "exit handler registered first")
     text = open(f"{place}/{way}.text", "w")  # noqa: SIM115
     text.write("a line that nobody flushes\n")
@@ -52,8 +57,6 @@ def leave_it_all_open() -> None:
     logged = logging.handlers.MemoryHandler(1000, target=logging.FileHandler(f"{place}/{way}.log"))
     logging.getLogger("probe").addHandler(logged)
     logging.getLogger("probe").warning("kept in memory until the end")
-    alive = Deleted("a global")
-    weakref.finalize(alive, say, "weakref.finalize")
     cycle = Deleted("in a cycle")
     cycle.itself = cycle  # type: ignore[attr-defined]
     sys.kept = Deleted("kept by sys")  # type: ignore[attr-defined]
@@ -75,7 +78,9 @@ def leave_it_all_open() -> None:
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(lambda: (exits.wait(), say("submitted task ran"), tasked.set()))
     reads, writes = os.pipe()
-    multiprocessing.get_context("fork").Process(target=lambda: (os.read(reads, 1), say("child ran"))).start()
+    multiprocessing.get_context("fork").Process(
+        target=lambda: (os.read(reads, 1), os.mkdir(f"{place}/{way}.child"))
+    ).start()
     threading._register_atexit(lambda: (say("threading's exit handler"), exits.set()))  # type: ignore[attr-defined]
     atexit.register(lambda: (say("exit handler registered last"), os.write(writes, b"1")))
     print("printed without an end of line", end="")
@@ -160,7 +165,6 @@ WAYS: dict[str, tuple[int, Callable[[], object]]] = {
     "end": (0, lambda: None),
     "all open": (0, leave_it_all_open),
     "exit()": (0, lambda: sys.exit()),
-    "exit(0)": (0, lambda: sys.exit(0)),
     "exit(False)": (0, lambda: sys.exit(False)),
     "exit(256)": (0, lambda: sys.exit(256)),
     "raise in a thread": (0, raise_in_a_thread),
@@ -197,14 +201,29 @@ WAYS: dict[str, tuple[int, Callable[[], object]]] = {
 }
 """The exit code that each has under plain torchrun, and what it does."""
 
+
+def each() -> str:
+    """Returns in children only: the way that it is to take. The others' exit codes are in PLACE/codes."""
+    codes = {}
+    for way in WAYS:
+        child = os.fork()
+        if child == 0:
+            return way
+        codes[way] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(f"{place}/codes", "w") as file:
+        json.dump(codes, file)
+    sys.exit(0)
+
+
 if __name__ == "__main__":
-    place, by, *ways = sys.argv[1:]
-    turn = (
-        int(os.environ["RANK"])
-        if by == "ranks"
-        else len([name for name in os.listdir(place) if name.endswith(".events")])
-    )
-    way = ways[min(turn, len(ways) - 1)]
+    place, *ways = sys.argv[1:]
+    way = ways[len([name for name in os.listdir(place) if name.startswith("life")])]
+    os.mkdir(f"{place}/life of {way}")
+    if way == "trains":
+        from fresh.training import train
+
+        train(f"{place}/ready")
+    way = each() if way == "each" else way
     events = os.open(f"{place}/{way}.events", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     for number, suffix in ((1, "out"), (2, "err")):
         to = os.open(f"{place}/{way}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,52 +1,48 @@
-"""A script whose imports leave things behind: littered.py PLACE trains NAME….
+"""What a script does whose imports leave things behind: its first life trains until it is killed, its second one tells of them."""
 
-Its first life trains until it is killed, its second one tells. With `plain` in place of `trains` each rank tells of another group of names.
-"""
-
-import importlib
-import json
 import os
 import sys
-import time
+from types import ModuleType
+
+from fresh import probe
+from fresh.training import train
+from torch.utils.data import DataLoader, Dataset
 
 
-def seen(module: object) -> object:
+class Squares(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> int:
+        return at * at
+
+
+def workers() -> list[int]:
+    """Sums that processes of its own have computed, before there is a process group."""
+    import multiprocessing
+
+    found = []
+    for _ in range(10):
+        found.append(sum(int(batch.sum()) for batch in DataLoader(Squares(), batch_size=4, num_workers=2)))
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            found.append(sum(pool.map(Squares().__getitem__, range(8))))
+    return found
+
+
+def seen(module: ModuleType) -> object:
     try:
-        return module.seen()  # type: ignore[attr-defined]
+        return module.seen()
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
 
 
-def train(ready: str) -> None:
-    import torch
-
-    from mt_resilient import Session
-
-    torch.distributed.init_process_group("gloo")
-    session = Session(model=torch.nn.Linear(1, 1))
-    for step in session.steps(5000):
-        session.report(loss=0.5)
-        if step == 2:
-            with open(ready + ".new", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(ready + ".new", ready)
-        time.sleep(0.02)
-
-
-def main() -> None:
-    place, trains, *names = sys.argv[1:]
-    mine = os.path.join(os.path.abspath(place), "rank" + os.environ["RANK"])
-    if trains == "plain":  # each rank imports one group
-        names = names[int(os.environ["RANK"])].split("+")
-    life = 1 + os.path.exists(mine + ".life1")
-    modules = {name: importlib.import_module(f"litter_{name}") for name in names}
-    found = {name: seen(m) for name, m in modules.items()} if trains == "plain" or life == 2 else {}
-    with open(f"{mine}.life{life}.new", "w") as file:
-        json.dump(found, file)
-    os.rename(f"{mine}.life{life}.new", f"{mine}.life{life}")
+def main(prefix: str) -> None:
+    """prefix: of the names of the modules to tell of. Arguments: the place to write to, and `trains` where the first life does."""
+    place, trains = sys.argv[1:]
+    mine = f"{place}/rank{os.environ['RANK']}"
+    life = 1 + os.path.exists(f"{mine}.life1")
     if trains == "trains" and life == 1:
-        train(mine + ".ready")
-
-
-if __name__ == "__main__":
-    main()
+        probe.write(f"{mine}.life1", {})
+        train(f"{place}/ready")
+    found = {name: seen(module) for name, module in list(sys.modules.items()) if name.startswith(prefix)}
+    probe.write(f"{mine}.life{life}", {**found, "workers": workers() if prefix == "litter_" else []})

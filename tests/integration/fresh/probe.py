@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def at_start(modules: dict[str, ModuleType]) -> dict[str, object]:
-    """What only the first lines can see. modules: sys.modules as the script has found it."""
+    """What only the first lines can see. modules: sys.modules behind the script's imports."""
     import atexit
 
     callbacks = atexit._ncallbacks()  # type: ignore[attr-defined]
@@ -24,7 +24,7 @@ def at_start(modules: dict[str, ModuleType]) -> dict[str, object]:
     return {"atexit_callbacks": callbacks, **seen, "modules": interpreter.specs(known)}
 
 
-def write(file: str, seen: dict[str, object]) -> None:
+def write(file: str, seen: object) -> None:
     """`seen` → `file`, whole or not at all."""
     with open(file + ".new", "w") as out:
         json.dump(seen, out, indent=1, default=repr)

@@ -10,9 +10,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -22,8 +23,8 @@ from ...harness import BIN, environment
 
 SCRIPTS = Path(__file__).parent
 PLAIN, COLD, WARM = "torchrun", "cold", "warm"
-_BUDGETS = ("recovery.same_failure_at_start=99", "recovery.max_without_progress=99", "recovery.failed_starts=2")
-DEADLINE_S = 60.0
+_BUDGETS = ("recovery.same_failure_at_start=99", "recovery.max_without_progress=99", "recovery.failed_starts=99")
+DEADLINE_S = 120.0
 
 
 def an_odd_parent() -> None:
@@ -86,14 +87,14 @@ class Run:
             )
         return self
 
-    def kill_once_known(self, ready: str) -> Run:
-        """Kill the rank that has written its process id into `ready`, once the warm process has heard what it imports."""
+    def kill_once_warm(self) -> Run:
+        """Kill the rank that has written its process id into `ready`, once the next start will be forked."""
         end = time.monotonic() + DEADLINE_S
-        while not ((self.out / ready).exists() and re.search("the next start will be (forked|cold)", self.said)):
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < end, self.said
+        while not ((self.out / "ready").exists() and "the next start will be forked" in self.said):
+            if "the next start will be cold" in self.said or self.process.poll() is not None or time.monotonic() > end:
+                self._fail("was not prepared")
             time.sleep(0.02)
-        os.kill(int((self.out / ready).read_text()), signal.SIGKILL)
+        os.kill(int((self.out / "ready").read_text()), signal.SIGKILL)
         return self
 
     def end(self) -> Run:
@@ -101,18 +102,28 @@ class Run:
         try:
             self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
-            for process in (
-                psutil.Process(self.process.pid),
-                *psutil.Process(self.process.pid).children(recursive=True),
-            ):
+            self._fail("did not end")
+        return self
+
+    def _fail(self, what: str) -> NoReturn:
+        with suppress(psutil.NoSuchProcess):
+            job = psutil.Process(self.process.pid)
+            for process in (*job.children(recursive=True), job):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            self.process.wait()
-            raise AssertionError(f"{self.how} did not end:\n{self.said[-3000:]}") from None
-        return self
+        self.process.wait()
+        raise AssertionError(f"{self.how} {what}:\n{self.said[-3000:]}")
 
     def _file(self, name: str) -> Path:
         return self.here / name
+
+    @property
+    def launches(self) -> list[str]:
+        """How each life behind the first one was started."""
+        started = re.findall(
+            r"^mt-resilient \S+ generation (\d+): .* starts? from [^,\n]*(?:, (\w+))?", self.said, re.M
+        )
+        return [how for number, how in started if number != "1"]
 
     @property
     def said(self) -> str:
@@ -133,9 +144,3 @@ class Run:
         assert (self.out / name).exists(), f"{self.how} has no {name}:\n{self.said[-4000:]}"
         found: dict[str, object] = json.loads(self.read(name))
         return found
-
-
-def side_by_side(runs: Sequence[Run]) -> None:
-    """Wait for all of them."""
-    for run in runs:
-        run.end()
