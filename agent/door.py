@@ -11,10 +11,12 @@ import threading
 from collections.abc import Collection
 from contextlib import closing, suppress
 
+from ..resilience.clock import sleep
 from ..resilience.descriptors import high
 from ..resilience.door import sign
 
 _PATIENCE_S = 1.0
+_AGAIN_S = 0.1
 _FLAGS = os.O_ACCMODE | os.O_APPEND
 _PEER = struct.Struct("3i")
 
@@ -37,21 +39,22 @@ class Door:
 
     def _serve(self) -> None:
         while True:
-            with suppress(OSError):
+            try:
                 asking, _ = self._listening.accept()
-                with closing(asking):
-                    asking.settimeout(_PATIENCE_S)
-                    self._answer(asking)
+            except OSError:  # no descriptor is free
+                sleep(_AGAIN_S)
+                continue
+            with closing(asking), suppress(Exception):  # whatever somebody sends: the door stays open to the others
+                self._answer(asking)
 
     def _answer(self, asking: socket.socket) -> None:
         pid, uid, _ = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        try:
-            asked = json.loads(asking.recv(4096))
-            path, rank, inner, flags = asked["path"], int(asked["rank"]), int(asked["pid"]), int(asked["flags"])
-            known = secrets.compare_digest(asked["token"], self._token) and path in self._paths
-        except (ValueError, TypeError, KeyError, RecursionError):
+        if uid not in (0, os.getuid()):
             return
-        if not known or uid not in (0, os.getuid()):
+        asking.settimeout(_PATIENCE_S)
+        asked = json.loads(asking.recv(4096))
+        path, rank, inner, flags = asked["path"], int(asked["rank"]), int(asked["pid"]), int(asked["flags"])
+        if not secrets.compare_digest(asked["token"], self._token) or path not in self._paths:
             asking.send(b"the agent has no such file for this process")
         elif pid <= 0:
             asking.send(b"the agent does not see this process: it is in a container of its own beside the agent's")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..resilience.clock import monotonic_s
-from ..resilience.errors import LayoutError, UsageError
+from ..resilience.errors import InternalError, LayoutError, UsageError
 from .live import Nested
 from .loaders import Loadable, Loader
 from .randomness import Randomness, collect_own, own_generators, restore_own
@@ -87,6 +87,8 @@ class Batches:
 
     def take(self, index: int) -> Any:
         """The batch, or the batches, of that number, counted from 0 over all epochs; those before are left out. OVER: there are none."""
+        if index < self.position:  # never to be taken for the end
+            raise InternalError(f"batch {index} is wanted, and the loader is at {self.position}")
         taken = OVER
         while self.position <= index:
             self.drain()

@@ -69,7 +69,6 @@ class Loader:
     def samples(self) -> int:
         """In a batch of all ranks together; 0: not known."""
         batches = getattr(self.thing, "batch_sampler", None)
-        batches = getattr(batches, "sampler", None) if isinstance(batches, Behind) else batches
         samplers = (getattr(self.thing, "sampler", None), getattr(batches, "sampler", None), batches)
         replicas = max(int(getattr(sampler, "num_replicas", 1)) for sampler in samplers)
         return int(getattr(batches, "batch_size", None) or getattr(self.thing, "batch_size", None) or 0) * replicas
@@ -84,14 +83,8 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         batches = getattr(self.thing, "batch_sampler", None)
-        sampler = getattr(self.thing, "sampler", None)
-        parts = (
-            self.thing,
-            sampler,
-            getattr(batches, "sampler", batches),
-            batches,
-            getattr(self.thing, "dataset", None),
-        )
+        inner = (getattr(self.thing, name, None) for name in ("sampler", "dataset"))
+        parts = (self.thing, batches, getattr(batches, "sampler", None), *inner)
         once: dict[int, Any] = {id(part): part for part in parts if hasattr(part, "set_epoch")}
         for part in once.values():
             part.set_epoch(epoch)
@@ -121,7 +114,7 @@ class Behind:
     """A loader's sampler. Where it is iterated next, the first `skip` batches are left out, after a call of `before`."""
 
     def __init__(self, sampler: Iterable[Any]) -> None:
-        self.sampler = sampler
+        self._whole = sampler
         self.skip = 0
         self.before: Callable[[], None] | None = None
         self._begun: Iterator[Any] = iter(())
@@ -130,7 +123,7 @@ class Behind:
         """A loader may do this twice before it takes anything."""
         if self.before is not None:
             self.before()
-        self._begun = iter(self.sampler)
+        self._begun = iter(self._whole)
         return self._taken()
 
     def _taken(self) -> Iterator[Any]:
@@ -138,7 +131,11 @@ class Behind:
         yield from self._begun
 
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
+        return len(self._whole)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the sampler has: `set_epoch`, a sampler of its own, `batch_size`."""
+        return getattr(self._whole, name)
 
     def leave_out(self) -> None:
         """Now, where that has not been done: some samplers draw with their first batch."""

@@ -67,7 +67,11 @@ class Distributed(DataLoader[torch.Tensor]):
 
     def __init__(self, **how: Any) -> None:
         dataset = Numbers(draws=True)
-        super().__init__(dataset, sampler=DistributedSampler(dataset, num_replicas=2, rank=1), **how)
+        super().__init__(dataset, sampler=shard(dataset), **how)
+
+
+def shard(dataset: Numbers) -> DistributedSampler[torch.Tensor]:
+    return DistributedSampler(dataset, num_replicas=2, rank=1)
 
 
 class Own:
@@ -121,6 +125,10 @@ LOADERS: dict[str, Callable[[], Any]] = {
         Numbers(draws=True), batch_sampler=BatchSampler(RandomSampler(Numbers()), 4, drop_last=False)
     ),
     "distributed": lambda: Distributed(batch_size=2),
+    "distributed, with a batch sampler": lambda: DataLoader(
+        Numbers(), batch_sampler=BatchSampler(shard(Numbers()), 2, drop_last=False)
+    ),
+    "distributed, in no batches": lambda: DataLoader(Numbers(), batch_size=None, sampler=shard(Numbers())),
     "a stream": lambda: DataLoader(Stream(), batch_size=3),
     "a list": lambda: [1, 2, 3, 4, 5],
     "a function that makes an iterator": lambda: noise,
@@ -173,7 +181,8 @@ def ordinary(sort: str) -> list[Any]:
     loader = LOADERS[sort]()
     seen = []
     for epoch in range(EPOCHS):
-        for part in (loader, getattr(loader, "sampler", None)):
+        batches = getattr(loader, "batch_sampler", None)
+        for part in (loader, getattr(loader, "sampler", None), getattr(batches, "sampler", None)):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         for batch in loader() if callable(loader) else loader:

@@ -1,6 +1,6 @@
 """First on PYTHONPATH in the ranks of `mt-resilient run`: attaches the rank, after handing over to the sitecustomize that this one hides.
 
-Python imports it before anything of the user's. It must never keep a process from starting.
+Python imports it before anything of the user's. It must never keep a rank from starting.
 """
 
 import importlib.machinery
@@ -22,9 +22,15 @@ def _chain() -> None:
 
 
 if "MT_RESILIENT_WARM" in os.environ:
-    from mt_resilient.training import forkserver
+    try:
+        from mt_resilient.training import forkserver
 
-    forkserver.serve(_chain)
+        forkserver.serve(_chain)
+    except BaseException:  # Python would go on with the script, which must not run in a process that is no rank
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
 else:
     _chain()
 if "MT_RESILIENT_HANDOFF" in os.environ and "RANK" in os.environ:
