@@ -30,7 +30,7 @@ class Attachment:
     rank: int
     local_rank: int
     world: int
-    environment: tuple[str, ...]
+    environment: tuple[str, ...] = ()
     """Names of the variables that this process was started with."""
 
 
