@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
-from ..resilience.descriptors import high
+from ..resilience.descriptors import appending
 
 LAST_TRIES = 3
 """How often it may die over its last work, or over what it fetches."""
@@ -89,7 +89,7 @@ class Draining:
         self._not_before_s = now_s + RESTART_S[0]  # should it not start
         command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
         if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
-            self._log_fd = high(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            self._log_fd = appending(self._log)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log_fd}
         self._process = leash.spawn(command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes)
         os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]

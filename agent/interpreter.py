@@ -13,19 +13,22 @@ from ..resilience import leash
 from ..resilience.errors import MachineError
 from .launch import Launch
 
-_PROBE = """
+_AS_THE_LAUNCHER = """
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 if sys.argv[1] == "script" and sys.path[:1] == [""]:
     del sys.path[0]
+"""
+"""A program has the working directory on its sys.path where it is run by `-m` or `-c`, and not where it is a file."""
+_PROBE = f"""{_AS_THE_LAUNCHER}
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 known = [find_spec("torch"), find_spec("mt_resilient")]
 for name in ("distributed", "run"):
     known[0] = known[0] and PathFinder.find_spec(name, known[0].submodule_search_locations or [])
 print()
 print(*map(bool, known))
 """
-_IMPORT = "import torch.distributed.run"
+_IMPORT = f"{_AS_THE_LAUNCHER}import torch.distributed.run"
 _FAILS_S = 5.0
 """The launcher has just read the same files."""
 _ANSWERS_S = 60.0
@@ -36,7 +39,7 @@ def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
     """The launch, without our hook where the ranks' Python does not have it. Raises MachineError where the launcher cannot start."""
     if not launch.interpreter:
         return launch
-    as_what = "module" if "-m" in launch.program else "script"
+    as_what = _as_what(launch)
     torch, ours = _ask(launch.interpreter, as_what, environ)
     if not torch:
         raise MachineError(
@@ -56,10 +59,14 @@ def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
     launcher has ended before its ranks were there."""
     if not launch.interpreter:
         return ""
-    done = _run([*launch.interpreter, "-c", _IMPORT], environ, _FAILS_S)
+    done = _run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)
     if done is None or not done.returncode:
         return ""
     return f"{launch.python} cannot import torch: {_last_line(done)}"
+
+
+def _as_what(launch: Launch) -> str:
+    return "module" if "-m" in launch.program else "script"
 
 
 def _ask(interpreter: Sequence[str], as_what: str, environ: Mapping[str, str]) -> tuple[bool, bool]:

@@ -23,6 +23,14 @@ _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", 
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
 _OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
 """Where torchrun reads what the command line does not say."""
+_RANKS_OWN = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
+_RANKS_OWN |= {f"{prefix}WORLD_SIZE" for prefix in ("", "LOCAL_", "GROUP_", "ROLE_")}
+_RANKS_OWN |= {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
+_RANKS_OWN |= {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
+"""What torchrun tells its ranks (`LocalElasticAgent`, as of torch 2.13). A Kubernetes operator, or a torchrun around this agent, may have
+told the agent other things by the same names."""
+_MARK = "TORCHELASTIC_RUN_ID"
+"""By this ranks know the launcher, which has none, from another parent (`training/attach.py`)."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _OF_LAUNCH = {"use_env"}
 """What torch.distributed.launch takes besides."""
@@ -92,14 +100,18 @@ class Launch:
         return [*ours, *self.options, *self.script]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What ranks, and the warm process they are forked from, find in their environment. environ: the agent's."""
+        """What the launcher finds in its environment, and ranks beside what it tells them. environ: the agent's."""
         known = environ.get("PYTHONPATH")
-        found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES}
+        found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
             found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
         if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
             found.setdefault("OMP_NUM_THREADS", "1")
         return found
+
+    def shared_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What all ranks find alike in theirs: the warm process's. What is asked of it that is missing here, each rank asks itself."""
+        return {name: value for name, value in self.environment(environ).items() if name not in _RANKS_OWN}
 
 
 def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
@@ -125,6 +137,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         f"ranks are started by {script[0]}, not by torchrun's Python": no_python or run_path,
         f"PYTHON_EXEC names {rank_python} for the ranks": rank_python not in ("", found.python),
         f"{LAUNCH} gives each rank an argument of its own": passes_ranks,
+        "--virtual-local-rank gives each rank devices of its own": _said("virtual_local_rank", options, environ),
         "--numa-binding starts the ranks through numactl": "numa_binding" in options or "PET_NUMA_BINDING" in environ,
         found.surprising: bool(found.surprising),
     }

@@ -38,6 +38,7 @@ class Orphans:
         """
         began_s = monotonic_s()
         me = psutil.Process()
+        killed: set[psutil.Process] = set()
         while left := [p for p in me.children(recursive=True) if p.pid not in spare and not _below(p, spare)]:
             taken_s = monotonic_s() - began_s
             if taken_s > END_S:
@@ -45,15 +46,15 @@ class Orphans:
                 raise InternalError(
                     f"processes {names} do not end although killed; the driver may hang: this node needs a reboot"
                 )
-            tidying = [process for process in left if _tidies(process)]
-            for process in tidying:
-                self._tidying.setdefault(process, began_s)
             self._kill_late(began_s + taken_s)
             for process in left:
-                if process not in tidying:
+                if process not in killed and _tidies(process):  # asked once: the kernel may make whoever asks wait
+                    self._tidying.setdefault(process, began_s)
+                elif process not in self._tidying:
                     _kill(process)
+                    killed.add(process)
                 reap(process.pid)
-            if len(tidying) == len(left) and taken_s >= tidy_s:
+            if killed.isdisjoint(left) and taken_s >= tidy_s:
                 return
             sleep(0.002)
 

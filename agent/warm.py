@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..resilience import leash
+from ..resilience.descriptors import appending
 from ..resilience.errors import MachineError
 
 ANSWER_S = 10.0
@@ -31,13 +32,13 @@ VARIABLE = "MT_RESILIENT_WARM"
 class ForkServer:
     """One process that launchers are forked from (`training/forkserver.py`)."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, **plan: Any) -> None:
-        """command: a rank's. plan: what `forkserver.serve` is told beside the agent's own."""
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: int, **plan: Any) -> None:
+        """command: a rank's. log: a descriptor. plan: what `forkserver.serve` is told beside the agent's own."""
         self.ready = False
         self.channel, theirs = socket.socketpair()
         self.channel.settimeout(ANSWER_S)
-        with log.open("ab") as file, theirs:
-            passed = theirs.fileno(), file.fileno()
+        with theirs:
+            passed = theirs.fileno(), log
             told = {"channel": passed[0], "log": passed[1], "agent": os.getpid(), **plan}
             self.process = leash.spawn(
                 command,
@@ -61,7 +62,7 @@ class ForkServer:
             words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
             if "stale" in words:
                 raise MachineError(f"{words['stale']} has changed since the warm process has run it")
-            if words:
+            if "launcher" in words:
                 return int(words["launcher"])
         except OSError:
             pass
@@ -75,7 +76,7 @@ class ForkServer:
                 if not part:
                     break
                 line += part
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError, RecursionError):  # an import may have written there
             return dict(json.loads(line))
         return {}
 
@@ -93,6 +94,7 @@ class WarmProcess:
         """command: what torchrun would start a rank with. modules: the file in which ranks note what they import. refused: why ranks are
         never to be forked; empty: they may be."""
         self._command, self._modules, self._log = command, modules, log
+        self._log_fd = -1
         self._launchers: ForkServer | None = None
         self._ranks: ForkServer | None = None
         self._tries: Counter[int] = Counter()
@@ -141,11 +143,16 @@ class WarmProcess:
             self._ranks = self._prepared(environment)
         elif not self._launchers:
             self._tries[generation] += 1
-            self._launchers = ForkServer(self._command, environment, self._log)
+            self._launchers = self._started(environment)
             self.why = self.why or "the first start is torchrun's own"
 
     def _prepared(self, environment: Mapping[str, str]) -> ForkServer:
-        return ForkServer(self._command, environment, self._log, modules=str(self._modules), **self._less)
+        return self._started(environment, modules=str(self._modules), **self._less)
+
+    def _started(self, environment: Mapping[str, str], **plan: Any) -> ForkServer:
+        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+            self._log_fd = appending(self._log)
+        return ForkServer(self._command, environment, self._log_fd, **plan)
 
     def observe(self, environment: Mapping[str, str]) -> tuple[bool, str]:
         """Hear what the processes say, and do what follows. Whether a start may go another way now; and a sentence to tell, or none."""
@@ -167,7 +174,7 @@ class WarmProcess:
             self._ranks = self._prepared(environment)
             return False, ""
         self._refused = "why" in words
-        self.why = words.get("why", "the warm process ended; see its log")
+        self.why = f"{words['why']}{self._left}" if self._refused else "the warm process ended; see its log"
         return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:

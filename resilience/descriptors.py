@@ -6,6 +6,7 @@ import fcntl
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 FLOOR = 100
 """Descriptors that stay open lie above it: a script that writes to a low number of its own, open or not, never writes to one of ours."""
@@ -19,6 +20,11 @@ def high(fd: int) -> int:
         os.close(fd)
         return moved
     return fd
+
+
+def appending(path: Path) -> int:
+    """A descriptor of the log file at `path`, which is made where it is missing. Raises OSError."""
+    return high(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
 def fill_standard() -> None:

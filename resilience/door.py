@@ -12,6 +12,8 @@ import socket
 from collections.abc import Mapping
 from contextlib import closing
 
+from .handoff import local_rank
+
 VARIABLE = "MT_RESILIENT_DOOR"
 _ANSWER_S = 10.0
 _ERROR_BYTES = 200
@@ -28,7 +30,7 @@ def opened(path: str, flags: int, environ: Mapping[str, str] = os.environ) -> in
     namespace, name, token = json.loads(known) if known else (_namespace(), "", "")
     if namespace == _namespace():
         return os.open(path, flags | os.O_CLOEXEC)
-    asked = {"path": path, "flags": flags, "token": token, "rank": environ.get("LOCAL_RANK", ""), "pid": os.getpid()}
+    asked = {"path": path, "flags": flags, "token": token, "rank": local_rank(environ), "pid": os.getpid()}
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as asking:
         asking.settimeout(_ANSWER_S)
         asking.connect(f"\0{name}")

@@ -56,3 +56,9 @@ class Handoff:
         """None outside of `mt-resilient run`."""
         text = environ.get(VARIABLE)
         return loads(Handoff, text) if text else None
+
+
+def local_rank(environ: Mapping[str, str]) -> int:
+    """A rank's number among those of its node; each node has as many. (Under `--virtual-local-rank`, LOCAL_RANK is 0 in all of them.)"""
+    here = int(environ.get("LOCAL_WORLD_SIZE", 0))
+    return int(environ["RANK"]) % here if here else int(environ["LOCAL_RANK"])

@@ -17,7 +17,7 @@ from types import TracebackType
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns
 from ..resilience.errors import FormatError, InternalError, LayoutError, ResilientError, UsageError
-from ..resilience.handoff import VARIABLE, Handoff
+from ..resilience.handoff import VARIABLE, Handoff, local_rank
 from ..resilience.leash import die_with, die_with_parent
 from .board import claim
 from .listening import listen
@@ -100,13 +100,13 @@ def _attach(trains: bool) -> Attachment | None:
 
     sys.excepthook = excepthook
     if handoff.stacks:
-        listen(page, handoff.stacks[int(os.environ["LOCAL_RANK"])])
+        listen(page, handoff.stacks[local_rank(os.environ)])
     atexit.register(_leave, page)
     return Attachment(
         handoff=handoff,
         page=page,
         rank=int(os.environ["RANK"]),
-        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_rank=local_rank(os.environ),
         world=int(os.environ["WORLD_SIZE"]),
         environment=tuple(os.environ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..resilience.board import Page
 from ..resilience.door import opened
-from ..resilience.handoff import Handoff
+from ..resilience.handoff import Handoff, local_rank
 from ..resilience.mapping import mapped
 from ..resilience.noted import PAGE_BYTES
 from ..resilience.terms import RankPhase
@@ -25,8 +25,7 @@ def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: 
     """The page of the rank that this process is. trains: a loop begins here, so the page is taken from a process of the same rank that
     is in none: it has started this one, and waits for it. None when another process of this generation has the page, or when it belongs
     to another generation (this process is a leftover)."""
-    local_rank = int(environ["LOCAL_RANK"])
-    page = page_of(handoff, local_rank, writable=True)
+    page = page_of(handoff, local_rank(environ), writable=True)
     taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
     if page.generation != handoff.generation or taken:
         page.release()

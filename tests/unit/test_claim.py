@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.resilience.board import Page
+from mt_resilient.resilience.handoff import local_rank
 from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.resilience.terms import RankPhase
 from mt_resilient.training.board import claim, page_of
@@ -64,3 +65,15 @@ def test_a_leftover_of_another_generation_has_none(page: Page, tmp_path: Path) -
     page.clear(HANDOFF.generation + 1)
     assert not claimed(tmp_path, trains=True)
     assert page.pid == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "number"),
+    [
+        ({"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1),
+        ({"RANK": "5", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, 1),  # --virtual-local-rank
+        ({"RANK": "5", "LOCAL_RANK": "1"}, 1),
+    ],
+)
+def test_each_rank_of_a_node_has_a_page_of_its_own(environ: dict[str, str], number: int) -> None:
+    assert local_rank(environ) == number

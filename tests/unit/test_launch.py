@@ -105,6 +105,20 @@ def test_nor_do_variables_of_torchrun_s_say_it() -> None:
     assert found.keys() == {"PYTHONPATH", *others}
 
 
+def test_a_rank_that_somebody_else_has_given_the_agent_is_no_rank_of_ours() -> None:
+    """A Kubernetes operator, or a torchrun around the agent: a wrapper may read it at the start, what is imported ahead must not."""
+    given = {
+        "RANK": "7",
+        "WORLD_SIZE": "9",
+        "MASTER_ADDR": "elsewhere",
+        "TORCHELASTIC_RUN_ID": "outer",
+        "HOME": "/home",
+    }
+    found = torchrun("train.py")
+    assert found.environment(given).keys() == {"PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_ADDR", "HOME"}
+    assert found.shared_environment(given).keys() == {"PYTHONPATH", "HOME"}
+
+
 def test_arguments_of_a_generation() -> None:
     understood = torchrun(
         "--standalone", "--nproc_per_node", "gpu", "--role=trainer", "train.py", "--lr", "1", environ=GPUS

@@ -33,7 +33,9 @@ if "MT_RESILIENT_WARM" in os.environ:
         os._exit(1)
 else:
     _chain()
-if "MT_RESILIENT_HANDOFF" in os.environ and "RANK" in os.environ:
+if (
+    "MT_RESILIENT_HANDOFF" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
+):  # the launcher may have a RANK of an operator's
     try:
         from mt_resilient.training import hook
 
