@@ -12,6 +12,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,9 +27,22 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
     until: how many statements to run at the most; complete: what the packages want later, too."""
     try:
         known = Noted.read(noted)
-        file, namespace, body = _script()
+        file, attributes, body = _script()
     except (OSError, ValueError, ImportError, SyntaxError) as error:
         return _refused(f"the script cannot be looked at ahead of time ({error})")
+    with _as_main(file, attributes) as namespace:
+        return _import_ahead(site, known, file, namespace, body, until, complete)
+
+
+def _import_ahead(
+    site: Callable[[], None],
+    known: Noted,
+    file: str,
+    namespace: dict[str, Any],
+    body: list[ast.stmt],
+    until: int | None,
+    complete: bool,
+) -> dict[str, Any]:
     statements, behind = opening(body)
     watch = Watch(set(known.environment) - set(os.environ))
     changed: dict[str, str | None] = {}
@@ -98,20 +112,40 @@ def _watched(watch: Watch, run: Callable[[], object], changed: dict[str, str | N
 
 
 def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
-    """Of the script that this interpreter was started with: its file, a namespace like its own, and its statements. Puts the folder that
-    Python puts there first on sys.path. Raises ImportError, OSError or SyntaxError."""
+    """Of the script that this interpreter was started with: its file, what its module knows of itself, and its statements. Puts the folder
+    that Python puts there first on sys.path. Raises ImportError, OSError or SyntaxError."""
     words = sys.orig_argv[2:]  # after `python -u`
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     if words[0] == "-m":
         sys.path.insert(0, os.getcwd())
         _, spec, _ = runpy._get_module_details(words[1])  # type: ignore[attr-defined]
-        file = spec.origin
-        namespace |= {"__package__": spec.parent, "__spec__": spec}
+        file, loader = spec.origin, spec.loader
+        attributes = {"__package__": spec.parent, "__spec__": spec, "__cached__": spec.cached}
     else:
         file = os.path.abspath(words[0])
         sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
-    namespace["__file__"] = file
-    return file, namespace, ast.parse(Path(file).read_bytes(), file).body
+        loader, attributes = (
+            SourceFileLoader("__main__", file),
+            {"__package__": None, "__spec__": None, "__cached__": None},
+        )
+    attributes |= {"__file__": file, "__loader__": loader}
+    return file, attributes, ast.parse(Path(file).read_bytes(), file).body
+
+
+@contextmanager
+def _as_main(file: str, attributes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """While the opening runs: `__main__` and sys.argv as the modules that it imports find them. Gives the namespace of `__main__`,
+    which is left as it was: Python fills it anew in each rank."""
+    main = vars(sys.modules["__main__"])
+    untouched, first = dict(main), sys.argv[0]
+    main.update(attributes)
+    if first == "-m":
+        sys.argv[0] = file
+    try:
+        yield main
+    finally:
+        sys.argv[0] = first
+        main.clear()
+        main.update(untouched)
 
 
 @contextmanager

@@ -18,7 +18,9 @@ import socket
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -28,10 +30,18 @@ from typing import Any
 
 _HOMES = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 _HOMES.add(Path(__file__).resolve().parents[1])
+_UNIQUE = [made for made in [getattr(uuid, "_generate_time_safe", None)] if made]
+"""What uuid1 gets its number from."""
 _QUESTIONS: dict[Any, str] = {
     **dict.fromkeys((os.getpid, os.getppid), "asks for its process id"),
-    **dict.fromkeys((os.urandom, os.getrandom), "asks the system for random numbers"),
+    **dict.fromkeys((threading.get_native_id, os.getsid, os.getpgid), "asks for its process id"),
+    **dict.fromkeys((os.urandom, os.getrandom, *_UNIQUE), "asks the system for random numbers"),
     **dict.fromkeys((open, os.open, os.stat, os.access, os.listdir, os.scandir), "looks at a file"),
+    **dict.fromkeys((os.mkdir, os.rmdir, os.unlink, os.remove, os.rename, os.replace), "changes a folder"),
+    **dict.fromkeys((os.link, os.symlink, os.truncate, os.utime, os.chmod, os.mkfifo), "changes a folder"),
+    **dict.fromkeys((os.system, os.fork, os.posix_spawn, os.kill), "runs a program"),
+    **dict.fromkeys((time.process_time, time.process_time_ns, time.thread_time, os.times), "asks for the time"),
+    **dict.fromkeys((time.clock_gettime, time.clock_gettime_ns), "asks for the time"),
     **dict.fromkeys((time.time, time.time_ns, time.monotonic, time.monotonic_ns), "asks for the time"),
     **dict.fromkeys((time.perf_counter, time.perf_counter_ns, time.localtime, time.gmtime), "asks for the time"),
     **dict.fromkeys((time.ctime, time.strftime, datetime.date.today, datetime.datetime.today), "asks for the time"),
