@@ -65,7 +65,7 @@ class Performer:
                     self._drain_asked_s = 0.0
                     self._leave_in_s, self._leave_at_s = 0.0, math.inf
                 self._node.clear(record.number, record.joined.get(self._id, 0))
-                self._publisher.acknowledge(record, AckKind.READY, free_port())
+                self._publisher.acknowledge(record, AckKind.READY, free_port(wished=self._node.launch.port))
             case Action.LAUNCH:
                 self._begin_to_fetch(record)
                 if self._node.warm.importing:
