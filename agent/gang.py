@@ -86,6 +86,11 @@ class Gang:
         for process in living:
             process.ended_s, process.code, process.fenced = wall_s(), -signal.SIGKILL, True
 
+    def stop(self, number: int) -> None:
+        """As a signal to torchrun alone would: it passes that on, waits for its ranks, and ends those that stay."""
+        if self.launcher.pidfd >= 0 and not self.launcher.ended_s:
+            send(self.launcher.pid, self.launcher.pidfd, number)
+
     def kill(self) -> None:
         """SIGKILL every process of this gang that is known, at once; `Orphans.end` finds the others. SIGKILL and nothing softer: under
         Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.

@@ -1,7 +1,7 @@
 """Understand the wrapped command: `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and back to arguments for one node.
 
 Pure but for looking whether the program and the script are there. Every torchrun option keeps its meaning, except those that say who
-meets whom: each generation has a static rendezvous of its own, with a fresh port.
+meets whom: each generation has a static rendezvous of its own, at the port that was asked for, if it is free.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Launch:
     """What torchrun starts each rank with; empty where ranks cannot be forked."""
     rdzv_id: str = ""
     """The job's name as torchrun was told it; empty: it was not."""
+    port: int = 0
+    """Where the ranks meet, as torchrun was told it: a script may have the number, too. 0: it was not."""
     interpreter: tuple[str, ...] = ()
     """What starts the launcher's Python as the launcher is started, options included; empty: only a wrapper knows."""
     rank_python: str = ""
@@ -122,15 +124,15 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         )
     found, rest = program(command)
     options, kept, script = _options(rest, _OF_LAUNCH if found.module == LAUNCH else set())
-    nodes = options.get("nnodes") or environ.get("PET_NNODES", "")
+    nodes = _told("nnodes", options, environ)
     if not script:
         raise UsageError("the torchrun command names no script; write it last: torchrun --nproc-per-node 2 train.py")
     no_python, run_path = _said("no_python", options, environ), _said("run_path", options, environ)
     module = "m" in options or _said("module", options, environ)
     if not module and not no_python:
         _look_at(script[0])
-    ranks = _ranks(options.get("nproc_per_node") or environ.get("PET_NPROC_PER_NODE", "1"), environ)
-    rdzv_id = options.get("rdzv_id") or environ.get("PET_RDZV_ID", "")
+    ranks = _ranks(_told("nproc_per_node", options, environ) or "1", environ)
+    rdzv_id = _told("rdzv_id", options, environ)
     rank_python = environ.get("PYTHON_EXEC", "")
     passes_ranks = found.module == LAUNCH and "use_env" not in options
     reasons = {
@@ -151,11 +153,17 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         script=tuple(script),
         rank_command=() if refused else _rank_command(found.python, module, script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
+        port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,
         own_programs=no_python or run_path,
         warm_refused=refused,
     )
+
+
+def _told(name: str, options: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """The value of an option, on the command line or in a variable; empty: there is none."""
+    return options.get(name) or environ.get(f"PET_{name.upper()}", "")
 
 
 def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> bool:

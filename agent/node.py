@@ -334,6 +334,13 @@ class Node:
     def all_training(self) -> bool:
         return all(page.phase == RankPhase.TRAINING for page in self.board.pages)
 
+    @property
+    def untold(self) -> bool:
+        """Whether its ranks run, and no loop of theirs tells of its steps: nothing of theirs is in a snapshot."""
+        return (
+            self.gang is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
+        )
+
     def ask_snapshot(self, request: str) -> None:
         """One on disk, as soon as the ranks come to a boundary."""
         self.snapshot_asked = request

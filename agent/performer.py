@@ -65,7 +65,7 @@ class Performer:
                     self._drain_asked_s = 0.0
                     self._leave_in_s, self._leave_at_s = 0.0, math.inf
                 self._node.clear(record.number, record.joined.get(self._id, 0))
-                self._publisher.acknowledge(record, AckKind.READY, free_port())
+                self._publisher.acknowledge(record, AckKind.READY, free_port(wished=self._node.launch.port))
             case Action.LAUNCH:
                 self._begin_to_fetch(record)
                 if self._node.warm.importing:
@@ -86,6 +86,12 @@ class Performer:
                 self._node.board.pause(record.waits)
             case Action.ORDER_SNAPSHOT:
                 self._node.ask_snapshot(record.saves)
+            case Action.PASS_SIGNAL:
+                assert self._node.gang
+                self._node.gang.stop(record.signal)
+                self._leave_ordered_s = monotonic_s()
+                left_s = self._leave_by_s(record) - monotonic_s() if record.leave_in_s else self._policy.stop_grace_s
+                self._leave_until_s = monotonic_s() + left_s
             case Action.ORDER_LEAVE:
                 self._node.board.order(Order.SNAPSHOT_AND_STOP)
                 self._leave_ordered_s = monotonic_s()
@@ -107,6 +113,7 @@ class Performer:
             gang_over=gang is not None and gang.launcher.ended_s > 0,
             attached=gang is not None and self._node.all_attached(),
             training=gang is not None and self._node.all_training(),
+            untold=self._node.untold,
             acked=self._publisher.acked,
             rewind=self._node.board.orders.ordered,
             paused=bool(self._node.board.orders.paused),

@@ -11,8 +11,11 @@ from ..resilience.errors import MachineError
 _TRIES = 200
 
 
-def free_port(host: str = "") -> int:
-    """A TCP port of `host` (an address of this node, or all) on which nothing listens. Raises MachineError when none is found."""
+def free_port(host: str = "", wished: int = 0) -> int:
+    """A TCP port of `host` (an address of this node, or all) on which nothing listens: `wished`, if that is one. Raises MachineError when
+    none is found."""
+    if wished and is_free(wished, host):
+        return wished
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     low, high = (first_ephemeral - 10_000, first_ephemeral) if first_ephemeral > 12_000 else (20_000, 30_000)
     for _ in range(_TRIES):

@@ -11,7 +11,7 @@ import base64
 import binascii
 import math
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +25,7 @@ Json = Any
 SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 """numpy's dtypes that are plain bytes."""
 
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _PLAIN = 1 << 63
 """An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
 
@@ -48,8 +49,8 @@ def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
     while todo:
         path, node = todo.pop()
         tag, inner = _tagged(node) if isinstance(node, dict) else ("list" if isinstance(node, list) else "", node)
-        if tag in ("dict", "ordered", "tuple", "list"):
-            pairs = list(_pairs(inner) if tag in ("dict", "ordered") else enumerate(_list(inner)))
+        if tag in (*_MAPPINGS, "tuple", "list"):
+            pairs = list(_pairs(inner) if tag in _MAPPINGS else enumerate(_list(inner)))
             todo += [(join(path, key), item) for key, item in pairs]
             yield path, {tag: len(pairs)}
         elif tag not in ("leaf", "array"):
@@ -92,9 +93,8 @@ def _up(node: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lam
     tag, inner = _tagged(node)
     try:
         match tag:
-            case "dict" | "ordered":
-                pairs = [(key, _up(item, leaves, array)) for key, item in _pairs(inner)]
-                return dict(pairs) if tag == "dict" else OrderedDict(pairs)
+            case "dict" | "ordered" | "counter":
+                return _MAPPINGS[tag]({key: _up(item, leaves, array) for key, item in _pairs(inner)})
             case "tuple":
                 return tuple(_up(item, leaves, array) for item in _list(inner))
             case "leaf":

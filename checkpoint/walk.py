@@ -9,7 +9,7 @@ from a tensor's being the same object as before, and none is held on to.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
@@ -21,8 +21,8 @@ from .tree import SCALARS, Json, join, plain
 
 _PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
 """Immutable, all of them: the same object is the same value, to the bit."""
-_MAPPINGS = frozenset((dict, OrderedDict))
-_NO_LEAVES = _PLAIN | _MAPPINGS | {list, tuple}
+_MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_NO_LEAVES = _PLAIN | _MAPPINGS.keys() | {list, tuple}
 _INT = range(-(1 << 63), 1 << 63)
 _TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
@@ -128,7 +128,7 @@ class _Writing:
         elif kind in _MAPPINGS:
             count = next(self._kinds)
             kinds, keys = list(islice(self._kinds, count)), list(islice(self._keys, count))
-            self._say('{"dict":[' if kind is dict else '{"ordered":[')
+            self._say(f'{{"{_MAPPINGS[kind]}":[')
             for number, (kind_of_key, key) in enumerate(zip(kinds, keys, strict=True)):
                 if kind_of_key is not str and kind_of_key is not int:
                     raise SnapshotError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from .incident import Incident
@@ -116,6 +117,12 @@ class GenerationRecord:
     def idle(self) -> bool:
         """Nothing of it runs, and the next start waits, since starts fail."""
         return self.phase is Phase.GATHER and self.pause_s > 0
+
+    @property
+    def signal(self) -> int:
+        """For ENDING: the signal by which somebody wants the job to end, as torchrun knows it; 0: it ends by itself."""
+        number = max(0, self.exit_code - 128)
+        return number if number in (0, signal.SIGHUP, signal.SIGINT, signal.SIGTERM) else signal.SIGTERM
 
     @property
     def over(self) -> bool:

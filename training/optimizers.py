@@ -66,11 +66,15 @@ class Optimizers:
 
     def prepare(self, described: Nested) -> None:
         for name, wrapper, inner in self.parts():
-            if name not in described or len(described[name]["groups"]) != len(inner.param_groups):
-                raise LayoutError(
-                    "the optimizer's parameter groups are not those of the snapshot; another model or optimizer"
-                )
+            if name not in described:
+                raise LayoutError("the snapshot holds another kind of optimizer")
             part = described[name]
+            there, here = len(part["groups"]), len(inner.param_groups)
+            if there != here:
+                raise LayoutError(
+                    f"the optimizer has {here} parameter groups now, and had {there} in the snapshot: another model or optimizer; or the "
+                    "script adds groups while it trains, and should make them all at its start (with a learning rate of 0, say)"
+                )
             for key, parameter in parameters_of(inner):
                 if key not in part["state"] or (wrapper is not inner and key not in part["main"]):
                     raise LayoutError(f"the snapshot's optimizer has no parameter {key}; another model or optimizer")

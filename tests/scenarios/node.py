@@ -392,6 +392,7 @@ class Node:
             gang_over=over,
             attached=self.ranks is not None and all(page.pid for page in self.pages),
             training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
+            untold=False,
             acked=self.acked,
             rewind=self.pages[0].ordered,
             paused=bool(self.pages[0].paused),

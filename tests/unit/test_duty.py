@@ -23,8 +23,11 @@ PLACES: dict[str, GenerationRecord | None] = {
     **{f"{phase} without me": record(phase, NUMBER, members=("b",)) for phase in Phase if phase is not Phase.ENDED},
     **{str(phase): record(phase, NUMBER) for phase in Phase},
     "ending with a snapshot": record(Phase.ENDING, NUMBER, last_snapshot=True),
+    "ending by a signal": record(Phase.ENDING, NUMBER, exit_code=130),
+    "preempted": record(Phase.ENDING, NUMBER, exit_code=143, last_snapshot=True),
 }
 
+ENDING = {"ending", "ending with a snapshot", "ending by a signal", "preempted"}
 WITHOUT_ME = {place for place in PLACES if place.endswith("without me")} - {"ended without me"}
 
 TABLE: list[tuple[set[str], dict[str, object], Action]] = [
@@ -45,14 +48,15 @@ TABLE: list[tuple[set[str], dict[str, object], Action]] = [
     ({"launch", "run"}, {"acked": {(NUMBER, AckKind.RUNNING)}}, Action.WAIT),
     ({"launch", "run"}, {}, Action.SAY_RUNNING),
     # Ranks that can take a last snapshot get the time for it.
-    ({"ending", "ending with a snapshot"}, {"acked": {(NUMBER, AckKind.ENDED)}}, Action.WAIT),
-    ({"ending"}, {}, Action.END_GANG),
-    ({"ending with a snapshot"}, {"gang": {0}}, Action.END_GANG),
-    ({"ending with a snapshot"}, {"gang_over": {True}}, Action.END_GANG),
-    ({"ending with a snapshot"}, {"grace_over": {True}}, Action.END_GANG),
-    ({"ending with a snapshot"}, {"leave_ordered": {True}}, Action.WAIT),
-    ({"ending with a snapshot"}, {"training": {False}}, Action.END_GANG),
-    ({"ending with a snapshot"}, {}, Action.ORDER_LEAVE),
+    (ENDING, {"acked": {(NUMBER, AckKind.ENDED)}}, Action.WAIT),
+    (ENDING, {"gang": {0}}, Action.END_GANG),
+    (ENDING, {"gang_over": {True}}, Action.END_GANG),
+    (ENDING, {"grace_over": {True}}, Action.END_GANG),
+    (ENDING, {"leave_ordered": {True}}, Action.WAIT),
+    ({"ending with a snapshot", "preempted"}, {"training": {True}}, Action.ORDER_LEAVE),
+    # Ranks whose loop is not known save by themselves, if at all: at the signal that torchrun would pass on.
+    ({"ending by a signal", "preempted"}, {"untold": {True}}, Action.PASS_SIGNAL),
+    (ENDING, {}, Action.END_GANG),
 ]
 """Where the record stands, what must hold of this node, and the answer; the first row that fits counts."""
 
@@ -63,6 +67,7 @@ STATES = [
         gang_over=over,
         attached=attached,
         training=training,
+        untold=untold,
         acked=acked,
         rewind=0,
         paused=False,
@@ -71,8 +76,9 @@ STATES = [
         leave_ordered=ordered,
         grace_over=grace,
     )
-    for gang, over, attached, training, acked, ordered, grace in product(
+    for gang, over, attached, training, untold, acked, ordered, grace in product(
         (0, NUMBER - 1, NUMBER),
+        BOTH,
         BOTH,
         BOTH,
         BOTH,

@@ -1,6 +1,7 @@
 """The wrapped command: every spelling torchrun takes, and a sentence for each that cannot be kept alive."""
 
 import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from mt_resilient.agent import launch
 from mt_resilient.agent.launch import Launch, understand
+from mt_resilient.agent.ports import free_port
 from mt_resilient.resilience.assignment import sizes
 from mt_resilient.resilience.errors import MachineError, UsageError
 
@@ -58,7 +60,17 @@ def refused(*command: str, environ: dict[str, str] = NOBODY) -> str:
 def test_spellings(words: list[str]) -> None:
     understood = torchrun(*words, "train.py", "--lr", "1", "--nnodes", "9")
     assert understood.ranks == 4
+    assert understood.port == 0
     assert understood.script == ("train.py", "--lr", "1", "--nnodes", "9")
+
+
+def test_a_port_that_the_script_may_know_is_kept_while_it_is_free() -> None:
+    assert torchrun("--master-port=29511", "train.py").port == 29511
+    assert torchrun("train.py", environ={"PET_MASTER_PORT": "29511"}).port == 29511
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        assert free_port("127.0.0.1", wished=taken) != taken
+    assert free_port("127.0.0.1", wished=taken) == taken
 
 
 def test_what_keeps_its_meaning_is_passed_on_as_it_was_written() -> None:
@@ -157,7 +169,7 @@ def test_tensor_parallel_groups_that_lie_on_two_nodes(words: tuple[str, ...], to
 def test_what_goes_in_comes_out_the_same_when_understood_again() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
     again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1))
-    assert again == replace(once, nodes="1")
+    assert again == replace(once, nodes="1", port=1)
 
 
 @pytest.mark.parametrize("flag", ["-m", "--module"])

@@ -131,6 +131,12 @@ def test_an_exit_tells_how_and_what_was_said() -> None:
     )
 
 
+@pytest.mark.parametrize(("phase", "started"), [(RankPhase.RESTORING, False), (RankPhase.FINISHED, True)])
+def test_who_fails_behind_the_last_step_has_not_failed_at_the_start(phase: RankPhase, started: bool) -> None:
+    (gone,) = exits(gang(1, "alive"), pages(phase=phase, step=-1))
+    assert gone.started is started
+
+
 def test_a_rank_can_name_its_own_end() -> None:
     board = pages(step=-1)
     board[0].say_farewell(error="it is torn", kind="snapshot", step=7, path="/a")

@@ -5,7 +5,7 @@ import json
 import math
 import random
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -50,6 +50,7 @@ states = st.recursive(
         | st.lists(inner).map(tuple)
         | st.dictionaries(keys, inner)
         | st.dictionaries(keys, inner).map(OrderedDict)
+        | st.dictionaries(keys, st.integers()).map(Counter)
     ),
 )
 

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -35,6 +35,7 @@ states = st.recursive(
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.sampled_from(["1", 1, "a", "b"]), inner, max_size=3)
         | st.dictionaries(st.sampled_from(["1", 1, "a", "b"]), inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(st.sampled_from(["1", 1, "a", "b"]), st.integers(), max_size=3).map(Counter)
     ),
     max_leaves=6,
 )
