@@ -161,7 +161,7 @@ class WarmProcess:
             self._ranks = self._prepared(environment)
             return False, ""
         self._refused = "why" in words
-        self.why = words.get("why", "the warm process ended; see its log")
+        self.why = words.get("why", "the warm process ended; see its log") + self._left
         return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:

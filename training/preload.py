@@ -104,8 +104,10 @@ def _as_main(namespace: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         for name in names:
-            del main[name]
-        main |= {name: before[name] for name in names if name in before}
+            if name in before:
+                main[name] = before[name]
+            else:
+                del main[name]
 
 
 @contextmanager

@@ -144,17 +144,19 @@ class Watch(importlib.abc.MetaPathFinder):
         self._importing.append(spec.name)
         sys.setprofile(profile)
         try:
-            yield
+            try:
+                yield
+            finally:
+                now = sys.getprofile()
+                sys.setprofile(None)
+                if now != profile:
+                    self._ask("sets a profile function")
+                self._importing.pop()
+            if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
+                self._fresh[spec.name] = state()
+            self.after.pop(spec.name, bool)()
         finally:
-            now = sys.getprofile()
-            sys.setprofile(None)
-            if now != profile:
-                self._ask("sets a profile function")
-            self._importing.pop()
             sys.setprofile(previous)
-        if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
-            self._fresh[spec.name] = state()
-        self.after.pop(spec.name, bool)()
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and (asked := question(called, frame)):

@@ -166,6 +166,7 @@ LITTER = {
 }
 
 CLEAN = {
+    "torch": "import numpy, torch, torch.distributed, torch.utils.data",
     "configuration": """
         from __future__ import annotations
         import argparse, collections, dataclasses, enum, functools, itertools, json, logging, math, os, pathlib, re, sys, typing
