@@ -29,6 +29,7 @@ from typing import Any
 from ..resilience.clock import wall_s
 from ..resilience.leash import adopt_orphans, die_with_parent
 from .command_line import show
+from .printed import Printed, print_again
 
 VARIABLE = "MT_RESILIENT_WARM"
 NAME = "mt-warm"
@@ -51,18 +52,19 @@ def serve(site: Callable[[], None]) -> None:
     streams = {number: os.dup(number) for number in (1, 2)}
     streams = {number: _raised(copy) for number, copy in streams.items()}
     log = _raised(plan["log"])
-    for number in streams:
-        os.dup2(log, number, inheritable=True)
+    recording = Printed(log)
     os.close(log)
     path = list(sys.path)
     words = _prepare(plan, site)
-    sys.path[:] = path
+    sys.path[:] = [*path, *words.get("path", [])]
+    printed = recording.end()
     _say(channel, words)
     for line in channel.makefile():
         order = json.loads(line)
         if environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
             _NAME.write_text(name)
             _refresh(environment, words.get("environment", {}))
+            print_again(printed)
             return
     os._exit(0)
 
