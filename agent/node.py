@@ -148,7 +148,7 @@ class Node:
         why = self.warm.why
         if self.warm.ready:
             try:
-                pid, how = self.warm.launch(self.launch.program, arguments, environment, record.number)
+                pid, how = self.warm.launch(self.launch.program, arguments, environment)
                 self.gang = Gang(record.number, watched(pid), how)
                 return
             except MachineError as error:

@@ -183,7 +183,7 @@ class WarmProcess:
         self._stop_ranks()
 
     def launch(
-        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], generation: int
+        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[int, str]:
         """Fork the gang's launcher; its pid, and how it starts ranks: `warm`, or `cold: why`. Raises MachineError when no process answers;
         then there is none any more."""
@@ -193,7 +193,6 @@ class WarmProcess:
             "argv": arguments,
             "env": environment,
             "cwd": os.getcwd(),
-            "generation": generation,
         }
         try:
             assert server

@@ -30,6 +30,7 @@ from ..resilience.descriptors import high
 from ..resilience.leash import adopt_orphans, die_with_parent
 from .command_line import show
 from .preload import preload, version
+from .printed import Printed, print_again
 
 VARIABLE = "MT_RESILIENT_WARM"
 NAME = "mt-warm"
@@ -50,12 +51,12 @@ def serve(site: Callable[[], None]) -> None:
     streams = {number: os.dup(number) for number in (1, 2)}
     streams = {number: high(copy) for number, copy in streams.items()}
     log = high(plan["log"])
-    for number in streams:
-        os.dup2(log, number, inheritable=True)
+    recording = Printed(log)
     os.close(log)
     path = list(sys.path)
     words = _prepare(plan, site)
-    sys.path[:] = path
+    sys.path[:] = [*path, *words.get("path", [])]
+    printed = recording.end()
     files = words.pop("files", {})
     _say(channel, words)
     for line in channel.makefile():
@@ -65,6 +66,7 @@ def serve(site: Callable[[], None]) -> None:
         elif environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
             _NAME.write_text(name)
             _refresh(environment, words.get("environment", {}))
+            print_again(printed)
             return
     os._exit(0)
 
@@ -90,21 +92,11 @@ def _launch(
 ) -> dict[str, str] | None:
     """Fork a launcher. Returns in this process, and in each rank that is forked for it: there with the rank's environment.
 
-    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`, `generation`."""
-    middle = os.fork()
-    if middle:
-        os.waitpid(middle, 0)
+    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`."""
+    if not _fork_for(agent):
         return None
-    if os.fork():
-        os._exit(0)
     try:
-        while os.getppid() != agent:  # until the middle one is gone and the agent has adopted us
-            if os.getppid() == 1:
-                os._exit(1)
-            time.sleep(0.0005)
-        die_with_parent(agent)
-        os.setsid()
-        _say(channel, {"launcher": os.getpid(), "generation": order["generation"]})
+        _say(channel, {"launcher": os.getpid()})
         os.close(channel.detach())
         ours = theirs = None
         if ranks:
@@ -125,6 +117,25 @@ def _launch(
     os._exit(code)
 
 
+def _fork_for(parent: int) -> bool:
+    """Fork a child for the process `parent`, an ancestor that adopts orphans: with a session of its own, and ended when `parent` ends. True
+    in that child. It is forked twice: its first parent ends at once."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return False
+    middle = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while (now := os.getppid()) != parent:  # until it has adopted us
+        if now != middle:
+            os._exit(1)
+        time.sleep(0.0002)
+    die_with_parent(parent)
+    os.setsid()
+    return True
+
+
 def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
     """Make `streams` this process's stdout and stderr, and close `spare`."""
     for number, descriptor in streams.items():
@@ -134,34 +145,24 @@ def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
 
 
 def _fork_ranks(requests: socket.socket, launcher: int, streams: dict[int, int]) -> dict[str, str]:
-    """Returns in ranks only, with their environment. The launcher writes that, with the files that are the rank's stdout and stderr, where
-    these are not the launcher's."""
+    """Returns in ranks only, with their environment. The launcher writes that, with a pipe for the rank's pid, and with the files that are
+    the rank's stdout and stderr, where these are not the launcher's."""
     while True:
-        head, passed, _, _ = socket.recv_fds(requests, _LENGTH.size, 2)
+        head, passed, _, _ = socket.recv_fds(requests, _LENGTH.size, 3)
         if not head:
             os._exit(0)
         (length,) = _LENGTH.unpack(head)
         order = json.loads(_received(requests, length))
-        middle = os.fork()
-        if middle == 0:
-            middle = os.getpid()
-            if os.fork():
-                os._exit(0)
-            while (parent := os.getppid()) != launcher:  # until it has adopted us
-                if parent != middle:
-                    os._exit(1)
-                time.sleep(0.0002)
-            die_with_parent(launcher)
-            os.setsid()
-            requests.sendall(_LENGTH.pack(os.getpid()))
+        if _fork_for(launcher):
             requests.close()
-            given = dict(zip(order["streams"], passed, strict=True))
-            _put({**streams, **given}, streams)
+            answer, *given = passed
+            os.write(answer, _LENGTH.pack(os.getpid()))
+            os.close(answer)
+            _put({**streams, **dict(zip(order["streams"], given, strict=True))}, streams)
             _ignore(set(order["ignored"]))
             return dict(order["env"])
         for descriptor in passed:
             os.close(descriptor)
-        os.waitpid(middle, 0)
 
 
 def _ignore(ignored: set[int]) -> None:
@@ -213,16 +214,19 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
 
 
 def request_rank(seed: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> int:
-    """The launcher's side: have a rank forked, and become its parent; its pid. Raises OSError where the seed is gone."""
+    """The launcher's side: have a rank forked, and become its parent; its pid. Raises OSError where none could be."""
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
     order = json.dumps({"env": dict(environment), "streams": list(streams), "ignored": ignored}).encode()
+    answers, answer = os.pipe()
     adopt_orphans(True)
     try:
-        socket.send_fds(seed, [_LENGTH.pack(len(order))], [stream.fileno() for stream in streams.values()])
+        socket.send_fds(seed, [_LENGTH.pack(len(order))], [answer, *(stream.fileno() for stream in streams.values())])
         seed.sendall(order)
-        answer = seed.recv(_LENGTH.size, socket.MSG_WAITALL)
+        os.close(answer)
+        pid = os.read(answers, _LENGTH.size)
     finally:
+        os.close(answers)
         adopt_orphans(False)
-    if len(answer) < _LENGTH.size:
-        raise OSError("the process that ranks are forked from has ended")
-    return int(_LENGTH.unpack(answer)[0])
+    if not pid:
+        raise OSError("the rank could not be forked, or ended at once")
+    return int(_LENGTH.unpack(pid)[0])

@@ -12,12 +12,14 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .modules import Noted
 from .opening import opening
+from .printed import sizes
 from .traces import Watch, installed
 
 
@@ -31,8 +33,8 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
         return _refused(f"the script cannot be looked at ahead of time ({error})")
     statements, behind = opening(body)
     watch = Watch(set(known.environment) - set(os.environ))
-    changed: dict[str, str | None] = {}
-    if found := _watched(watch, site, changed):
+    left = Left()
+    if found := _watched(watch, site, left):
         return _refused(f"the environment's sitecustomize {found}")
     with _counting_devices(watch), _as_main(namespace):
         for number, statement in enumerate(statements):
@@ -41,7 +43,7 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
                 break
             code = compile(ast.Module([statement], []), file, "exec", dont_inherit=True)
             imports = isinstance(statement, (ast.Import, ast.ImportFrom, ast.Try))
-            found = _watched(watch, lambda code=code: exec(code, namespace), changed if imports else {})  # type: ignore[misc]
+            found = _watched(watch, lambda code=code: exec(code, namespace), left if imports else Left())  # type: ignore[misc]
             if found and imports:
                 first = ast.unparse(statement).splitlines()[0]
                 return _refused(f"`{first}` (line {statement.lineno}), which {found},", until=number)
@@ -52,14 +54,19 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
                 else "it does not import"
             )
             return _refused(f"the script does not begin with its imports: {where} torch")
-        if complete and (found := _watched(watch, known.complete, {})):
+        if complete and (found := _completed(watch, known)):
             return _refused(f"the imports of their first step, of which one {found},", complete=False)
     foreign = known.foreign()
     files = {file, *(own for module in list(sys.modules.values()) if (own := _own_file(module)))}
     return (
         _refused(foreign)
         if foreign
-        else {"ready": True, "environment": changed, "files": {each: version(each) for each in files}}
+        else {
+            "ready": True,
+            "environment": left.environment,
+            "path": left.path,
+            "files": {each: version(each) for each in files},
+        }
     )
 
 
@@ -83,17 +90,33 @@ def _refused(why: str, **less: int) -> dict[str, Any]:
     return {"ready": False, "why": why, "less": less}
 
 
-def _watched(watch: Watch, run: Callable[[], object], changed: dict[str, str | None]) -> str:
-    """What `run` did that is not for a process to fork from; empty: nothing. Its changes of the environment go into `changed`."""
-    before = dict(os.environ)
+def _completed(watch: Watch, known: Noted) -> str:
+    """Import what packages want later; what that did that is not for a process to fork from. Ranks print it later, if at all."""
+    before = sizes()
+    return _watched(watch, known.complete, Left()) or ("prints something" if sizes() != before else "")
+
+
+@dataclass
+class Left:
+    """What imports have left behind for the ranks."""
+
+    environment: dict[str, str | None] = field(default_factory=dict)
+    """Variables that they have set, or removed (None)."""
+    path: list[str] = field(default_factory=list)
+    """What they have added behind the end of sys.path."""
+
+
+def _watched(watch: Watch, run: Callable[[], object], left: Left) -> str:
+    """What `run` did that is not for a process to fork from; empty: nothing. What ranks can be given of it goes into `left`."""
+    environment, path = dict(os.environ), list(sys.path)
     try:
         with watch.running():
             run()
     except BaseException as error:  # SystemExit, too
         return f"raises {type(error).__name__} ({error}) ahead of time"
-    changed |= {
-        name: os.environ.get(name) for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)
-    }
+    names = {*environment, *os.environ}
+    left.environment |= {name: now for name in names if (now := os.environ.get(name)) != environment.get(name)}
+    left.path += sys.path[len(path) :]
     return watch.found()
 
 
@@ -125,8 +148,10 @@ def _as_main(namespace: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         for name in names:
-            del main[name]
-        main |= {name: before[name] for name in names if name in before}
+            if name in before:
+                main[name] = before[name]
+            else:
+                del main[name]
 
 
 @contextmanager

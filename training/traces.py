@@ -80,7 +80,9 @@ class Watch(importlib.abc.MetaPathFinder):
     def found(self) -> str:
         """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
         before, self._before = self._before, self._look()
-        changed = [f"{what}{_new(before[what], now)}" for what, now in self._before.items() if now != before[what]]
+        changed = [
+            f"{what}{_new(before[what], now)}" for what, now in self._before.items() if _differ(before[what], now)
+        ]
         found, self._asked = [*self._asked, *changed], []
         return found[0] if found else ""
 
@@ -101,7 +103,6 @@ class Watch(importlib.abc.MetaPathFinder):
             "sets what a signal does": (list(map(signal.getsignal, signal.valid_signals())), *_signal_masks()),
             "replaces a hook or a stream of sys": [getattr(sys, name) for name in _REPLACED],
             "makes a temporary file": getattr(tempfile, "_name_sequence", None) is not None,
-            "prints something": [os.fstat(stream).st_size for stream in (1, 2)],
             "changes sys.path": list(sys.path),
             "changes the working directory": os.readlink("/proc/self/cwd"),
             "changes the umask": _umask(),
@@ -144,17 +145,19 @@ class Watch(importlib.abc.MetaPathFinder):
         self._importing.append(spec.name)
         sys.setprofile(profile)
         try:
-            yield
+            try:
+                yield
+            finally:
+                now = sys.getprofile()
+                sys.setprofile(None)
+                if now != profile:
+                    self._ask("sets a profile function")
+                self._importing.pop()
+            if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
+                self._fresh[spec.name] = state()
+            self.after.pop(spec.name, bool)()
         finally:
-            now = sys.getprofile()
-            sys.setprofile(None)
-            if now != profile:
-                self._ask("sets a profile function")
-            self._importing.pop()
             sys.setprofile(previous)
-        if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
-            self._fresh[spec.name] = state()
-        self.after.pop(spec.name, bool)()
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and (asked := question(called, frame)):
@@ -181,6 +184,11 @@ def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
             return super().__iter__()
 
     return Environ
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """What is added behind the end of a list, as of sys.path, changes nothing of it."""
+    return bool(before != (now[: len(before)] if isinstance(before, list) else now))
 
 
 def _new(before: Any, now: Any) -> str:

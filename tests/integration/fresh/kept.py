@@ -1,7 +1,7 @@
 """Modules of a user's that leave behind at import what a fork keeps: the source of each, by name.
 
-`seen()` tells what has become of it: the same as in a fresh interpreter. Some of it is a promise that the test looks into: `printed` is
-found in the output, `at_exit` is a file in which the handlers have written.
+`seen()` tells what has become of it: the same as in a fresh interpreter. Some of it is a promise that the test looks into: `on_stdout`
+and `on_stderr` are found there, `at_exit` is a file in which the handlers have written.
 """
 
 KEPT_BY_A_FORK = {
@@ -132,7 +132,19 @@ KEPT_BY_A_FORK = {
         log = logging.getLogger("kept")
         def seen():
             log.log(25, "through the handler")
-            return {"printed": f"NOTICE of {os.getpid()}: through the handler"}
+            return {"on_stderr": f"NOTICE of {os.getpid()}: through the handler"}
+    """,
+    "printed": """
+        import sys, warnings
+        print("printed at import")
+        print("error at import", file=sys.stderr)
+        warnings.warn("warned at import")
+        def seen(): return {"on_stderr": "UserWarning: warned at import", "on_stdout": "printed at import"}
+    """,
+    "end of sys.path": """
+        import sys
+        sys.path.append("/added/at/import")
+        def seen(): return [sys.path[-1], sys.path.count("/added/at/import")]
     """,
     "interpreter": """
         import gc, sys

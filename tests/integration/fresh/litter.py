@@ -154,10 +154,7 @@ LITTER = {
     "profile": "import sys; sys.setprofile(lambda frame, event, argument: None)",
     "profiler": "import cProfile; profiler = cProfile.Profile(); profiler.enable()",
     # -- streams and hooks
-    "print": "print('printed at import')",
-    "error": "import sys; print('printed at import', file=sys.stderr)",
     "written": "import os; os.write(1, b'written at import')",
-    "warning": "import warnings; warnings.warn('told at import')",
     "stdout reconfigured": "import sys; sys.stdout.reconfigure(errors='ignore')",
     "stdout wrapped": "import sys, types; sys.stdout = types.SimpleNamespace(write=sys.stdout.write, flush=sys.stdout.flush)",
     "excepthook": "import sys; before = sys.excepthook; sys.excepthook = lambda *words: before(*words)",
@@ -166,6 +163,7 @@ LITTER = {
 }
 
 CLEAN = {
+    "torch": "import numpy, torch, torch.distributed, torch.utils.data",
     "configuration": """
         from __future__ import annotations
         import argparse, collections, dataclasses, enum, functools, itertools, json, logging, math, os, pathlib, re, sys, typing

@@ -1,4 +1,5 @@
-"""watched.py PLACE NAME…: import each module in a child of its own, under the warm process's watch. What it found is in PLACE/found."""
+"""watched.py PLACE FIRST NAME…: import FIRST here, and each other module in a child of its own, under the warm process's watch. What it
+found is in PLACE/found."""
 
 import importlib
 import importlib.util
@@ -20,13 +21,13 @@ def found(watch: Watch, name: str) -> str:
     return watch.found()
 
 
-def main(place: str, *names: str) -> None:
+def main(place: str, first: str, *names: str) -> None:
     sys.path.insert(0, place)
     answers = os.open(f"{place}/found", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     watch = Watch({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"})
     with watch.running():
-        importlib.import_module("torch.distributed")
-    os.write(answers, json.dumps(["torch", watch.found()]).encode() + b"\n")
+        importlib.import_module(first)
+    os.write(answers, json.dumps([first, watch.found()]).encode() + b"\n")
     for name in names:
         if importlib.util.find_spec(name) is None:
             continue
