@@ -40,6 +40,9 @@ RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
 """So many times as long as the looks at the whole job have taken, and no longer, nor than the last while something is under way, what
 others write is read and not looked at: with thousands of nodes there is always something, and whoever looks holds up what is to come."""
 
+BLIND_S = 60.0
+"""For how long looks at the ranks may fail: an agent that sees no death is worse than none."""
+
 
 class Supervisor:
     def __init__(
@@ -72,6 +75,8 @@ class Supervisor:
         self._rest_until_s = 0.0
         """What others write wakes the loop no earlier."""
         self._last_stumble = ""
+        self._looked_s = monotonic_s()
+        """When the ranks were last looked at."""
         self._awaiting = Awaiting(node_id, telling)
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
@@ -134,13 +139,21 @@ class Supervisor:
             return self._leaving.code
         changed = self._company is not None and self._company.look(monotonic_s())
         self.node.pace_durable()
+        looked = True
         for act in (self.node.observe, self._hear_helpers):
             try:
                 changed = act() or changed
             except ResilientError:
                 raise
-            except Exception as error:  # a defect of ours, or what a rank has written: neither ends an agent
+            except Exception as error:  # a defect of ours, or what a rank has written: one such look ends no agent
                 self._stumbled(error)
+                looked, changed = False, True
+                if monotonic_s() - self._looked_s > BLIND_S:
+                    raise InternalError(
+                        f"no look at the ranks has succeeded for {BLIND_S:.0f} s ({error!r})"
+                    ) from error
+        if looked:
+            self._looked_s = monotonic_s()
         try:
             self._consult(changed)
         except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks are not

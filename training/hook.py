@@ -9,6 +9,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -27,7 +28,9 @@ def activate() -> None:
     they are."""
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
-    attach(trains=False)
+    attached = attach(trains=False)
+    if attached and attached.handoff.generation > 1:  # each generation has a torchrun of its own, which counts from 0
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
     for name in LOOPS:
         if name in sys.modules:  # forked from a process that had imported it
             _wrap(sys.modules[name])

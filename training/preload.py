@@ -33,6 +33,8 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
         return _refused(f"the script cannot be looked at ahead of time ({error})")
     statements, behind = opening(body)
     watch = Watch(set(known.environment) - set(os.environ))
+    if inherited := watch.inherited():
+        return _refused(f"Python's start-up (a .pth file, say) {inherited}")
     left = Left()
     if found := _watched(watch, site, left):
         return _refused(f"the environment's sitecustomize {found}")
@@ -48,6 +50,8 @@ def preload(site: Callable[[], None], noted: Path, until: int | None, *, complet
                 first = ast.unparse(statement).splitlines()[0]
                 return _refused(f"`{first}` (line {statement.lineno}), which {found},", until=number)
         if "torch" not in sys.modules:
+            if until is not None:
+                return _refused("no import of torch comes before it")
             where = (
                 f"line {behind} of {file} may change what imports do, and comes before"
                 if behind

@@ -77,6 +77,11 @@ class Watch(importlib.abc.MetaPathFinder):
             for environ in both:
                 environ.__class__ = plain
 
+    def inherited(self) -> str:
+        """What this process had before anything was watched, and a child cannot have from it; empty: nothing."""
+        alone = {"starts a thread": 1, "starts a process": "", "starts a timer": [(0.0, 0.0)] * 3}
+        return next((what for what, usual in alone.items() if (self._before[what] or usual) != usual), "")
+
     def found(self) -> str:
         """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
         before, self._before = self._before, self._look()

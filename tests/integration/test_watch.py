@@ -50,4 +50,8 @@ def test_nothing_is_found_in_what_a_fork_keeps(found: dict[str, str], kind: str,
 
 
 def test_nothing_is_found_in_packages(found: dict[str, str]) -> None:
-    assert {name: what for name in PACKAGES if (what := found.get(name, ""))} == {}
+    assert {name: what for name in PACKAGES if name != "lightning" and (what := found.get(name, ""))} == {}
+
+
+def test_a_package_that_keeps_the_rank_it_was_imported_with_is_found(found: dict[str, str]) -> None:
+    assert found.get("lightning", "LOCAL_RANK").count("LOCAL_RANK") == 1
