@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -29,6 +30,8 @@ from .ports import free_port, is_free
 _HEALTHY_WITHIN_S = 15.0
 _STOPPED_WITHIN_S = 5.0
 _LOOPBACK = "127.0.0.1"
+_LEAST_BYTES = 64 << 20
+"""Of a segment of its log: it takes that at once."""
 _PORT_TAKEN = "address already in use"
 _FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
 
@@ -72,6 +75,10 @@ class EmbeddedEtcd:
         except OSError as error:
             self.stop()
             raise MachineError(f"etcd cannot keep its data and log ({error}); name another run directory") from error
+        if shutil.disk_usage(self._data_dir.parent).free < _LEAST_BYTES:
+            raise MachineError(
+                f"etcd {self._binary.path} {trouble}; the disk of {self._data_dir} is full: make room there"
+            )
         advice = (
             f"; if another etcd still runs on {self._data_dir}, stop that one; "
             "if the data is damaged, move it away and start again (no snapshot is in it)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import chain
@@ -29,6 +30,8 @@ class Optimizers:
     def __init__(self, thing: Any) -> None:
         self.thing = thing
         self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else inner_optimizers(thing)
+        self._groups = 0
+        """How many a start of the script makes; 0: it has not come to its loop yet."""
 
     def parts(self) -> Iterable[tuple[str, Any, torch.optim.Optimizer]]:
         """Name, wrapper (or the optimizer itself), torch optimizer; a stub (a rank with no parameters) has none."""
@@ -42,7 +45,18 @@ class Optimizers:
         states = (state for part in collected.values() for state in (part["main"], *part["state"].values()))
         return [value for state in states for value in state.values() if torch.is_tensor(value)]
 
+    def _counted(self) -> int:
+        return sum(len(inner.param_groups) for _, _, inner in self.parts())
+
     def collect(self) -> Nested:
+        began, self._groups = self._groups, self._counted()
+        if 0 < began < self._groups:
+            print(
+                "mt-resilient: the optimizer has got further parameter groups since its start: a restart cannot go back to what is "
+                "kept from here on, since it makes fewer. Make all groups at the start (with a learning rate of 0, say)",
+                file=sys.stderr,
+                flush=True,
+            )
         return {name: self._collect(wrapper, inner) for name, wrapper, inner in self.parts()}
 
     def _collect(self, wrapper: Any, inner: torch.optim.Optimizer) -> Nested:

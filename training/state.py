@@ -10,6 +10,7 @@ with `state_dict` and `load_state_dict`; or a mutable mapping of plain values.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,7 +61,7 @@ def source_of(name: str, thing: Any) -> Source:
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return Stateful(thing)
     if isinstance(thing, MutableMapping):
-        return Values(thing)
+        return Values(thing, called=name)
     raise TypeError(
         f"Session({name}=…): {type(thing).__name__} is no module, no optimizer, no mapping and has no state_dict"
     )
@@ -129,12 +130,22 @@ class Stateful:
 class Values:
     """A mapping of plain values, or the attributes of an object, filled in place."""
 
-    def __init__(self, mapping: MutableMapping[str, Any], names: Sequence[str] | None = None) -> None:
+    def __init__(self, mapping: MutableMapping[str, Any], names: Sequence[str] | None = None, called: str = "") -> None:
+        """called: as the script has named it, which is told once what cannot be kept; empty: nobody is told."""
         self.mapping = mapping
         self.names = names
+        self._called = called
 
     def collect(self) -> Nested:
-        return plain({k: v for k, v in self.mapping.items() if self.names is None or k in self.names})
+        kept = plain({k: v for k, v in self.mapping.items() if self.names is None or k in self.names})
+        if self._called and (left := [f"{k} ({type(v).__name__})" for k, v in self.mapping.items() if k not in kept]):
+            print(
+                f"mt-resilient: Session({self._called}=…): {', '.join(left)} can't be kept: after a recovery it is as the script makes it",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._called = ""
+        return kept
 
     def restore(self, kept: Nested) -> None:
         update(self.mapping, kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,18 @@ with open(os.environ["TOLD"], "a") as file:
     file.write(json.dumps(told) + "\\n")
 while not os.path.exists(os.environ["GATE"]):
     time.sleep(0.05)
+"""
+SAVES = """
+import os, signal, sys, time
+place = os.environ["SAVED"] + "-" + os.environ["RANK"]
+def save(*_):
+    time.sleep(0.5)
+    open(place, "w").write("saved")
+    sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, save)
+open(place, "w").close()
+time.sleep(100)
 """
 MODEL = """
 import os
@@ -75,6 +88,17 @@ def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path:
         capture_output=True,
     )
     assert explained.returncode == 0, explained.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    (script := tmp_path / "saves.py").write_text(SAVES)
+    job = Job(tmp_path, [str(script)], SAVED=str(tmp_path / "saved"))
+    job.until(lambda now: all(now.pids) and (tmp_path / "saved-0").exists())
+    job.agent.send_signal(number)
+    assert job.agent.wait(60) == 128 + number, job.said()
+    assert (tmp_path / "saved-0").read_text() == "saved"
+    assert "passing the signal on to its ranks" in job.said()
 
 
 def test_a_snapshot_of_another_model_ends_the_job_after_one_start(tmp_path: Path) -> None:

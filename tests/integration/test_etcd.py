@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import psutil
@@ -282,13 +283,18 @@ def test_the_server_dies_with_the_agent(tmp_path: Path) -> None:
     etcd.wait(timeout=5)
 
 
-def test_damaged_data_is_named_with_what_to_do(server: EmbeddedEtcd, tmp_path: Path) -> None:
+def test_damaged_data_is_named_with_what_to_do(
+    server: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.start()
     server.stop()
     log = next((tmp_path / "data" / "member" / "wal").glob("*.wal"))
     with log.open("r+b") as file:
         file.write(b"garbage" * 10)
     with pytest.raises(MachineError, match=r"exited with code 1: .*max entry size.* damaged, move it away"):
+        server.start()
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=0))
+    with pytest.raises(MachineError, match=r"the disk of .*/data is full: make room there"):
         server.start()
     assert not server.alive()
 
