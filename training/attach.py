@@ -83,8 +83,9 @@ def _attach(trains: bool) -> Attachment | None:
             rank = os.environ["RANK"]
             print(f"mt-resilient: another process of rank {rank} trains: this loop runs unwatched", file=sys.stderr)
         return None
-    # The launcher starts its ranks in sessions of their own: without this they would outlive it.
-    if os.getsid(0) == os.getpid():
+    # The launcher starts its ranks in sessions of their own: without this they would outlive it. The kernel takes the thread that has
+    # started a process for its parent: torchrun's lives on, a wrapper's may end.
+    if _started_by_the_launcher():
         die_with_parent(os.getppid())
     elif launcher := _launcher():
         die_with(launcher)
