@@ -116,8 +116,8 @@ def _attach(trains: bool) -> Attachment | None:
 def _unwatched(error: OSError) -> None:
     """Say so once: children of this process are as far from the agent as itself."""
     print(
-        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}): it runs as under torchrun alone, without snapshots. "
-        "To have it watched, start it where the agent's processes or its network are seen",
+        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
+        "To have it watched, start it where it sees the agent's processes, or the agent's network",
         file=sys.stderr,
     )
     del os.environ[VARIABLE]
