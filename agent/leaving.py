@@ -43,7 +43,7 @@ def unheard(policy: PreemptionPolicy) -> str:
         return ""
     are = "are" if len(names) > 1 else "is"
     return (
-        f"{phrases.listed(names)} {are} ignored here, as whoever started this program wanted: no last snapshot is taken at such a signal. "
+        f"{phrases.listed(names)} {are} ignored here: this program was started that way. No last snapshot is taken at such a signal. "
         "To have one taken, start it without `trap ''` or the like"
     )
 

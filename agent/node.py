@@ -271,13 +271,13 @@ class Node:
                 else:
                     self.board.refuse(local_rank)
                     self.sentences.append(
-                        f"local rank {local_rank} says that it is process {page.pid}, and no process below this agent is: it runs unwatched"
+                        f"local rank {local_rank} says that it is process {page.pid}, but this agent has no such process. It runs unwatched"
                     )
         for local_rank, why in wrong.items():
-            ended = "nothing is done about it" if self.judged_by.observe else "it is ended"
+            does = "does nothing while observing" if self.judged_by.observe else "ends it"
             self.sentences.append(
-                f"the page of local rank {local_rank} has what no rank of ours writes there ({why}): {ended}, and nothing more on it is "
-                "believed. Something in that process has written where it must not: over its memory, or into a descriptor"
+                f"local rank {local_rank} has written over its page ({why}). The agent {does}, and believes nothing more on that page. "
+                "Something in that process writes beyond its own memory, or into a descriptor that is not its own"
             )
             if not self.judged_by.observe:
                 self.gang.condemn(local_rank, why)

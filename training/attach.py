@@ -83,8 +83,9 @@ def _attach(trains: bool) -> Attachment | None:
             rank = os.environ["RANK"]
             print(f"mt-resilient: another process of rank {rank} trains: this loop runs unwatched", file=sys.stderr)
         return None
-    # The launcher starts its ranks in sessions of their own: without this they would outlive it.
-    if os.getsid(0) == os.getpid():
+    # The launcher starts its ranks in sessions of their own: without this they would outlive it. The kernel takes the thread that has
+    # started a process for its parent: torchrun's lives on, a wrapper's may end.
+    if _started_by_the_launcher():
         die_with_parent(os.getppid())
     elif launcher := _launcher():
         die_with(launcher)
@@ -115,8 +116,8 @@ def _attach(trains: bool) -> Attachment | None:
 def _unwatched(error: OSError) -> None:
     """Say so once: children of this process are as far from the agent as itself."""
     print(
-        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}): it runs as under torchrun alone, without snapshots. "
-        "To have it watched, start it where the agent's processes or its network are seen",
+        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
+        "To have it watched, start it where it sees the agent's processes, or the agent's network",
         file=sys.stderr,
     )
     del os.environ[VARIABLE]
