@@ -223,7 +223,10 @@ if __name__ == "__main__":
         from fresh.training import train
 
         train(f"{place}/ready")
-    way = each() if way == "each" else way
+    if way == "each":
+        way = each()
+    else:
+        time.sleep(0.5)  # of one that dies at once, the agent may not know how
     events = os.open(f"{place}/{way}.events", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     for number, suffix in ((1, "out"), (2, "err")):
         to = os.open(f"{place}/{way}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
