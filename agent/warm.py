@@ -61,7 +61,7 @@ class ForkServer:
             self.channel.sendall(json.dumps(order).encode() + b"\n")
             words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
             if "stale" in words:
-                raise MachineError(f"{words['stale']} has changed since the warm process has run it")
+                raise MachineError(f"{words['stale']} has changed, or is gone, since the warm process has run it")
             if "launcher" in words:
                 return int(words["launcher"])
         except OSError:
@@ -178,8 +178,8 @@ class WarmProcess:
         return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:
-        """Fork no ranks: it would not be otherwise the next time."""
-        self._refused, self.why = True, why
+        """Do not wait for the one that imports: the next start is cold."""
+        self.why = why
         self._stop_ranks()
 
     def launch(
