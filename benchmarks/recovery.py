@@ -10,10 +10,10 @@ then start from step 0: nobody restores anything for them, which is to torchrun'
 Predicted, from spikes with a bare all-reduce (forked 51-266 ms, torchrun 2587-3664 ms) and one trial by hand: warm 0.5 s, torchrun 4 to
 5 s, cold the same.
 
-Measured on two quiet cores of an AMD EPYC, medians of three: warm 0.45 s, cold 2.58 s, torchrun 2.54 s; warm is 0.18 of torchrun, cold 1.02.
-The phases of the warm one, in ms: detect 5, stop 47, start 97, build 185, restore 10, step 78 (50 of them its sleep). This script patches torch
-before it imports megatron, in a function; so the ranks import megatron themselves, which is some 100 ms of the build. It was not so before: warm
-0.29 s, 0.10 of torchrun. A cold start was 1.3 of torchrun while its launcher was new; now the launcher is forked.
+Measured on two quiet cores of an AMD EPYC, medians of three: warm 0.45 s, cold 2.58 s, torchrun 2.54 s; warm is 0.18 of torchrun,
+cold 1.02. The phases of the warm one, in ms: detect 5, stop 47, start 97, build 185, restore 10, step 78 (50 of them its sleep). This
+script patches torch before it imports megatron, in a function; so the ranks import megatron themselves, some 100 ms of the build. It was
+not so before: warm 0.29 s, 0.10 of torchrun. A cold start was 1.3 of torchrun while its launcher was new; now the launcher is forked.
 On 32 cores of another host (torch 2.11 with CUDA, two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5, torchrun 13.1 s; warm is 0.11.
 """
 
