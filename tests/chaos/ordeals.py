@@ -117,6 +117,8 @@ def endure(script: Script, faults: Sequence[Fault], place: Path, want: str, *opt
     try:
         for number, fault in enumerate(faults, 1):
             job.until(lambda now, life=number: now.generation >= life)
+            if script.session and "--no-warm" not in options:
+                job.until_said("the next start will be")
             strike(job, script, fault, place)
         code = job.finish(120)
     finally:
