@@ -73,12 +73,6 @@ class Launch:
     """Our hook is loaded in the ranks' Pythons."""
 
     @property
-    def home(self) -> str:
-        """The folder that Python puts first on the ranks' sys.path."""
-        file = Path(self.script[0])
-        return str(file.resolve().parent if file.is_file() else Path.cwd())
-
-    @property
     def torn_groups(self) -> int:
         """Size of the tensor-parallel groups that the script's arguments ask for (Megatron's), where some lie on two nodes; 0: none do.
         Ranks are numbered node by node, and such groups are of consecutive ranks (Megatron's order, tp first)."""

@@ -88,7 +88,11 @@ class Node:
         """What the last snapshot on disk took."""
         self.vitals = Vitals(stragglers or StragglerPolicy())
         self.warm = WarmProcess(
-            launch.rank_command, directory.modules, directory.logs / "warm.log", launch.warm_refused
+            launch.rank_command,
+            lambda: launch.shared_environment(os.environ),
+            directory.modules,
+            directory.logs / "warm.log",
+            launch.warm_refused,
         )
         config = {
             "arena": self.paths,

@@ -262,7 +262,7 @@ class Supervisor:
         """True when the warm process has changed: a start may wait for it."""
         changed = False
         if self.node.warm.fds:
-            changed, news = self.node.warm.observe(self.node.launch.shared_environment(os.environ))
+            changed, news = self.node.warm.observe()
             if news:
                 self.telling.say(news, "info" if self.node.warm.forks_ranks else "warn")
         fetching = self.node.fetching
@@ -286,8 +286,7 @@ class Supervisor:
         elif told is None or told.stepped_s or (self.record and self.id not in self.record.members):
             if not self.policy.warm:
                 warm.why = "warm starts are switched off"
-            environment = self.node.launch.shared_environment(os.environ)
-            warm.keep(environment, told.generation if told else 0, ranks=self.policy.warm)
+            warm.keep(told.generation if told else 0, ranks=self.policy.warm)
 
     def _store_is_down(self, error: ResilientError) -> None:
         fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof

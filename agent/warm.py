@@ -13,7 +13,7 @@ import select
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,17 @@ class ForkServer:
 class WarmProcess:
     """The process that forks launchers, and the one that forks their ranks as well, which takes its place when it is ready."""
 
-    def __init__(self, command: Sequence[str], modules: Path, log: Path, refused: str = "") -> None:
-        """command: what torchrun would start a rank with. modules: the file in which ranks note what they import. refused: why ranks are
-        never to be forked; empty: they may be."""
-        self._command, self._modules, self._log = command, modules, log
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Callable[[], Mapping[str, str]],
+        modules: Path,
+        log: Path,
+        refused: str = "",
+    ) -> None:
+        """command: what torchrun would start a rank with. environment: gives what all ranks get, at each start. modules: the file in which
+        ranks note what they import. refused: why ranks are never to be forked; empty: they may be."""
+        self._command, self._environment, self._modules, self._log = command, environment, modules, log
         self._log_fd = -1
         self._launchers: ForkServer | None = None
         self._ranks: ForkServer | None = None
@@ -132,29 +139,28 @@ class WarmProcess:
         again = bool(self._less) and self._launchers is not None and self._launchers.ready
         return newest is not None and not newest.ready and not again
 
-    def keep(self, environment: Mapping[str, str], generation: int, *, ranks: bool) -> None:
-        """See to it that there is a process to fork from. environment: what ranks get. ranks: they may be forked, too, and have noted what
-        they import."""
+    def keep(self, generation: int, *, ranks: bool) -> None:
+        """See to it that there is a process to fork from. ranks: they may be forked, too, and have noted what they import."""
         if not self._command or self._ranks or self._tries[generation] >= TRIES:
             return
         if ranks and not self._refused and self._modules.exists():
             self._tries[generation] += 1
             self.why = "the warm process is still importing"
-            self._ranks = self._prepared(environment)
+            self._ranks = self._prepared()
         elif not self._launchers:
             self._tries[generation] += 1
-            self._launchers = self._started(environment)
+            self._launchers = self._started()
             self.why = self.why or "the first start is torchrun's own"
 
-    def _prepared(self, environment: Mapping[str, str]) -> ForkServer:
-        return self._started(environment, modules=str(self._modules), **self._less)
+    def _prepared(self) -> ForkServer:
+        return self._started(modules=str(self._modules), **self._less)
 
-    def _started(self, environment: Mapping[str, str], **plan: Any) -> ForkServer:
+    def _started(self, **plan: Any) -> ForkServer:
         if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
             self._log_fd = appending(self._log)
-        return ForkServer(self._command, environment, self._log_fd, **plan)
+        return ForkServer(self._command, self._environment(), self._log_fd, **plan)
 
-    def observe(self, environment: Mapping[str, str]) -> tuple[bool, str]:
+    def observe(self) -> tuple[bool, str]:
         """Hear what the processes say, and do what follows. Whether a start may go another way now; and a sentence to tell, or none."""
         said = self._launchers.heard() if self._launchers else None
         if said == {}:
@@ -171,7 +177,7 @@ class WarmProcess:
         if less and self._less | less != self._less:
             self._less |= less
             self._left = f"; the ranks themselves run {words['why']} and what follows"
-            self._ranks = self._prepared(environment)
+            self._ranks = self._prepared()
             return False, ""
         self._refused = "why" in words
         self.why = f"{words['why']}{self._left}" if self._refused else "the warm process ended; see its log"
