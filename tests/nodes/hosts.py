@@ -230,15 +230,11 @@ class Cluster:
         world = self.world()
         return world.record.number if world and world.record else 0
 
-    def after(self, act: Callable[[], object], deadline_s: float = 20) -> float:
-        """Seconds from `act` to the decision on the next generation, by the clock of whoever leads."""
-        before, since_s = self.number(), time.time()
+    def after(self, act: Callable[[], object], deadline_s: float = 20) -> None:
+        """Do `act`, and wait for the next generation that it brings about."""
+        before = self.number()
         act()
         self.until(lambda: self.number() > before, deadline_s, f"a generation after {before}")
-        world = self.world()
-        assert world
-        assert world.record
-        return world.record.opened_s - since_s
 
     def goes_on(self, steps: int = 10, deadline_s: float = 60) -> None:
         """Until the present generation has done so many steps."""
