@@ -1,6 +1,6 @@
 """A small GPT (dense or mixture of experts) on megatron-core with TP, PP, EP, data parallelism and the distributed optimizer.
 
-Import this after the device has been prepared: megatron-core looks at torch.cuda while it is being imported.
+Import `accelerator` before this.
 """
 
 from __future__ import annotations

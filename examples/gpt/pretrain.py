@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 4 examples/gpt/pretrain.py --tp 2
     mt-resilient run -- torchrun --standalone --nproc-per-node 4 examples/gpt/pretrain.py --tp 2
 
-Runs on a GPU with NCCL or MCCL, and on a CPU with gloo through `cpu_shim`. Data is a pure function of the sample's index, so the step
+Runs on a GPU with NCCL or MCCL, and on a CPU with gloo (`accelerator`). Data is a pure function of the sample's index, so the step
 is all that has to be known to continue, on any number of ranks.
 """
 
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import accelerator  # before anything of Megatron
 import torch
+from megatron.core import parallel_state as mpu
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from model import VOCABULARY, build, state_digest
 from torch import distributed
 
 from mt_resilient import Session
@@ -25,7 +29,7 @@ from mt_resilient import Session
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "musa"], default="auto")
+    accelerator.add_argument(parser)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
     parser.add_argument("--ep", type=int, default=1, help="expert-parallel ranks (with --moe)")
@@ -51,24 +55,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepare_device(kind: str) -> tuple[torch.device, str]:
-    """The device of this rank and its communication backend. Must come before the first import of Megatron."""
-    if kind == "auto" and importlib.util.find_spec("torch_musa"):
-        kind = "musa"
-    elif kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() and not hasattr(torch.cuda, "is_cpu_shim") else "cpu"
-    if kind == "cpu":
-        import cpu_shim
-
-        cpu_shim.install()
-        return torch.device("cpu"), "gloo"
-    if kind == "musa":
-        import musa_patch  # noqa: F401  (Moore Threads' own, from MT-MegatronLM: maps torch.cuda to torch.musa)
-    device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
-    getattr(torch, kind).set_device(device)
-    return device, "mccl" if kind == "musa" else "nccl"
-
-
 def sample(index: int, length: int, vocabulary: int) -> torch.Tensor:
     """`length` + 1 tokens: an arithmetic progression whose start and stride hang on the index."""
     generator = torch.Generator().manual_seed(10_000 + index)
@@ -92,11 +78,6 @@ def make_train_step(
     args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any
 ) -> Callable[[int], Any]:
     """A function that computes one step: number of its batch → (mean loss, None but on the last stage; gradient norm)."""
-    from megatron.core import parallel_state as mpu
-    from megatron.core.distributed import finalize_model_grads
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-    from model import VOCABULARY
-
     forward_backward = get_forward_backward_func()
     replicas, replica = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
     micro_batches = args.gbs // (args.mbs * replicas)
@@ -147,11 +128,8 @@ def make_train_step(
 
 def main() -> None:
     args = arguments()
-    device, backend = prepare_device(args.device)
-    distributed.init_process_group(backend)
-    from megatron.core import parallel_state as mpu
-    from model import build, state_digest
-
+    device = accelerator.device()
+    distributed.init_process_group(accelerator.BACKEND)
     mpu.initialize_model_parallel(args.tp, args.pp, expert_model_parallel_size=args.ep)
     model, optimizer, scheduler = build(args, device)
     train_step = make_train_step(args, device, model, optimizer, scheduler)

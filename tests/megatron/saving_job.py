@@ -11,6 +11,7 @@ from typing import Any
 from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
+import accelerator
 import pretrain
 
 from mt_resilient import Session
@@ -18,8 +19,8 @@ from mt_resilient import Session
 
 def main() -> None:
     args = pretrain.arguments()
-    device, backend = pretrain.prepare_device("cpu")
-    distributed.init_process_group(backend)
+    device = accelerator.device()
+    distributed.init_process_group(accelerator.BACKEND)
     from megatron.core import parallel_state as mpu
     from model import build
 
