@@ -152,7 +152,7 @@ class Node:
         why = self.warm.why
         if self.warm.ready:
             try:
-                pid, how = self.warm.launch(self.launch.program, arguments, environment)
+                pid, how = self.warm.launch(self.launch.program, arguments, environment, self.launch.ranks)
                 self.gang = Gang(record.number, watched(pid), how)
                 return
             except MachineError as error:

@@ -189,16 +189,17 @@ class WarmProcess:
         self._stop_ranks()
 
     def launch(
-        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]
+        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], ranks: int
     ) -> tuple[int, str]:
-        """Fork the gang's launcher; its pid, and how it starts ranks: `warm`, or `cold: why`. Raises MachineError when no process answers;
-        then there is none any more."""
+        """Fork the gang's launcher; its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when no process
+        answers; then there is none any more."""
         server = self._ranks if self.forks_ranks else self._launchers
         order = {
             "program": program,
             "argv": arguments,
             "env": environment,
             "cwd": os.getcwd(),
+            "ranks": ranks,
         }
         try:
             assert server

@@ -10,11 +10,11 @@ then start from step 0: nobody restores anything for them, which is to torchrun'
 Predicted, from spikes with a bare all-reduce (forked 51-266 ms, torchrun 2587-3664 ms) and one trial by hand: warm 0.5 s, torchrun 4 to
 5 s, cold the same.
 
-Measured on two quiet cores of an AMD EPYC, medians of three: warm 0.45 s, cold 2.58 s, torchrun 2.54 s; warm is 0.18 of torchrun,
-cold 1.02. The phases of the warm one, in ms: detect 5, stop 47, start 97, build 185, restore 10, step 78 (50 of them its sleep). This
-script patches torch before it imports megatron, in a function; so the ranks import megatron themselves, some 100 ms of the build. It was
-not so before: warm 0.29 s, 0.10 of torchrun. A cold start was 1.3 of torchrun while its launcher was new; now the launcher is forked.
-On 32 cores of another host (torch 2.11 with CUDA, two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5, torchrun 13.1 s; warm is 0.11.
+Measured on two quiet cores of an AMD EPYC, medians of three: warm 0.26 s, cold 2.12 s, torchrun 2.50 s (1.99 to 2.95 in six runs); warm
+is 0.10 of torchrun, cold 0.85 (1.01 in the run before). The phases of the warm one, in ms: detect 4, stop 38, start 54, build 53,
+restore 11, step 75 (50 of them its sleep). Megatron is imported at the top of the script, as people do; where a function imports it, the
+ranks do that themselves, and warm was 0.42 s. Ranks were forked twice each, one after the other, when torchrun asked for them: 0.30 s.
+On 32 cores of another host, then (torch 2.11 with CUDA, two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5, torchrun 13.1 s.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WAYS = ("warm", "cold", "torchrun")
 SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", "--step-delay", "0.05")
 STEPS_BEFORE = 20
 BACK_WITHIN_S = 120.0
-TARGET = 0.25
-"""Of torchrun's time."""
+WARM, COLD = 0.12, 1.05
+"""Limits, of torchrun's time: a cold start is to take as long, and 5 % is what these medians scatter by."""
 PHASES = ("detect", "stop", "start", "build", "restore", "step")
 
 Figures = dict[str, float]
@@ -114,11 +114,18 @@ def results(measured: dict[str, list[Figures]]) -> list[Result]:
             name="SIGKILL to first step, warm",
             ours=middle("warm", "total"),
             peer=peer,
-            limit=None if peer is None else TARGET * peer,
+            limit=None if peer is None else WARM * peer,
             unit="s",
-            target=f"<= {TARGET} x torchrun --max-restarts",
+            target=f"<= {WARM} x torchrun --max-restarts",
         ),
-        Result(name="SIGKILL to first step, cold", ours=middle("cold", "total"), peer=peer, unit="s"),
+        Result(
+            name="SIGKILL to first step, cold",
+            ours=middle("cold", "total"),
+            peer=peer,
+            limit=None if peer is None else COLD * peer,
+            unit="s",
+            target=f"<= {COLD} x torchrun --max-restarts",
+        ),
     ]
     outside = {"gone": "SIGKILL to old ranks gone", "begun": "SIGKILL to first new rank begun"}
     for way in ("warm", "cold"):

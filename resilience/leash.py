@@ -61,10 +61,10 @@ def may_die_with_parent() -> bool:
     return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
 
 
-def adopt_orphans(adopt: bool = True) -> bool:
-    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost; or no more.
-    Whether the kernel does."""
-    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) == 0)
+def adopt_orphans() -> bool:
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost. Whether the
+    kernel does."""
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:

@@ -1,11 +1,11 @@
 """The warm process: a rank's own interpreter, held at its start, from which launchers and ranks are forked.
 
-    agent ──one JSON line a launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ seed ──fork──▶ rank, rank, …
+    agent ──one JSON line a launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ rank, rank, …
 
 It is started with a rank's command line, and stops inside `site`, before Python runs the script. There it runs the script's opening: its
 first imports. A forked rank returns from `serve`; Python itself then runs the script, from its first line to the exit code.
-Ranks are forked from the *seed*, a process that has made no store, socket or thread. The launcher is their parent, as it is of ranks that
-it starts itself: they are forked twice, and it adopts them.
+The launcher forks its ranks before it does anything else, while it has made no store, socket or thread. Each waits until torchrun's own
+code starts a rank, and gets that rank's environment then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from ..resilience.clock import wall_s
 from ..resilience.descriptors import high
-from ..resilience.leash import adopt_orphans, die_with_parent
+from ..resilience.leash import die_with_parent
 from .command_line import show
 from .preload import preload, version
 from .printed import Printed, print_again
@@ -37,6 +37,8 @@ NAME = "mt-warm"
 """What `ps` calls the warm process."""
 _NAME = Path("/proc/self/comm")
 _LENGTH = struct.Struct("<Q")
+Waiting = tuple[int, socket.socket]
+"""A process that is to become a rank: its pid, and where it is told so."""
 
 
 def serve(site: Callable[[], None]) -> None:
@@ -92,29 +94,41 @@ def _launch(
 ) -> dict[str, str] | None:
     """Fork a launcher. Returns in this process, and in each rank that is forked for it: there with the rank's environment.
 
-    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`."""
+    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`, how many `ranks`."""
     if not _fork_for(agent):
         return None
     try:
         _say(channel, {"launcher": os.getpid()})
         os.close(channel.detach())
-        ours = theirs = None
-        if ranks:
-            ours, theirs = socket.socketpair()
-            launcher = os.getpid()
-            if os.fork() == 0:
-                ours.close()
-                die_with_parent(launcher)
-                return _fork_ranks(theirs, launcher, streams)
-            theirs.close()
+        waiting: list[Waiting] = []
+        for _ in range(order["ranks"] if ranks else 0):
+            requests = _fork_rank(waiting)
+            if requests:
+                return _become_rank(requests, streams)
         _put(streams, streams)
         from . import launcher as torchrun
 
-        code = torchrun.run(order, ours)
+        code = torchrun.run(order, waiting)
     except BaseException:
         traceback.print_exc()
         code = 1
     os._exit(code)
+
+
+def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
+    """Fork a process that becomes a rank when it is told to. In that process: where it hears of it. Else None, and it is `waiting`."""
+    ours, theirs = socket.socketpair()
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        waiting.append((pid, ours))
+        return None
+    die_with_parent(launcher)
+    os.setsid()
+    for other in (ours, *(channel for _, channel in waiting)):
+        other.close()
+    return theirs
 
 
 def _fork_for(parent: int) -> bool:
@@ -144,25 +158,18 @@ def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
         os.close(descriptor)
 
 
-def _fork_ranks(requests: socket.socket, launcher: int, streams: dict[int, int]) -> dict[str, str]:
-    """Returns in ranks only, with their environment. The launcher writes that, with a pipe for the rank's pid, and with the files that are
-    the rank's stdout and stderr, where these are not the launcher's."""
-    while True:
-        head, passed, _, _ = socket.recv_fds(requests, _LENGTH.size, 3)
-        if not head:
-            os._exit(0)
-        (length,) = _LENGTH.unpack(head)
-        order = json.loads(_received(requests, length))
-        if _fork_for(launcher):
-            requests.close()
-            answer, *given = passed
-            os.write(answer, _LENGTH.pack(os.getpid()))
-            os.close(answer)
-            _put({**streams, **dict(zip(order["streams"], given, strict=True))}, streams)
-            _ignore(set(order["ignored"]))
-            return dict(order["env"])
-        for descriptor in passed:
-            os.close(descriptor)
+def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[str, str]:
+    """Wait until torchrun starts this rank; the rank's environment. With it come the files that are the rank's stdout and stderr, where
+    these are not the launcher's. A process that is not wanted ends."""
+    head, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 2)
+    if not head:
+        os._exit(0)
+    (length,) = _LENGTH.unpack(head)
+    order = json.loads(_received(requests, length))
+    requests.close()
+    _put({**streams, **dict(zip(order["streams"], files, strict=True))}, streams)
+    _ignore(set(order["ignored"]))
+    return dict(order["env"])
 
 
 def _ignore(ignored: set[int]) -> None:
@@ -213,20 +220,10 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
         sys.modules["threading"].main_thread()._set_native_id()
 
 
-def request_rank(seed: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> int:
-    """The launcher's side: have a rank forked, and become its parent; its pid. Raises OSError where none could be."""
+def start_rank(requests: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> None:
+    """The launcher's side: tell one that is waiting that it is this rank. Raises OSError where it is gone."""
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
     order = json.dumps({"env": dict(environment), "streams": list(streams), "ignored": ignored}).encode()
-    answers, answer = os.pipe()
-    adopt_orphans(True)
-    try:
-        socket.send_fds(seed, [_LENGTH.pack(len(order))], [answer, *(stream.fileno() for stream in streams.values())])
-        seed.sendall(order)
-        os.close(answer)
-        pid = os.read(answers, _LENGTH.size)
-    finally:
-        os.close(answers)
-        adopt_orphans(False)
-    if not pid:
-        raise OSError("the rank could not be forked, or ended at once")
-    return int(_LENGTH.unpack(pid)[0])
+    with requests:
+        socket.send_fds(requests, [_LENGTH.pack(len(order))], [stream.fileno() for stream in streams.values()])
+        requests.sendall(order)

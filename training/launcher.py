@@ -6,7 +6,6 @@ import atexit
 import gc
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from .command_line import show
-from .forkserver import request_rank
+from .forkserver import Waiting, start_rank
 
 
-def run(order: Mapping[str, Any], seed: socket.socket | None) -> int:
-    """Do what `torchrun` does with `order["argv"]`; its exit code. seed: what ranks are forked from; None: torchrun starts them."""
+def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
+    """Do what `torchrun` does with `order["argv"]`; its exit code. waiting: its ranks, forked; empty: torchrun starts them."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
@@ -28,12 +27,13 @@ def run(order: Mapping[str, Any], seed: socket.socket | None) -> int:
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
-    if seed is not None:
+    if waiting:
         start = SubprocessHandler._popen
 
         def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
             # Where it would start another program than this one's, as through numactl, it does.
-            return Fork(seed, env, handler) if list(args) == sys.orig_argv else start(handler, args, env)
+            forked = waiting and list(args) == sys.orig_argv
+            return Fork(waiting.pop(0), env, handler) if forked else start(handler, args, env)
 
         SubprocessHandler._popen = popen  # type: ignore[method-assign]
     program = order["program"]
@@ -63,11 +63,12 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 class Fork:
     """A forked rank, as far as torchrun's use of `subprocess.Popen` goes."""
 
-    def __init__(self, seed: socket.socket, environment: dict[str, str], handler: Any) -> None:
+    def __init__(self, waiting: Waiting, environment: dict[str, str], handler: Any) -> None:
         self.args = sys.orig_argv
         self.returncode: int | None = None
         streams = {number: stream for number, stream in ((1, handler._stdout), (2, handler._stderr)) if stream}
-        self.pid = request_rank(seed, environment, streams)
+        self.pid, requests = waiting
+        start_rank(requests, environment, streams)
 
     def poll(self) -> int | None:
         return self._wait(os.WNOHANG)
