@@ -32,7 +32,8 @@ _PLAIN = 1 << 63
 
 
 class Tagged(tuple[Any, ...]):
-    """(kind, content): a value that is neither plain nor a container of ours, by what it consists of. Nothing here makes it again."""
+    """(kind, content): a value that is neither plain nor a container of ours, by what it consists of. Nothing here makes it again. Where
+    the kind is empty, it is its content, and of interest to its source alone."""
 
     __slots__ = ()
 
@@ -74,7 +75,7 @@ def readable(value: Any) -> Json:
         return {_said(key): readable(item) for key, item in value.items()}
     if isinstance(value, Tagged):
         kind, content = value
-        return {kind: readable(content)}
+        return {kind: readable(content)} if kind else readable(content)
     if isinstance(value, (list, tuple)):
         return [readable(item) for item in value]
     if isinstance(value, np.generic):

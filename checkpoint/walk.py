@@ -19,12 +19,13 @@ import numpy as np
 from ..resilience.errors import SnapshotError
 from .tree import SCALARS, Json, Tagged, join, plain
 
-_PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
+PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
 """Immutable, all of them: the same object is the same value, to the bit."""
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
-_NO_LEAVES = _PLAIN | _MAPPINGS.keys() | {list, tuple, Tagged}
+_NO_LEAVES = PLAIN | _MAPPINGS.keys() | {list, tuple, Tagged}
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _INT = range(-(1 << 63), 1 << 63)
-_TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
+TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
 
 class Walk:
@@ -40,7 +41,7 @@ class Walk:
         try:
             self._down(state)
         except RecursionError:
-            raise SnapshotError(_TOO_DEEP) from None
+            raise SnapshotError(TOO_DEEP) from None
 
     def _down(self, state: Any) -> None:
         kinds, keys, values, leaves = self.kinds, self.keys, self.values, self.leaves
@@ -48,7 +49,7 @@ class Walk:
         def down(value: Any) -> None:  # at a boundary, thousands of times: every test counts
             kind = type(value)
             kinds.append(kind)
-            if kind in _PLAIN:
+            if kind in PLAIN:
                 values.append(value)
                 return
             if kind not in _NO_LEAVES:
@@ -63,7 +64,7 @@ class Walk:
             if _NO_LEAVES.isdisjoint(map(type, items)):
                 kinds.extend(map(type, items))
                 leaves.extend(items)
-            elif _PLAIN.issuperset(map(type, items)):
+            elif PLAIN.issuperset(map(type, items)):
                 kinds.extend(map(type, items))
                 values.extend(items)
             else:
@@ -85,7 +86,7 @@ class Form:
         """Of the leaves, unique."""
         self._texts = writing.texts()
         for number, value in enumerate(walk.values):
-            self._texts[2 * number + 1] = _text(value)
+            self._texts[2 * number + 1] = text(value)
 
     def fits(self, walk: Walk) -> bool:
         return self._kinds == walk.kinds and self._keys == walk.keys  # keys of equal types, for kinds has these
@@ -94,7 +95,7 @@ class Form:
         """The JSON of a state of this form with these plain values."""
         for number, (value, known) in enumerate(zip(values, self._values, strict=True)):
             if value is not known:
-                self._texts[2 * number + 1] = _text(value)
+                self._texts[2 * number + 1] = text(value)
         self._values = values
         return "".join(self._texts)
 
@@ -122,7 +123,7 @@ class _Writing:
             self._down("")
             json.loads("".join("0" if said is None else said for said in self._said))  # too deep for JSON: never read
         except RecursionError:
-            raise SnapshotError(_TOO_DEEP) from None
+            raise SnapshotError(TOO_DEEP) from None
 
     def texts(self) -> list[str]:
         found, around = [], list[str]()
@@ -136,7 +137,7 @@ class _Writing:
 
     def _down(self, path: str) -> None:
         kind = next(self._kinds)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             self._said.append(None)
         elif kind in _MAPPINGS:
             count = next(self._kinds)
@@ -147,7 +148,7 @@ class _Writing:
                     raise SnapshotError(
                         f"{_at(path)}: the key {_shown(key)} is neither a string nor an integer; it can't be saved"
                     )
-                self._say(f"{',' * (number > 0)}[{_text(key)},")
+                self._say(f"{',' * (number > 0)}[{text(key)},")
                 self._down(join(path, key))
                 self._say("]")
             self._say("]}")
@@ -192,12 +193,12 @@ def _tag(leaf: Any, is_leaf: Callable[[Any], bool], path: str) -> str:
     )
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     if (
         type(value) is int and value in _INT
     ):  # as JSON writes it, without its machinery: there may be lists of thousands
         return repr(value)
-    return json.dumps(plain(value), separators=(",", ":"))
+    return _ENCODE(plain(value))
 
 
 def _shown(key: Any) -> str:

@@ -31,7 +31,7 @@ from .own_time import OwnTime
 from .pace import Pace
 from .rescue import Rescue
 from .rewind import Tape
-from .state import Modules, source_of
+from .state import Modules, sources_of
 
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
@@ -45,11 +45,11 @@ class Boundaries:
     """One rank's training under the agent's eye, from boundary to boundary. Inert outside of `mt-resilient run`."""
 
     def __init__(self, **sources: Any) -> None:
-        """By name: see `state.source_of` for what can be one."""
+        """By name: see `state.sources_of` for what can be one."""
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
-        self._sources = {name: source_of(name, thing) for name, thing in sources.items() if thing is not None}
         self._at: Attachment | None = _unless_looped(attach())
+        self._sources = sources_of(sources, look_through=self._at is not None)
         self.fixed_data = True
         """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
         be used again on purpose, and none left out."""
