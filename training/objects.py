@@ -85,14 +85,18 @@ def _base(kind: type) -> type:
 
 def _save_value(value: Any) -> Any:
     base: Any = _base(type(value))
-    return _named(type(value)), base(value) if base is not str else str.__str__(value), getattr(value, "__dict__", None)
+    return (
+        _named(type(value)),
+        base(value) if base is not str else str.__str__(value),
+        tuple(getattr(value, "__dict__", {}).items()),
+    )
 
 
 def _make_value(content: Any) -> Any:
     where, plain, attributes = content
     base: Any = type(plain)
     value = base.__new__(_class(where, base), plain)
-    if attributes:
+    if attributes:  # a named tuple has none
         vars(value).update(attributes)
     return value
 

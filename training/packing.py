@@ -76,16 +76,23 @@ class Packing:
             raise SnapshotError(self.refusal(str(error))) from None
 
     def refusal(self, why: str) -> str:
-        name, *keys = self._at
-        place, hidden = name, 0
-        for key in keys:
+        name, *keys = self._place()
+        said = name + "".join(
+            f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys
+        )
+        return f"{said[:300]} can't be saved: {why}. {CURE}"
+
+    def _place(self) -> list[Any]:
+        """The name of the source, and the keys to where it is now, but for those that are ours."""
+        found, hidden = [], 0
+        for key in self._at:
             if isinstance(key, _Hidden):
                 hidden = key.levels
             elif hidden:
                 hidden -= 1
             else:
-                place += f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]"
-        return f"{place[:300]} can't be saved: {why}. {CURE}"
+                found.append(key)
+        return found
 
     def _down(self, value: Any) -> Any:
         kind = type(value)
@@ -178,7 +185,7 @@ class Packing:
                 raise Unsavable(
                     f"a {kind.__qualname__} has come into it since the Session was made. Put it there before, or give it to the Session"
                 )
-            return Tagged(("source", self._found(".".join(map(str, self._at)), value)))
+            return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
         if known.fill is not None:
@@ -207,7 +214,7 @@ class Unpacking:
             return self._up(kept, live)
         except NotFound as error:
             raise LayoutError(f"{self._name} cannot be restored: {error}") from None
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError) as error:
+        except Exception as error:  # damage, or what the script's own classes have against their state
             raise SnapshotError(
                 f"{self._name} cannot be made again of what the snapshot holds ({type(error).__name__}: {error})"
             ) from error
