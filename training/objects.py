@@ -101,7 +101,7 @@ def _make_value(content: Any) -> Any:
     return value
 
 
-VALUE = constant("named tuple, or a subclass of a type that never changes", (), _save_value, _make_value)
+VALUE = constant("named tuple", (), _save_value, _make_value)
 
 
 def kind_of(kind: Any) -> Kind | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import mt_resilient
 from mt_resilient.checkpoint import tree
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
 from mt_resilient.training import objects
+from mt_resilient.training.kinds_table import table
 from mt_resilient.training.state import sources_of
 
 from . import kept
@@ -329,3 +331,8 @@ def test_drawn_states_come_back(one: Any, other: Any, changes: set[str]) -> None
     fresh: dict[str, Any] = {}
     snapshot.restore(of(fresh))
     assert told(fresh) == before
+
+
+def test_the_table_in_the_documents_is_the_present_one() -> None:
+    document = Path(__file__).parents[2] / "docs" / "state.md"
+    assert table() in document.read_text(), "scripts/kinds prints it"
