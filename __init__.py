@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .formats.zarr_store import SnapshotStore as SnapshotStore
+    from .training.objects import register as register
     from .training.session import Session as Session
 
-__all__ = ["Session", "SnapshotStore", "__version__"]
+__all__ = ["Session", "SnapshotStore", "__version__", "register"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from .training.session import Session
 
         return Session
+    if name == "register":
+        from .training.objects import register
+
+        return register
     if name == "SnapshotStore":  # lazily: zarr-python is an extra
         from .formats.zarr_store import SnapshotStore
 

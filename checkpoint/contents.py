@@ -24,6 +24,7 @@ from .geometry import Part, Shape
 from .manifest import RankManifest
 from .reshard import Saved, Wanted, word
 from .tensors import ITEM_BYTES, Piece
+from .tree import Tagged
 from .walk import flatten
 
 LAYOUT_KEYS = ("is_expert_parallel",)
@@ -173,6 +174,8 @@ def without_tensors(state: Any) -> Any:
     if isinstance(state, Mapping):
         kept = {key: without_tensors(inner) for key, inner in state.items() if not isinstance(inner, Piece)}
         return {key: inner for key, inner in kept.items() if inner != {} or state[key] == {}}
+    if isinstance(state, Tagged):
+        return Tagged((state[0], without_tensors(state[1])))
     if isinstance(state, (list, tuple)):
         return [without_tensors(inner) for inner in state if not isinstance(inner, Piece)]
     return None if isinstance(state, Piece) else state
@@ -183,7 +186,11 @@ def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str,
     fingerprints."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
-    return json.dumps(flatten(without_tensors(state), lambda leaf: False)[0]), own
+    return _exactly(without_tensors(state)), own
+
+
+def _exactly(values: Any) -> str:
+    return json.dumps(flatten(values, lambda leaf: False)[0])
 
 
 def _is_optimizer(state: Any) -> bool:
@@ -201,12 +208,12 @@ def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[st
     groups: dict[str, dict[str, Any]] = {}
     for parameter, values in sorted(group_values(saved, source).items()):
         told = without_tensors(values)
-        groups.setdefault(json.dumps(told, sort_keys=True, default=repr), {"params": [], **told})["params"].append(
+        groups.setdefault(_exactly(dict(sorted(told.items(), key=str))), {"params": [], **told})["params"].append(
             parameter
         )
     for group in loose_groups(saved, source):
         told = without_tensors(group)
-        groups.setdefault(json.dumps(told, sort_keys=True, default=repr), {"params": [], **told})
+        groups.setdefault(_exactly(dict(sorted(told.items(), key=str))), {"params": [], **told})
     other = {
         key: value for part in kept[0].values() for key, value in part.items() if key not in ("groups", "state", "main")
     }

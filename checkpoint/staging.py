@@ -135,10 +135,15 @@ def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
 
 def lay_out(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> Layout:
     """Where these leaves will lie, in this order. Raises SnapshotError for one that has no plain bytes."""
+    dense = {
+        each: str(each) == "torch.strided"
+        for each in {leaf.layout for _, leaf in leaves if not isinstance(leaf, np.ndarray)}
+    }
     for name, leaf in leaves:
-        if not isinstance(leaf, np.ndarray) and str(leaf.layout) != "torch.strided":
+        if not isinstance(leaf, np.ndarray) and not dense[leaf.layout]:
             raise SnapshotError(f"tensor {name!r} is not dense ({leaf.layout}); it can't be saved")
-    described = ((name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)) for name, leaf in leaves)
+    dtypes = {each: str(each).removeprefix("torch.") for each in {leaf.dtype for _, leaf in leaves}}
+    described = ((name, dtypes[leaf.dtype], tuple(leaf.shape)) for name, leaf in leaves)
     return tensors.lay_out(described, parts)
 
 

@@ -2,7 +2,8 @@
 
 Down: `walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. Up: `unflatten`.
 Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. JSON says what JSON can
-say; the rest is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`.
+say; the rest is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`. What a value is that is made of others is
+for those to know who have tagged it: `{"tagged": ["deque", […]]}`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ _PLAIN = 1 << 63
 """An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
 
 
+class Tagged(tuple[Any, ...]):
+    """(kind, content): a value that is neither plain nor a container of ours, by what it consists of. Nothing here makes it again. Where
+    the kind is empty, it is its content, and of interest to its source alone."""
+
+    __slots__ = ()
+
+
 def unflatten(
     skeleton: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: np.asarray(leaf).copy()
 ) -> Any:
@@ -49,7 +57,11 @@ def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
     while todo:
         path, node = todo.pop()
         tag, inner = _tagged(node) if isinstance(node, dict) else ("list" if isinstance(node, list) else "", node)
-        if tag in (*_MAPPINGS, "tuple", "list"):
+        if tag == "tagged":
+            kind, content = _kind_and_content(inner)
+            todo.append((path, content))
+            yield path, {tag: kind}
+        elif tag in (*_MAPPINGS, "tuple", "list"):
             pairs = list(_pairs(inner) if tag in _MAPPINGS else enumerate(_list(inner)))
             todo += [(join(path, key), item) for key, item in pairs]
             yield path, {tag: len(pairs)}
@@ -58,9 +70,12 @@ def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
 
 
 def readable(value: Any) -> Json:
-    """Plain values as JSON that people read: what it cannot say (bytes, NaN, Inf) as text, tuples as lists, keys as text."""
+    """Plain values as JSON that people read: bytes, NaN, Inf and large integers as text, tuples as lists, keys as text."""
     if isinstance(value, Mapping):
-        return {str(key): readable(item) for key, item in value.items()}
+        return {_said(key): readable(item) for key, item in value.items()}
+    if isinstance(value, Tagged):
+        kind, content = value
+        return {kind: readable(content)} if kind else readable(content)
     if isinstance(value, (list, tuple)):
         return [readable(item) for item in value]
     if isinstance(value, np.generic):
@@ -69,7 +84,7 @@ def readable(value: Any) -> Json:
         return base64.b64encode(value).decode()
     if isinstance(value, (float, complex)) and not (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    return value
+    return _said(value) if type(value) is int and not -_PLAIN <= value < _PLAIN else value
 
 
 def plain(value: Any) -> Json:
@@ -97,6 +112,9 @@ def _up(node: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lam
                 return _MAPPINGS[tag]({key: _up(item, leaves, array) for key, item in _pairs(inner)})
             case "tuple":
                 return tuple(_up(item, leaves, array) for item in _list(inner))
+            case "tagged":
+                kind, content = _kind_and_content(inner)
+                return Tagged((kind, _up(content, leaves, array)))
             case "leaf":
                 return leaves[inner]
             case "array":
@@ -125,6 +143,13 @@ def _tagged(node: dict[str, Json]) -> tuple[str, Json]:
     return next(iter(node.items()))
 
 
+def _kind_and_content(inner: Json) -> tuple[str, Json]:
+    match inner:
+        case [str(kind), content]:
+            return kind, content
+    raise SnapshotError("the snapshot's skeleton has something tagged without a kind and content")
+
+
 def _list(inner: Json) -> list[Json]:
     if not isinstance(inner, list):
         raise SnapshotError("the snapshot's skeleton has a tuple or dict without a list of items")
@@ -141,4 +166,8 @@ def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
 
 def join(path: str, key: str | int) -> str:
     """The name of a place within another one."""
-    return f"{path}/{key}" if path else str(key)
+    return f"{path}/{_said(key)}" if path else _said(key)
+
+
+def _said(key: str | int) -> str:
+    return hex(key) if type(key) is int and not -_PLAIN <= key < _PLAIN else str(key)

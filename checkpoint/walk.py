@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from ..resilience.errors import SnapshotError
-from .tree import SCALARS, Json, join, plain
+from .tree import SCALARS, Json, Tagged, join, plain
 
-_PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
+PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
 """Immutable, all of them: the same object is the same value, to the bit."""
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
-_NO_LEAVES = _PLAIN | _MAPPINGS.keys() | {list, tuple}
+_NO_LEAVES = PLAIN | _MAPPINGS.keys() | {list, tuple, Tagged}
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _INT = range(-(1 << 63), 1 << 63)
-_TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
+TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
 
 class Walk:
@@ -40,7 +41,7 @@ class Walk:
         try:
             self._down(state)
         except RecursionError:
-            raise SnapshotError(_TOO_DEEP) from None
+            raise SnapshotError(TOO_DEEP) from None
 
     def _down(self, state: Any) -> None:
         kinds, keys, values, leaves = self.kinds, self.keys, self.values, self.leaves
@@ -48,7 +49,7 @@ class Walk:
         def down(value: Any) -> None:  # at a boundary, thousands of times: every test counts
             kind = type(value)
             kinds.append(kind)
-            if kind in _PLAIN:
+            if kind in PLAIN:
                 values.append(value)
                 return
             if kind not in _NO_LEAVES:
@@ -63,7 +64,7 @@ class Walk:
             if _NO_LEAVES.isdisjoint(map(type, items)):
                 kinds.extend(map(type, items))
                 leaves.extend(items)
-            elif _PLAIN.issuperset(map(type, items)):
+            elif PLAIN.issuperset(map(type, items)):
                 kinds.extend(map(type, items))
                 values.extend(items)
             else:
@@ -83,9 +84,9 @@ class Form:
         writing = _Writing(walk, is_leaf)
         self.names = list(writing.names)
         """Of the leaves, unique."""
-        self._texts = writing.texts
+        self._texts = writing.texts()
         for number, value in enumerate(walk.values):
-            self._texts[2 * number + 1] = _text(value)
+            self._texts[2 * number + 1] = text(value)
 
     def fits(self, walk: Walk) -> bool:
         return self._kinds == walk.kinds and self._keys == walk.keys  # keys of equal types, for kinds has these
@@ -94,7 +95,7 @@ class Form:
         """The JSON of a state of this form with these plain values."""
         for number, (value, known) in enumerate(zip(values, self._values, strict=True)):
             if value is not known:
-                self._texts[2 * number + 1] = _text(value)
+                self._texts[2 * number + 1] = text(value)
         self._values = values
         return "".join(self._texts)
 
@@ -114,17 +115,30 @@ class _Writing:
         self._kinds, self._keys, self._leaves = iter(walk.kinds), iter(walk.keys), iter(walk.leaves)
         self._is_leaf = is_leaf
         self.names: dict[str, None] = {}
-        self.texts = [""]
+        self._copies: Counter[str] = Counter()
+        """How many names have been made of one that others have too."""
+        self._said: list[str | None] = []
+        """None in the place of a plain value."""
         try:
             self._down("")
-            json.loads("0".join(self.texts[::2]))  # what is nested too deep for JSON could never be read
+            json.loads("".join("0" if said is None else said for said in self._said))  # too deep for JSON: never read
         except RecursionError:
-            raise SnapshotError(_TOO_DEEP) from None
+            raise SnapshotError(TOO_DEEP) from None
+
+    def texts(self) -> list[str]:
+        found, around = [], list[str]()
+        for said in self._said:
+            if said is None:
+                found += ["".join(around), ""]
+                around = []
+            else:
+                around.append(said)
+        return [*found, "".join(around)]
 
     def _down(self, path: str) -> None:
         kind = next(self._kinds)
-        if kind in _PLAIN:
-            self.texts += ["", ""]
+        if kind in PLAIN:
+            self._said.append(None)
         elif kind in _MAPPINGS:
             count = next(self._kinds)
             kinds, keys = list(islice(self._kinds, count)), list(islice(self._keys, count))
@@ -132,9 +146,9 @@ class _Writing:
             for number, (kind_of_key, key) in enumerate(zip(kinds, keys, strict=True)):
                 if kind_of_key is not str and kind_of_key is not int:
                     raise SnapshotError(
-                        f"{_at(path)}: the key {key!r} is neither a string nor an integer; it can't be saved"
+                        f"{_at(path)}: the key {_shown(key)} is neither a string nor an integer; it can't be saved"
                     )
-                self._say(f"{',' * (number > 0)}[{_text(key)},")
+                self._say(f"{',' * (number > 0)}[{text(key)},")
                 self._down(join(path, key))
                 self._say("]")
             self._say("]}")
@@ -144,17 +158,25 @@ class _Writing:
                 self._say("," * (number > 0))
                 self._down(join(path, number))
             self._say("]" if kind is list else "]}")
+        elif kind is Tagged:
+            next(self._kinds)
+            self._say('{"tagged":[')
+            self._down(path)
+            self._say(",")
+            self._down(path)
+            self._say("]}")
         else:
             leaf = next(self._leaves)
             self._say(f'{{"{_tag(leaf, self._is_leaf, path)}":{json.dumps(self._name(path))}}}')
 
     def _say(self, text: str) -> None:
-        self.texts[-1] += text
+        self._said.append(text)
 
     def _name(self, path: str) -> str:
-        name, copy = path or "state", 2
+        name = path or "state"
         while name in self.names:  # the keys 1 and "1", or a key with a slash in it
-            name, copy = f"{path}~{copy}", copy + 1
+            self._copies[path] += 1
+            name = f"{path}~{self._copies[path] + 1}"
         self.names[name] = None
         return name
 
@@ -171,12 +193,19 @@ def _tag(leaf: Any, is_leaf: Callable[[Any], bool], path: str) -> str:
     )
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     if (
         type(value) is int and value in _INT
     ):  # as JSON writes it, without its machinery: there may be lists of thousands
         return repr(value)
-    return json.dumps(plain(value), separators=(",", ":"))
+    return _ENCODE(plain(value))
+
+
+def _shown(key: Any) -> str:
+    try:
+        return repr(key)[:80]
+    except Exception as error:  # other people's code; and Python's limit of digits
+        return f"of type {type(key).__qualname__} ({error})"
 
 
 def _at(path: str) -> str:

@@ -22,6 +22,7 @@ from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import UsageError
 from ..resilience.terms import Doing, RankPhase
 from . import modules
+from .accumulation import Accumulation
 from .attach import Attachment, attach
 from .council import Council, obey
 from .course import Course
@@ -31,7 +32,7 @@ from .own_time import OwnTime
 from .pace import Pace
 from .rescue import Rescue
 from .rewind import Tape
-from .state import Modules, source_of
+from .state import Modules, sources_of
 
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
@@ -45,11 +46,11 @@ class Boundaries:
     """One rank's training under the agent's eye, from boundary to boundary. Inert outside of `mt-resilient run`."""
 
     def __init__(self, **sources: Any) -> None:
-        """By name: see `state.source_of` for what can be one."""
+        """By name: see `state.sources_of` for what can be one."""
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
-        self._sources = {name: source_of(name, thing) for name, thing in sources.items() if thing is not None}
         self._at: Attachment | None = _unless_looped(attach())
+        self._sources = sources_of(sources, look_through=self._at is not None)
         self.fixed_data = True
         """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
         be used again on purpose, and none left out."""
@@ -72,6 +73,7 @@ class Boundaries:
         chunks = [chunk for source in self._sources.values() if isinstance(source, Modules) for chunk in source.chunks]
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
+        self._accumulation = Accumulation(chunks, self._tell_once)
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
         """None where it can't be told: alone, or on a device."""
 
@@ -143,6 +145,7 @@ class Boundaries:
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
         self._own_gradients.stepped(step)
+        self._accumulation.crossed()
         loss, grad_norm = figures.loss, figures.grad_norm
         self._page.beat(step, math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm, entered)
         if self._first:
@@ -295,6 +298,11 @@ class Boundaries:
         with torch.no_grad():
             sums = [t.sum(dtype=torch.float32) for t in tensors if t.device.type == "cpu" and t.is_floating_point()]
             return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+
+    def _tell_once(self, sentence: str) -> None:
+        """For all ranks."""
+        if self._at is not None and self._at.rank == 0:
+            print(f"mt-resilient: {sentence}", file=sys.stderr, flush=True)
 
     def _tell_unknown_data(self) -> None:
         said = "Which data this loop uses is not known, so no recovery can put it back"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from . import device
+from .kinds import packed, unpacked
 from .live import Nested
 from .state import Source
 
@@ -64,13 +65,13 @@ class Alone:
 
 def collect_host() -> dict[str, Any]:
     """The global generators of this process, but for those of devices."""
-    kept = {"python": _packed(random.getstate()), "torch": torch.get_rng_state()}
+    kept = {"python": packed(random.getstate()), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     return kept if numpy is None else {**kept, "numpy": numpy.random.get_state()}
 
 
 def restore_host(kept: Nested) -> None:
-    random.setstate(_unpacked(kept["python"]))
+    random.setstate(unpacked(kept["python"]))
     torch.set_rng_state(kept["torch"])
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in kept:
@@ -122,7 +123,7 @@ def _state(generator: Own) -> Any:
         case np.random.Generator():
             return generator.bit_generator.state
         case random.Random():
-            return _packed(generator.getstate())
+            return packed(generator.getstate())
 
 
 def restore_own(generators: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
@@ -134,18 +135,7 @@ def restore_own(generators: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
             case np.random.Generator():
                 generator.bit_generator.state = kept[name]
             case random.Random():
-                generator.setstate(_unpacked(kept[name]))
-
-
-def _unpacked(packed: Sequence[Any]) -> tuple[Any, ...]:
-    version, words, gauss = packed
-    return version, tuple(words.tolist()), gauss
-
-
-def _packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | None]:
-    """Python's 625 words as one array: a leaf is cheaper to look through than a tuple, and this is done at each step."""
-    version, words, gauss = state
-    return version, np.array(words, np.uint32), gauss
+                generator.setstate(unpacked(kept[name]))
 
 
 def _tracker() -> Any:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from ..checkpoint.header import Header
 from ..checkpoint.staging import Stager, fill
 from ..checkpoint.stores import Place
 from ..checkpoint.tensors import Layout, Table
+from ..checkpoint.tree import unflatten
 from ..resilience.boundary import RANDOMNESS, Held, Judgement, Wanted
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError
@@ -29,7 +31,7 @@ from .offload import Offload
 from .pace import Pace, uncollected
 from .randomness import Alone, Randomness
 from .restoring import Restorer, Unrestorable
-from .state import Modules, Source
+from .state import Modules, Packed, Source
 
 _RETRY_S = 0.05
 """Between looks for a slot, where a snapshot may wait for one."""
@@ -53,7 +55,7 @@ class Tape:
         """The two latest."""
         self.unsettled = False
         """All ranks do not know yet what has become of one of them."""
-        self._recorded = False
+        self._recorded = self._proved = False
         self._complaint = ""
         """Why the state could not be saved, as it was told last."""
         self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
@@ -157,6 +159,8 @@ class Tape:
     def _begin(self, attempt: Attempt) -> bool:
         state = {name: source.collect() for name, source in self._sources.items()}
         layout, encoded, leaves = self._stager.plan(state, torch.is_tensor, lambda: parts_of(self._sources))
+        if not self._proved:
+            self._prove(Table.of(layout, encoded), leaves)
         described = Header(
             generation=self._at.handoff.generation,
             rewinds=self.rewinds,
@@ -189,6 +193,16 @@ class Tape:
         self._at.page.snapshots += 1
         self._at.page.unsaved = ""
         return True
+
+    def _prove(self, table: Table, leaves: Sequence[Any]) -> None:
+        """That what goes into the first snapshot comes out of it again, but for the bytes of tensors, which fingerprints prove each time.
+        Raises SnapshotError."""
+        named = {piece.name: leaf for piece, leaf in zip(table.pieces, leaves, strict=True)}
+        kept = unflatten(table.skeleton, named, array=lambda leaf: leaf)
+        for name, source in self._sources.items():
+            if isinstance(source, Packed):
+                source.prove(kept[name])
+        self._proved = True
 
     def finish(self) -> None:
         """Until every attempt is whole or missed."""

@@ -22,7 +22,7 @@ from .loaders import Loadable
 
 
 class Session(Boundaries):
-    """A loop of one's own under the agent's eye. `sources` by name: see `state.source_of` for what can be one."""
+    """A loop of one's own under the agent's eye. `sources` by name: see `state.sources_of` for what can be one."""
 
     def __init__(self, **sources: Any) -> None:
         super().__init__(**sources)

@@ -94,6 +94,15 @@ def test_a_value_that_is_not_a_number_is_the_same_on_all_ranks(tmp_path: Path) -
     assert contents.tensors.keys() == {"rank-00000/x", "rank-00001/x"}
 
 
+def test_a_huge_integer_is_text_for_other_formats(tmp_path: Path) -> None:
+    node = Node(Files(tmp_path))
+    node.snapshot(1, values={"best": {1 << 20_000: 1 << 30_000}})
+    Saved(node.drain_here(1))
+    node.close()
+    with SnapshotStore(str(tmp_path)) as store:
+        assert zarr.open_group(store, mode="r").attrs["values"]["best"] == {hex(1 << 20_000): hex(1 << 30_000)}
+
+
 # zarr
 
 

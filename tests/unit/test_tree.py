@@ -196,3 +196,14 @@ def test_nan_keeps_its_payload():
     weird = struct.unpack(">d", bytes.fromhex("7ff8dead00000001"))[0]
     back = tree.unflatten(flatten([weird, -0.0, math.inf], is_leaf)[0], {})
     assert struct.pack(">3d", *back) == struct.pack(">3d", weird, -0.0, math.inf)
+
+
+def test_what_json_cannot_say_is_read_as_text():
+    huge = 1 << 20_000
+    state = {"seed": huge, huge: [-huge, math.nan, b"x"], "of": tree.Tagged(("set", [1]))}
+    skeleton, _ = flatten(state, is_leaf)
+    back = tree.unflatten(json.loads(json.dumps(skeleton)), {})
+    assert back == state or same(back, state)
+    read = json.loads(json.dumps(tree.readable(back)))
+    assert read == {"seed": hex(huge), hex(huge): [hex(-huge), "nan", "eA=="], "of": {"set": [1]}}
+    assert {name for name, _ in tree.values(skeleton)} >= {"seed", f"{hex(huge)}/0"}

@@ -1,0 +1,295 @@
+"""The kinds of values that a snapshot holds beside tensors, arrays and plain containers: how each is taken apart, and made again.
+
+value → content (what it consists of: values of this and other kinds) → an equal value, or the live one filled. Nothing is pickled, and
+nothing imported: what goes by its name has to be in a module that the script has imported itself. `packing.py` applies the table.
+"""
+
+from __future__ import annotations
+
+import array
+import datetime
+import decimal
+import fractions
+import pathlib
+import random
+import re
+import types
+import uuid
+import zoneinfo
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    name: str
+    types: tuple[type, ...]
+    save: Callable[[Any], Any]
+    """What a value consists of."""
+    make: Callable[[Any], Any]
+    """The value of this content; of one that is filled, an empty one: its content has not been made again yet."""
+    fill: Callable[[Any, Any], None] | None = None
+    """Put content into a live value. None: it never changes, so an equal one takes its place."""
+    fits: Callable[[Any, Any], bool] = lambda live, content: True
+    """Whether a live value can be filled with this content."""
+    hidden: int = 0
+    """So many levels of the content are ours, and have no names that the script would know."""
+
+
+def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
+    """Of values that never change."""
+    return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
+
+
+def _as_text(kind: Any, name: str = "") -> Kind:
+    return constant(name or kind.__name__, kind, str, kind)
+
+
+def fill_pairs(live: Any, content: Any) -> None:
+    dict.clear(live)
+    dict.update(live, content)
+
+
+def fill_ordered(live: Any, content: Any) -> None:
+    OrderedDict.clear(live)
+    for key, value in content.items():
+        OrderedDict.__setitem__(live, key, value)
+
+
+def _fill_default(live: Any, content: Any) -> None:
+    live.default_factory = content[0]
+    fill_pairs(live, content[1])
+
+
+def fill_list(live: Any, content: Any) -> None:
+    list.__setitem__(live, slice(None), content)
+
+
+def _fill_deque(live: Any, content: Any) -> None:
+    deque.clear(live)
+    deque.extend(live, content[1])
+
+
+def _fill_set(live: Any, content: Any) -> None:
+    set.clear(live)
+    set.update(live, content)
+
+
+def _fill_array(live: Any, content: Any) -> None:
+    del live[:]
+    live.frombytes(content[1])
+
+
+def fill_attributes(live: Any, content: Any) -> None:
+    if content is not vars(live):
+        vars(live).clear()
+        vars(live).update(content)
+
+
+def _date(value: Any) -> tuple[int, ...]:
+    return value.year, value.month, value.day
+
+
+def _time(value: Any) -> tuple[Any, ...]:
+    return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
+
+
+def _moment(content: Any) -> datetime.datetime:
+    *fields, fold = content
+    return datetime.datetime(*fields, fold=fold)
+
+
+def _time_of_day(content: Any) -> datetime.time:
+    *fields, fold = content
+    return datetime.time(*fields, fold=fold)
+
+
+def _seeds(source: Any) -> Any:
+    return None if source is None else (source.entropy, source.spawn_key, source.pool_size, source.n_children_spawned)
+
+
+def _save_bits(value: Any) -> Any:
+    return type(value).__name__, value.state, value.seed_seq if type(value.seed_seq) is np.random.SeedSequence else None
+
+
+def _fill_bits(live: Any, content: Any) -> None:
+    _, state, seeds = content
+    live.state = state
+    if seeds is not None:
+        live.__setstate__((state, seeds))
+
+
+def _fill_generator(live: Any, content: Any) -> None:
+    if live.bit_generator is not content[1]:
+        live.__init__(content[1])
+
+
+def _same_bits(live: Any, content: Any) -> bool:
+    return type(live).__name__ == content[0]
+
+
+_BITS: dict[str, Any] = {
+    each.__name__: each
+    for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+
+
+def descr(dtype: Any) -> Any:
+    return np.lib.format.dtype_to_descr(dtype)
+
+
+def dtype_of(content: Any) -> np.dtype[Any]:
+    return np.lib.format.descr_to_dtype(content)
+
+
+def _scalar(content: Any) -> Any:
+    return np.frombuffer(content[1], dtype_of(content[0]))[0]
+
+
+def _torchs(kind: Any) -> Callable[[Any], Any]:
+    def make(content: Any) -> Any:
+        found = getattr(torch, content.removeprefix("torch."), None)
+        if type(found) is not kind:
+            raise ValueError(f"{content!r} is no {kind.__name__}")
+        return found
+
+    return make
+
+
+def unpacked(content: Sequence[Any]) -> tuple[Any, ...]:
+    version, words, gauss = content
+    return version, tuple(words.tolist()), gauss
+
+
+def packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | None]:
+    """Python's 625 words as one array: a leaf is cheaper to look through than a tuple, and this is done at each step."""
+    version, words, gauss = state
+    return version, np.array(words, np.uint32), gauss
+
+
+_CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented}
+
+CHANGELESS = (
+    constant("complex", complex, lambda v: (v.real, v.imag), lambda c: complex(*c)),
+    constant("range", range, lambda v: (v.start, v.stop, v.step), lambda c: range(*c)),
+    constant("slice", slice, lambda v: (v.start, v.stop, v.step), lambda c: slice(*c)),
+    constant("constant", tuple(map(type, _CONSTANTS.values())), repr, _CONSTANTS.__getitem__),
+    constant("frozenset", frozenset, tuple, frozenset),
+    _as_text(decimal.Decimal),
+    constant("Fraction", fractions.Fraction, lambda v: (v.numerator, v.denominator), lambda c: fractions.Fraction(*c)),
+    constant("UUID", uuid.UUID, lambda v: v.hex, uuid.UUID),
+    *map(_as_text, (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)),
+    constant("date", datetime.date, _date, lambda c: datetime.date(*c)),
+    constant("datetime", datetime.datetime, lambda v: (*_date(v), *_time(v)), _moment),
+    constant("time", datetime.time, _time, _time_of_day),
+    constant(
+        "timedelta",
+        datetime.timedelta,
+        lambda v: (v.days, v.seconds, v.microseconds),
+        lambda c: datetime.timedelta(*c),
+    ),
+    constant("timezone", datetime.timezone, lambda v: v.__getinitargs__(), lambda c: datetime.timezone(*c)),
+    constant("ZoneInfo", zoneinfo.ZoneInfo, lambda v: v.key, zoneinfo.ZoneInfo),
+    constant("pattern", re.Pattern, lambda v: (v.pattern, v.flags), lambda c: re.compile(*c)),
+    constant("numpy.str_", np.str_, str, np.str_),
+    constant("numpy.bytes_", np.bytes_, bytes, np.bytes_),
+    constant(
+        "SeedSequence",
+        np.random.SeedSequence,
+        _seeds,
+        lambda c: np.random.SeedSequence(c[0], spawn_key=c[1], pool_size=c[2], n_children_spawned=c[3]),
+    ),
+    constant("torch.Size", torch.Size, tuple, torch.Size),
+    constant("torch.device", torch.device, str, torch.device),
+    constant("torch.dtype", torch.dtype, str, _torchs(torch.dtype)),
+    constant("torch.layout", torch.layout, str, _torchs(torch.layout)),
+    constant("torch.memory_format", torch.memory_format, str, _torchs(torch.memory_format)),
+)
+NUMPY_SCALAR = constant("numpy scalar", (), lambda v: (descr(v.dtype), v.tobytes()), _scalar)
+DTYPE = constant("numpy.dtype", (), descr, dtype_of)
+
+CHANGING = (
+    Kind(name="set", types=(set,), save=tuple, make=lambda c: set(), fill=_fill_set),
+    Kind(
+        name="deque",
+        types=(deque,),
+        save=lambda v: (v.maxlen, list(v)),
+        make=lambda c: deque(maxlen=c[0]),
+        fill=_fill_deque,
+        fits=lambda live, c: live.maxlen == c[0],
+        hidden=1,
+    ),
+    Kind(
+        name="defaultdict",
+        types=(defaultdict,),
+        save=lambda v: (v.default_factory, dict(v)),
+        make=lambda c: defaultdict(),
+        fill=_fill_default,
+        hidden=1,
+    ),
+    Kind(
+        name="bytearray",
+        types=(bytearray,),
+        save=bytes,
+        make=lambda c: bytearray(),
+        fill=lambda live, c: bytearray.__setitem__(live, slice(None), c),
+    ),
+    Kind(
+        name="array.array",
+        types=(array.array,),
+        save=lambda v: (v.typecode, v.tobytes()),
+        make=lambda c: array.array(c[0]),
+        fill=_fill_array,
+        fits=lambda live, c: live.typecode == c[0],
+    ),
+    Kind(
+        name="SimpleNamespace",
+        types=(types.SimpleNamespace,),
+        save=vars,
+        make=lambda c: types.SimpleNamespace(),
+        fill=fill_attributes,
+    ),
+    Kind(
+        name="random.Random",
+        types=(random.Random,),
+        save=lambda v: packed(v.getstate()),
+        make=lambda c: random.Random(),
+        fill=lambda live, c: live.setstate(unpacked(c)),
+    ),
+    Kind(
+        name="numpy.random.BitGenerator",
+        types=tuple(_BITS.values()),
+        save=_save_bits,
+        make=lambda c: _BITS[c[0]](),
+        fill=_fill_bits,
+        fits=_same_bits,
+    ),
+    Kind(
+        name="numpy.random.Generator",
+        types=(np.random.Generator,),
+        save=lambda v: (type(v.bit_generator).__name__, v.bit_generator),
+        make=lambda c: np.random.Generator(_BITS[c[0]]()),
+        fill=_fill_generator,
+        fits=lambda live, c: type(live.bit_generator).__name__ == c[0],
+    ),
+    Kind(
+        name="numpy.random.RandomState",
+        types=(np.random.RandomState,),
+        save=lambda v: v.get_state(legacy=False),
+        make=lambda c: np.random.RandomState(),
+        fill=lambda live, c: live.set_state(c),
+    ),
+    Kind(
+        name="torch.Generator",
+        types=(torch.Generator,),
+        save=lambda v: (str(v.device), v.get_state()),
+        make=lambda c: torch.Generator(c[0]),
+        fill=lambda live, c: live.set_state(c[1]),
+        fits=lambda live, c: str(live.device) == c[0],
+    ),
+)

@@ -1,0 +1,372 @@
+"""What a script holds ⇄ what a snapshot holds. Down (`Packing`): every value as plain ones, containers of them, tensors, and tagged values;
+each object once, and an alias in every other place. Up (`Unpacking`): into the live objects, which stay the same wherever they can.
+
+A value that nobody knows how to take apart is refused by its place and type. Both ways count objects in the same order, so that an alias is
+the number of an object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..checkpoint.staging import flat
+from ..checkpoint.tree import Tagged
+from ..checkpoint.walk import PLAIN, TOO_DEEP, text
+from ..resilience.errors import LayoutError, SnapshotError
+from . import views
+from .objects import NotFound, is_registered, kind_of, tagged
+from .views import Unsavable
+
+_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+_BY_NAME = {name: kind for kind, name in _MAPPINGS.items()}
+_EASY_KEYS = frozenset((str, int))
+CURE = (
+    "Keep it out of what the Session is given, give its class state_dict and load_state_dict, or say how it is saved with "
+    "mt_resilient.register (docs/state.md)"
+)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """On the way to a place: so many of the keys that follow are ours."""
+
+    levels: int
+
+
+@cache
+def is_source(kind: Any) -> bool:
+    """Whether such a thing has a state of its own, and a way to put it back."""
+    if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):
+        return True
+    return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+
+class Packing:
+    """One way down, for one source."""
+
+    def __init__(
+        self, name: str, sources: Mapping[int, str], shared: Collection[int], found: Callable[[str, Any], str] | None
+    ) -> None:
+        """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
+        each further one, for its name."""
+        self._sources, self._found = sources, found
+        self._at: list[Any] = [name]
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        """By id, with the object, so that no other gets the same id meanwhile."""
+        self._shared = shared
+        self._memories: dict[int, Any] = {}
+        self._lain_in: set[int] = set()
+        self.shared: set[int] = set()
+        """Addresses of memory that several were found to lie in."""
+
+    def pack(self, value: Any) -> Any:
+        """Raises SnapshotError for what can't be saved."""
+        try:
+            return self._down(value)
+        except RecursionError:
+            raise SnapshotError(TOO_DEEP) from None
+        except (Unsavable, NotFound) as error:
+            raise SnapshotError(self.refusal(str(error))) from None
+
+    def refusal(self, why: str) -> str:
+        name, *keys = self._place()
+        said = name + "".join(
+            f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys
+        )
+        return f"{said[:300]} can't be saved: {why}. {CURE}"
+
+    def _place(self) -> list[Any]:
+        """The name of the source, and the keys to where it is now, but for those that are ours."""
+        found, hidden = [], 0
+        for key in self._at:
+            if isinstance(key, _Hidden):
+                hidden = key.levels
+            elif hidden:
+                hidden -= 1
+            else:
+                found.append(key)
+        return found
+
+    def _down(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if kind is tuple:
+            return value if PLAIN.issuperset(map(type, value)) else tuple(self._each(value))
+        known = self._numbers.get(id(value))
+        if known is not None:
+            return Tagged(("alias", known[0]))
+        if kind is list:
+            self._number(value)
+            return value if PLAIN.issuperset(map(type, value)) else self._each(value)
+        if kind in _MAPPINGS:
+            self._number(value)
+            return self._mapping(kind, value)
+        if kind in views.TENSORS or kind is np.ndarray:
+            return self._elements(value)
+        if id(value) in self._sources:
+            return Tagged(("source", self._sources[id(value)]))
+        return self._other(kind, value)
+
+    def _number(self, value: Any) -> None:
+        self._numbers[id(value)] = len(self._numbers), value
+
+    def _each(self, values: Any) -> list[Any]:
+        self._at.append(0)
+        found = []
+        for at, value in enumerate(values):
+            self._at[-1] = at
+            found.append(self._down(value))
+        self._at.pop()
+        return found
+
+    def _mapping(self, kind: type, value: Any) -> Any:
+        if not _EASY_KEYS.issuperset(map(type, value)):
+            return Tagged(("keys", [_MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values())]))
+        if PLAIN.issuperset(map(type, value.values())):
+            return value
+        found: Any = kind()
+        self._at.append("")
+        for key, item in value.items():
+            self._at[-1] = key
+            found[key] = self._down(item)
+        self._at.pop()
+        return found
+
+    def _hashed(self, values: tuple[Any, ...]) -> Any:
+        """Keys, or members of a set: those that are what they are by their value."""
+        before = len(self._numbers)
+        found = self._down(values)
+        if len(self._numbers) != before:
+            raise Unsavable(
+                "among its keys or members are objects that are told apart by where they lie, not by what they are"
+            )
+        return found
+
+    def _elements(self, value: Any) -> Any:
+        self._number(value)
+        if id(value) in self._memories:
+            return value
+        array = type(value) is np.ndarray
+        plain = (views.is_plain_array if array else views.is_plain_tensor)(value)
+        if not plain:
+            (views.refuse_array if array else views.refuse_tensor)(value)
+        lies_in = views.address(value)
+        if lies_in in self._lain_in:
+            self.shared.add(lies_in)
+        elif lies_in:
+            self._lain_in.add(lies_in)
+        if lies_in in self._shared or not (plain or array or not views.overlaps(value)):
+            return Tagged(("view", self._view(lies_in, value)))
+        if plain:
+            return value
+        return Tagged(("array", views.save_array(value)) if array else ("tensor", views.save_tensor(value)))
+
+    def _view(self, lies_in: int, value: Any) -> Any:
+        memory = next((each for each in self._memories.values() if views.address(each) == lies_in), None)
+        if memory is None:
+            memory = views.memory_of(value)
+            self._memories[id(memory)] = memory
+        if (type(memory) is np.ndarray) != (type(value) is np.ndarray):
+            raise Unsavable("an array of numpy and a tensor lie in the same memory: keep one of them")
+        return views.save_view(value, self._down(memory))
+
+    def _other(self, kind: type, value: Any) -> Any:
+        known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None
+        if known is None and is_source(kind):
+            if self._found is None:
+                raise Unsavable(
+                    f"a {kind.__qualname__} has come into it since the Session was made. Put it there before, or give it to the Session"
+                )
+            return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
+        if known is None:
+            raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
+        if known.fill is not None:
+            self._number(value)
+        self._at.append(_Hidden(known.hidden))
+        content = known.save(value)
+        found = self._hashed(content) if known.name in ("set", "frozenset") else self._down(content)
+        self._at.pop()
+        return Tagged((known.name, found))
+
+
+class Unpacking:
+    """One way up, for one source."""
+
+    def __init__(self, name: str, sources: Mapping[str, Any]) -> None:
+        self._name, self._sources = name, sources
+        self._made: list[Any] = []
+        self._taken: set[int] = set()
+        """Ids of the live objects that are in use, all of which `made` holds,"""
+        self._lain_in: set[int] = set()
+        """and addresses of memory."""
+
+    def unpack(self, kept: Any, live: Any) -> Any:
+        """What `kept` says, in `live` where that can be. Raises LayoutError, SnapshotError."""
+        try:
+            return self._up(kept, live)
+        except NotFound as error:
+            raise LayoutError(f"{self._name} cannot be restored: {error}") from None
+        except Exception as error:  # damage, or what the script's own classes have against their state
+            raise SnapshotError(
+                f"{self._name} cannot be made again of what the snapshot holds ({type(error).__name__}: {error})"
+            ) from error
+
+    def _up(self, kept: Any, live: Any) -> Any:
+        kind = type(kept)
+        if kind in PLAIN:
+            return kept
+        if kind is Tagged:
+            tag, content = kept
+            return self._tagged(tag, content, live)
+        if kind is tuple:
+            hints = live if isinstance(live, tuple) else ()
+            return tuple(self._up(item, hints[at] if at < len(hints) else None) for at, item in enumerate(kept))
+        if kind is list:
+            return self._list(kept, live)
+        if kind in _MAPPINGS:
+            return self._mapping(kind, list(kept), kept.values(), live)
+        return self._elements(kept, live)
+
+    def _own(self, live: Any) -> Any:
+        """It, from now on in use."""
+        self._made.append(live)
+        self._taken.add(id(live))
+        return live
+
+    def _free(self, live: Any, kind: type) -> bool:
+        return type(live) is kind and id(live) not in self._taken
+
+    def _list(self, kept: Any, live: Any) -> Any:
+        found = self._own(live if self._free(live, list) else [])
+        if PLAIN.issuperset(map(type, kept)):
+            found[:] = kept
+            return found
+        known = len(found)
+        found[:] = [self._up(item, found[at] if at < known else None) for at, item in enumerate(kept)]
+        return found
+
+    def _mapping(self, kind: Any, keys: Any, values: Any, live: Any) -> Any:
+        found = self._own(live if self._free(live, kind) else kind())
+        if kind is dict and PLAIN.issuperset(map(type, values)):
+            found.clear()
+            found.update(zip(keys, values, strict=True))
+            return found
+        before = dict(found)
+        pairs = [(key, self._up(item, before.get(key))) for key, item in zip(keys, values, strict=True)]
+        found.clear()
+        for key, item in pairs:
+            found[key] = item
+        return found
+
+    def _elements(self, kept: Any, live: Any) -> Any:
+        if type(kept) is np.ndarray:
+            fits = views.takes_array(live, kept.dtype, kept.shape, kept.strides) and self._alone(live)
+            if fits:
+                live[...] = kept
+            return self._lies(live if fits else kept)
+        return self._lies(views.restore_tensor({"data": kept}, live if self._alone(live) else None))
+
+    def _alone(self, live: Any) -> bool:
+        if not isinstance(live, (np.ndarray, *views.TENSORS)) or id(live) in self._taken:
+            return False
+        if not isinstance(live, np.ndarray) and live.layout is not torch.strided:
+            return False
+        return views.address(live) not in self._lain_in
+
+    def _lies(self, thing: Any) -> Any:
+        if where := views.address(thing):
+            self._lain_in.add(where)
+        return self._own(thing)
+
+    def _tagged(self, tag: str, content: Any, live: Any) -> Any:
+        match tag:
+            case "alias":
+                return self._made[content]
+            case "source":
+                return self._sources[content]
+            case "keys":
+                name, keys, values = content
+                return self._mapping(_BY_NAME[name], self._up(keys, None), values, live)
+            case "tensor":
+                return self._lies(views.restore_tensor(content, live if self._alone(live) else None))
+            case "array":
+                return self._lies(views.restore_array(content, live if self._alone(live) else None))
+            case "view":
+                return self._view(content, live)
+        return self._other(tag, content, live)
+
+    def _view(self, content: Any, live: Any) -> Any:
+        number = len(self._made)
+        self._own(None)
+        hint = None
+        if isinstance(live, (np.ndarray, *views.TENSORS)) and type(content["memory"]) is not Tagged:
+            hint = views.memory_of(live) if self._alone(live) else None
+        memory = self._up(content["memory"], hint)
+        free = isinstance(live, (np.ndarray, *views.TENSORS)) and id(live) not in self._taken
+        found = views.restore_view({**content, "memory": memory}, live if free else None)
+        self._made[number] = found
+        self._taken.add(id(found))
+        return found
+
+    def _other(self, tag: str, content: Any, live: Any) -> Any:
+        kind = tagged(tag, content)
+        alike = kind_of(type(live)) is kind
+        if kind.fill is None:
+            return kind.make(self._up(content, kind.save(live) if alike else None))
+        fits = alike and id(live) not in self._taken and kind.fits(live, content)
+        found = self._own(live if fits else kind.make(content))
+        kind.fill(found, self._up(content, kind.save(found) if fits else None))
+        return found
+
+
+def changes(thing: Any) -> bool:
+    """Whether it is something that can be filled in place."""
+    kind = type(thing)
+    known = None if kind in PLAIN or kind is tuple else kind_of(kind)
+    return kind in (list, *_MAPPINGS, np.ndarray, *views.TENSORS) or (known is not None and known.fill is not None)
+
+
+def difference(kept: Any, again: Any, place: str) -> str:
+    """Where two packed values differ; empty: nowhere."""
+    if kept is again:
+        return ""
+    if type(kept) is not type(again):
+        return place
+    if isinstance(kept, (torch.Tensor, np.ndarray)):
+        return "" if _same_memory(kept, again) or _bits(kept) == _bits(again) else place
+    if isinstance(kept, dict):
+        if list(kept) != list(again):
+            return place
+        return next((w for key in kept if (w := difference(kept[key], again[key], f"{place}[{key!r:.40}]"))), "")
+    if isinstance(kept, (list, tuple)):
+        if len(kept) != len(again):
+            return place
+        inside = enumerate(zip(kept, again, strict=True))
+        named = type(kept) is not Tagged
+        return next((w for n, pair in inside if (w := difference(*pair, f"{place}[{n}]" if named else place))), "")
+    return "" if text(kept) == text(again) else place
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return False
+    return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
+        other.data_ptr(),
+        other.dtype,
+        other.shape,
+        other.stride(),
+    )
+
+
+def _bits(thing: Any) -> Any:
+    if isinstance(thing, np.ndarray):
+        return thing.dtype, thing.shape, thing.tobytes()
+    return thing.dtype, thing.shape, flat(thing).numpy(force=True).tobytes()
