@@ -124,6 +124,10 @@ def reading(snapshot: Place) -> Iterator[None]:
         if snapshot.there(layout.COMMIT) or snapshot.there(layout.REJECTED):
             raise
         raise MachineError(f"{snapshot} is not there any more: it was deleted before it was read to the end") from error
+    except RecursionError:
+        raise SnapshotError(
+            f"{snapshot}: its state is nested deeper than this program can follow; it was not read"
+        ) from None
 
 
 def delete(snapshot: Place) -> bool:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from ..resilience.errors import LayoutError, SnapshotError
 from . import layout
-from .geometry import Part, Shape
+from .geometry import Part, Shape, covers
 from .manifest import RankManifest
-from .reshard import Saved, Wanted, word
+from .reshard import Saved, Wanted, word, words
 from .tensors import ITEM_BYTES, Piece
 from .walk import flatten
 
@@ -92,7 +92,7 @@ class Contents:
 
     def read(self, tensors: Sequence[Tensor]) -> list[Words]:
         """Their elements, row-major. Raises as `Saved.fill` does."""
-        found = [np.zeros(math.prod(t.shape), word(t.dtype)) for t in tensors]
+        found = [words(t.dtype, t.shape, t.name) for t in tensors]
         wanted = [
             Wanted(t.name, t.dtype, [_box(t, (0,) * len(t.shape), t.shape)], memory)
             for t, memory in zip(tensors, found, strict=True)
@@ -110,7 +110,7 @@ class Contents:
             (whole,) = self.read([tensor])
             at = tuple(slice(o, o + n) for o, n in zip(offset, box, strict=True))
             return whole.reshape(tensor.shape)[at].reshape(-1)
-        memory = np.zeros(math.prod(box), word(tensor.dtype))
+        memory = words(tensor.dtype, box, tensor.name)
         self.saved.fill([Wanted(tensor.name, tensor.dtype, [_box(tensor, offset, box)], memory)])
         return memory
 
@@ -137,8 +137,7 @@ def _global(saved: Saved, name: str) -> Tensor:
     """One that parts make up. Raises SnapshotError unless they make up all of it, out of bytes that are there."""
     boxes = saved.boxes[name]
     if not boxes:  # it has no elements
-        all_pieces = (piece for manifest in saved.manifests for piece in manifest.table.pieces)
-        piece, part = next((piece, part) for piece in all_pieces for part in piece.parts if part.name == name)
+        piece, part = saved.first[name]
         if math.prod(part.shape):
             raise SnapshotError(f"{saved.snapshot}: of {name} {part.shape} it holds nothing; it is damaged")
         return Tensor(name=name, dtype=piece.dtype, shape=part.shape)
@@ -148,10 +147,11 @@ def _global(saved: Saved, name: str) -> Tensor:
     whole = Tensor(name=name, dtype=dtype, shape=shape)
     if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
         raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
-    if held != math.prod(shape) or there < whole.nbytes:
+    places = [(box.part.offset, box.part.box) for box in boxes]
+    if there < whole.nbytes or not covers(places, (0,) * len(shape), shape):
         raise SnapshotError(
-            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes; it is damaged, or "
-            "its ranks have not saved all of it"
+            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes, or some "
+            "of them twice; it is damaged, or its ranks have not saved all of it"
         )
     return whole
 
@@ -200,17 +200,20 @@ def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[st
     """The values of groups that have the same ones, once; other values (the loss scaler) as rank 0 has them."""
     groups: dict[str, dict[str, Any]] = {}
     for parameter, values in sorted(group_values(saved, source).items()):
-        told = without_tensors(values)
-        groups.setdefault(json.dumps(told, sort_keys=True, default=repr), {"params": [], **told})["params"].append(
-            parameter
-        )
-    for group in loose_groups(saved, source):
-        told = without_tensors(group)
-        groups.setdefault(json.dumps(told, sort_keys=True, default=repr), {"params": [], **told})
+        _group(groups, values)["params"].append(parameter)
+    for values in loose_groups(saved, source):
+        _group(groups, values)
     other = {
         key: value for part in kept[0].values() for key, value in part.items() if key not in ("groups", "state", "main")
     }
     return {"param_groups": list(groups.values()), **without_tensors(other)}
+
+
+def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The one of `groups` that has these values, to the bit; a new one where none has."""
+    told = without_tensors(values)
+    in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
+    return groups.setdefault(json.dumps(flatten(in_order, lambda leaf: False)[0]), {"params": [], **told})
 
 
 def group_values(saved: Saved, source: str) -> dict[str, Mapping[str, Any]]:
