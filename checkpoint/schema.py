@@ -75,7 +75,7 @@ def checked(found: Any, form: type[_Form], where: str) -> _Form:
     SnapshotError."""
     try:
         return msgspec.convert(found, form, strict=True)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.ValidationError, RecursionError, UnicodeError) as error:  # the last for half a surrogate
         raise SnapshotError(f"{where} is damaged, or of another version: {str(error)[:_SHOWN]}") from None
 
 
