@@ -13,9 +13,10 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..resilience.errors import LayoutError, SnapshotError
@@ -23,11 +24,15 @@ from . import layout
 from .geometry import Part, Shape, covers
 from .manifest import RankManifest
 from .reshard import Saved, Wanted, word, words
+from .schema import checked
 from .tensors import ITEM_BYTES, Piece
 from .walk import flatten
 
 LAYOUT_KEYS = ("is_expert_parallel",)
 """In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+
+_Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
+"""Of a parameter in an optimizer's state: the number of its group stands before the dot."""
 
 Words = NDArray[np.generic]
 """Elements of a tensor as words of their size; bits, whatever they mean."""
@@ -220,11 +225,11 @@ def group_values(saved: Saved, source: str) -> dict[str, Mapping[str, Any]]:
     """The values of each parameter's group in the optimizer `source`, by the parameter's global name."""
     values: dict[str, Mapping[str, Any]] = {}
     for part in _optimizer_parts(saved, source):
-        for key, state in part["state"].items():
-            held = [*state.values(), part["main"].get(key)]
+        for key, state in part.state.items():
+            held = [*state.values(), part.main.get(key)]
             for piece in (piece for piece in held if isinstance(piece, Piece)):
                 for place in piece.parts:
-                    values[place.name.split("/", 2)[2]] = part["groups"][int(key.split(".")[0])]
+                    values[place.name.split("/", 2)[2]] = part.groups[int(key.split(".")[0])]
     return values
 
 
@@ -233,15 +238,30 @@ def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
     return [
         group
         for part in _optimizer_parts(saved, source)
-        for number, group in enumerate(part["groups"])
-        if not any(key.startswith(f"{number}.") for key in part["state"])
+        for number, group in enumerate(part.groups)
+        if not any(key.startswith(f"{number}.") for key in part.state)
     ]
 
 
-def _optimizer_parts(saved: Saved, source: str) -> Iterator[Mapping[str, Any]]:
-    """Of all ranks. Raises LayoutError where there is no such optimizer."""
+class _PartForm(Struct):
+    """What `training/state.py` says of an optimizer, or of one of those that it is made of."""
+
+    groups: list[dict[Any, Any]]
+    state: dict[_Key, dict[Any, Any]]
+    main: dict[str, Any]
+
+
+def _optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
+    """Of all ranks. Raises LayoutError where there is no such optimizer, SnapshotError where it is none."""
     for manifest in saved.manifests:
         described = manifest.table.described()
-        if source not in described:
+        if not isinstance(described, dict) or source not in described:
             raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
-        yield from described[source].values()
+        where = f"{saved.snapshot}: what rank {manifest.rank} says of {source}"
+        for part in checked(described[source], dict[Any, _PartForm], where).values():
+            places = (place for piece in pieces([part.state, part.main]) for place in piece.parts)
+            if any(int(key.split(".")[0]) >= len(part.groups) for key in part.state) or any(
+                place.name.count("/") < 2 for place in places
+            ):
+                raise SnapshotError(f"{where} names a group or a parameter that there is not; it is damaged")
+            yield part

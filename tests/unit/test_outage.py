@@ -32,7 +32,9 @@ class Seen:
         self.mended = 0
         self.store = MemoryStore(lambda: 0.0)
         telling: Any = SimpleNamespace(say=lambda words, mood="info": self.said.append(words))
-        self.node: Any = SimpleNamespace(gang=gang, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))]))
+        self.node: Any = SimpleNamespace(
+            gang=gang, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
+        )
         self.full = ""
         self.outage = Outage(self.node, telling, self.mend, lambda: self.full, self.store, KEYS, spec, "secret")
 
