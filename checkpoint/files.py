@@ -234,6 +234,10 @@ def _there(path: Path) -> bool:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link that leads to itself
+            raise
+        return False
     return True
 
 

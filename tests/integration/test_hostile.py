@@ -1,6 +1,6 @@
 """Whatever a snapshot says: it is refused in a sentence or it is read, and nothing else comes of it.
 
-Here few examples are drawn, always the same ones. HOSTILE_EXAMPLES=30000 draws so many others for each test.
+Here few examples are drawn, always the same ones. HOSTILE_EXAMPLES=8000 draws so many others for each test, each of which may take 2 s.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..hostile import changed, encoded, reseal, scratched, sharded, sign_figures
 
 MANY = "HOSTILE_EXAMPLES" in os.environ
 hostile = settings(
-    deadline=None,
+    deadline=2000 if MANY else None,
     max_examples=int(os.environ.get("HOSTILE_EXAMPLES", "60")),
     derandomize=not MANY,
     database=None,
