@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -75,10 +75,8 @@ class EmbeddedEtcd:
         except OSError as error:
             self.stop()
             raise MachineError(f"etcd cannot keep its data and log ({error}); name another run directory") from error
-        if shutil.disk_usage(self._data_dir.parent).free < _LEAST_BYTES:
-            raise MachineError(
-                f"etcd {self._binary.path} {trouble}; the disk of {self._data_dir} is full: make room there"
-            )
+        if full := self.cramped():
+            raise MachineError(f"etcd {self._binary.path} {trouble}; {full}")
         advice = (
             f"; if another etcd still runs on {self._data_dir}, stop that one; "
             "if the data is damaged, move it away and start again (no snapshot is in it)"
@@ -93,6 +91,25 @@ class EmbeddedEtcd:
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def cramped(self) -> str:
+        """That its disk has no room for it, and what to do; empty where it has."""
+        with suppress(OSError):
+            free = shutil.disk_usage(self._data_dir.parent).free
+            if free < _LEAST_BYTES:
+                left = f"{free / 1e6:.1f} MB are left, and etcd takes {_LEAST_BYTES / 1e6:.0f} at once"
+                return f"the disk of {self._data_dir} is full ({left}): make room there"
+        return ""
+
+    @contextmanager
+    def naming_its_disk(self) -> Iterator[None]:
+        """A block that asks it: where it does not answer and its disk is full, MachineError says so in place of StoreUnavailable."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            if full := self.cramped():
+                raise MachineError(f"etcd does not answer, and {full}") from error
+            raise
 
     def stop(self) -> None:
         """End the process and reap it, by force after 5 s. Its data stays."""

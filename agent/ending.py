@@ -59,6 +59,11 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def through(pages: Sequence[Page]) -> bool:
+    """Whether this node's ranks have come to the end of the training."""
+    return any(page.phase == RankPhase.FINISHED for page in pages)
+
+
 def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, asked: bool) -> str:
     """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, where the
     script has left its loop without a snapshot, and where there was no memory to take it, which has been told, and all that was taken
@@ -69,10 +74,9 @@ def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, as
     if reached <= max(durable_steps, default=-1):
         return ""
     unsaved = next((page.unsaved for page in pages if page.unsaved), "")
-    finished = any(page.phase == RankPhase.FINISHED for page in pages)
     if unsaved or lost:
         return f"step {reached}: {unsaved}" if unsaved else lost
-    taken = asked or (finished and not any(page.starved for page in pages))
+    taken = asked or (through(pages) and not any(page.starved for page in pages))
     return f"step {reached}: no snapshot of it was taken" if taken else ""
 
 
@@ -115,7 +119,8 @@ def say_the_end(
     elif code == 0 and record:
         telling.say(f"{record.reason}; the same command {again}", "good")
     elif code > 128:
-        telling.say(f"{ended}; the same command {again}", "warn")
+        when = ", when its ranks were through" if through else ""
+        telling.say(f"{ended}{when}; the same command {again}", "warn")
     else:
         why = record.reason if record else "unknown"
         telling.say(f"stopped: {why}. Everything is kept; see: mt-resilient explain --run-dir {run.root}", "bad")

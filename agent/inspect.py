@@ -126,7 +126,7 @@ def snapshots(found: list[Place], action: str, whole: bool) -> int:
         return 0
     if action == "digest" and whole:
         with commit.reading(found[0]):
-            total = Saved(found[0]).digest()
+            total = Saved(found[0], proving=True).digest()
         print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
         return 0
     if action == "digest":

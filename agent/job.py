@@ -37,13 +37,13 @@ from ..resilience.spikes import SpikePolicy
 from ..resilience.stability import StabilityPolicy
 from ..resilience.store import Store
 from ..resilience.straggler import StragglerPolicy
-from ..resilience.terms import NodeId, RankPhase
+from ..resilience.terms import NodeId
 from ..resilience.windows import Window, merged
 from . import capabilities, interpreter, whereabouts
 from .alike import alike
 from .company import Company
 from .copies import CopiesPolicy
-from .ending import AT_THE_END_S, leave_soon, say_the_end, unwritten
+from .ending import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
 from .garbage import search_seldom
 from .heartbeat import Heartbeat
 from .joining import Joined, join
@@ -182,7 +182,8 @@ def run_job(
         closing.callback(node.close)
         node.spared = (server.pid or 0,) if server else ()
         mend = Revival(server, endpoints[0], node, telling) if server else None
-        outage = Outage(node, telling, mend, store, keys, joined.spec, joined.token)
+        cause = server.cramped if server else str
+        outage = Outage(node, telling, mend, cause, store, keys, joined.spec, joined.token)
         supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)
         ranks = phrases.count(launch.ranks, "rank")
@@ -217,8 +218,7 @@ def run_job(
         if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.held.durable_steps(), default=None)
-        through = any(page.phase == RankPhase.FINISHED for page in node.board.pages)
-        say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through)
+        say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through(node.board.pages))
         journal.write("end", wall_s(), code=code)
         leave_soon(code, run.leaving)
         return code

@@ -16,6 +16,7 @@ from ..resilience.orders import GenerationRecord
 from ..resilience.reports import Spec
 from ..resilience.store import KeyAbsent, ModifiedAt, Put, Store
 from ..resilience.wire import dumps, loads
+from .ending import through
 from .node import Node
 from .telling import Telling
 
@@ -30,16 +31,20 @@ class Outage:
         node: Node,
         telling: Telling,
         mend: Callable[[], object] | None,
+        cause: Callable[[], str],
         store: Store,
         keys: Keys,
         spec: Spec,
         token: str,
     ) -> None:
-        """mend: called in each round in which the store does not answer (embedded etcd: start it again); spec, token: what the job is, as
+        """mend: called in each round in which the store does not answer (embedded etcd: start it again); cause: why it
+        does not, where that is known; spec, token: what the job is, as
         this agent was told when it joined. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend = node, telling, mend
+        self._cause = cause
         self._store, self._keys, self._spec, self._token = store, keys, spec, token
-        self._down_s = 0.0
+        self._down_s, self._ended = 0.0, False
+        """Since when it does not answer, and whether it has been told that the training is through."""
         self._emptied_s = 0.0
         """Since when etcd knows nothing of the job any more; 0: it does."""
         self._lease = 0
@@ -50,22 +55,19 @@ class Outage:
 
     def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
         """fenced_soon: the ranks are not to outlive the lease."""
-        if not self._down_s:
-            self._down_s = now_s
-            until = "training goes on, no recovery is possible until it is back"
-            if fenced_soon:
-                until = (
-                    "training goes on for the rest of this agent's lease; then its ranks are ended, for those that stand by are enough "
-                    "to begin without them"
-                )
-            self._telling.say(f"{error}; {until}", "bad")
+        ended = through(self._node.board.pages)
+        if not self._down_s or ended > self._ended:
+            self._down_s, self._ended = self._down_s or now_s, ended
+            full = self._cause()
+            what = f"etcd does not answer, and {full}" if full else str(error)
+            self._telling.say(f"{what}; {_until(ended, fenced_soon)}", "bad")
         if self._mend:
             self._mend()
 
     def over(self, now_s: float) -> None:
         if self._down_s:
             self._telling.say(f"etcd answers again, after {phrases.seconds(now_s - self._down_s)}", "good")
-        self._down_s = 0.0
+        self._down_s, self._ended = 0.0, False
 
     def held(self, lease: int, known: GenerationRecord | None) -> bool:
         """Whether etcd may have lost what this agent has said. lease: the one that it has now; it is another one then. Before the job, or
@@ -137,6 +139,17 @@ class Outage:
                 "etcd has lost its data, and the job that it knows now has been described anew, while this agent was none of it; it "
                 "leaves. Give the same command again: it joins that one"
             )
+
+
+def _until(ended: bool, fenced_soon: bool) -> str:
+    if ended:
+        return "the training is through, and the job ends once etcd is back"
+    if fenced_soon:
+        return (
+            "training goes on for the rest of this agent's lease; then its ranks are ended, for those that stand by are enough to begin "
+            "without them"
+        )
+    return "training goes on, no recovery is possible until it is back"
 
 
 def _as_far(found: GenerationRecord, known: GenerationRecord, *, begun: bool) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import layout, stores
-from ..checkpoint.files import Files, own_name
+from ..checkpoint.files import Files, own_name, read_file
 from ..checkpoint.stores import Place
 from ..resilience import phrases
 from ..resilience.descriptors import high
@@ -24,6 +24,7 @@ from ..resilience.journal import Journal
 from .exits import born
 
 MARK = layout.JOB
+_MARK_BYTES = 1024
 
 
 class RunDirectory:
@@ -149,13 +150,13 @@ class RunDirectory:
             )
         writable(snapshots)
         within = isinstance(snapshots, Files) and snapshots.path.parent == self.root
-        theirs = snapshots.read(MARK).decode() if snapshots.there(MARK) else ""
-        identity = ours.read_text() if ours.exists() else (within and theirs) or _identity(name)
+        theirs = snapshots.read(MARK, _MARK_BYTES).decode(errors="replace") if snapshots.there(MARK) else ""
+        identity = _text(ours) if ours.exists() else (within and theirs) or _identity(name)
         if not theirs:
             snapshots.write(MARK, identity.encode())
         if not ours.exists():  # last: it says that the other has to be there
             ours.write_text(identity)
-        if (theirs or identity) != ours.read_text():
+        if (theirs or identity) != _text(ours):
             raise UsageError(
                 f"the snapshots in {snapshots} are another job's; nothing was started. Name another place with --snapshots"
             )
@@ -163,7 +164,7 @@ class RunDirectory:
     @property
     def identity(self) -> str:
         """Eight hexadecimal digits that no other job has; after `own`."""
-        return (self.root / "job").read_text()[:8]
+        return _text(self.root / "job")[:8]
 
     @property
     def job(self) -> str:
@@ -177,6 +178,10 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _text(file: Path) -> str:
+    return read_file(file, _MARK_BYTES).decode(errors="replace")
 
 
 def _identity(job: str) -> str:

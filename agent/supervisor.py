@@ -23,6 +23,7 @@ from ..resilience.terms import Generation, NodeId
 from . import attention
 from .awaiting import Awaiting
 from .company import Company
+from .ending import through
 from .heartbeat import Heartbeat
 from .lapse import Lapse
 from .leaving import Leaving
@@ -267,7 +268,7 @@ class Supervisor:
                 self.telling.say(news, "info" if self.node.warm.forks_ranks else "warn")
         fetching = self.node.fetching
         for event in self.node.drain_events():
-            self.telling.drained(event)
+            self.telling.drained(event, through(self.node.board.pages))
         changed = changed or self.node.fetching != fetching
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)

@@ -77,8 +77,9 @@ class Telling:
             self.say(story.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 
-    def drained(self, event: dict[str, Any]) -> None:
-        """A word of the drain process."""
+    def drained(self, event: dict[str, Any], through: bool = False) -> None:
+        """A word of the drain process; through: the ranks have come to the end of the training."""
+        goes_on = "the training is through" if through else "training goes on"
         self._journal.write("drain", wall_s(), event=event)
         match event["event"]:
             case "durable":
@@ -89,7 +90,7 @@ class Telling:
                 self._metrics.failed()
                 retry = event.get("retry_in_s")
                 again = f"tried again in {retry:.0f} s" if retry else "given up"
-                sentence = f"step {event['step']} could not be written, training goes on, {again}: {event['reason']}"
+                sentence = f"step {event['step']} could not be written, {goes_on}, {again}: {event['reason']}"
                 self.say(sentence, "bad")
             case "replicated":
                 self._metrics.copied()
@@ -110,9 +111,7 @@ class Telling:
             case "not replicated":
                 self.say(f"step {event['step']} was not copied to another node: {event['reason']}", "warn")
             case "died":
-                self.say(
-                    f"{event['reason']}; training goes on, it is started again in {event['retry_in_s']:.0f} s", "bad"
-                )
+                self.say(f"{event['reason']}; {goes_on}, it is started again in {event['retry_in_s']:.0f} s", "bad")
 
     def silent(self, sentence: str, mood: str) -> None:
         """A word about ranks that have fallen silent; mood: `suspected` counts."""

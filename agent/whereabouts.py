@@ -183,4 +183,6 @@ def endpoints(
         terminal.say(binary.warning, wall_s(), "warn")
     server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
     closing.callback(server.stop)
-    return server, [server.start()]
+    endpoint = server.start()
+    closing.enter_context(server.naming_its_disk())
+    return server, [endpoint]

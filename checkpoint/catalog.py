@@ -10,12 +10,16 @@ from hashlib import sha256
 from typing import Any
 
 from ..resilience.errors import FormatError, MachineError, SnapshotError, UsageError
-from . import commit, fingerprint, layout, restore, retention, stores, tree
+from . import commit, layout, restore, retention, stores, tree
 from .header import Stamp
 from .layout import Attempt
 from .manifest import RankManifest
+from .memory import room
 from .retention import Going, RetentionPolicy, Stored
 from .stores import Place
+
+_MOST_PROBLEMS = 16
+"""After so many ranks that are not sound, `verify` looks no further."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +82,22 @@ def verify(snapshot: Place) -> list[str]:
     another version's, of which nothing is known, and MachineError where it cannot be read and nothing else is wrong."""
     problems, unread = [], None
     try:
-        world = commit.read_commit(snapshot).world
+        promised = commit.read_commit(snapshot)
     except SnapshotError as error:
         return [str(error)]
-    for rank in range(world):
+    for rank in range(promised.world):
         try:
             with commit.reading(snapshot):
-                manifest = restore.open_rank(snapshot, rank)
-                _whole(snapshot, manifest)
+                manifest = restore.open_rank(snapshot, rank, promised=promised)
+                for _ in restore.proved(snapshot, manifest):
+                    pass
             tree.unflatten(manifest.table.skeleton, {piece.name: 0 for piece in manifest.table.pieces})
         except SnapshotError as error:
             problems.append(str(error))
         except MachineError as error:
             unread = unread or error
+        if len(problems) >= _MOST_PROBLEMS and rank + 1 < promised.world:
+            return [*problems, f"ranks {rank + 1} to {promised.world - 1} were not looked at"]
     if unread and not problems:
         raise unread
     return problems
@@ -104,39 +111,26 @@ def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[st
     """
     total = sha256()
     with commit.reading(snapshot):
-        for rank in range(commit.read_commit(snapshot).world):
-            for name, what, content in _state(snapshot, rank):
+        for manifest in restore.open_ranks(snapshot):
+            for name, what, content in _state(snapshot, manifest):
                 if name.startswith(tuple(include)) and not name.startswith(tuple(exclude)):
-                    total.update(json.dumps([rank, name, what, len(content)]).encode())
+                    total.update(json.dumps([manifest.rank, name, what, len(content)]).encode())
                     total.update(content)
     return total.hexdigest()
 
 
-def _state(snapshot: Place, rank: int) -> list[tuple[str, Any, Any]]:
+def _state(snapshot: Place, manifest: RankManifest) -> list[tuple[str, Any, Any]]:
     """A rank's tensors and other values in order: name; value, or dtype and shape; bytes."""
-    manifest = restore.open_rank(snapshot, rank)
-    table, payload = manifest.table, _whole(snapshot, manifest)
+    table, size = manifest.table, manifest.table.image.chunk_bytes
+    payload = room(table.payload_bytes, f"{snapshot}: what rank {manifest.rank} holds").data
+    for index, chunk in restore.proved(snapshot, manifest):
+        payload[index * size : (index + 1) * size] = chunk
     plain: list[tuple[str, Any, Any]] = [(name, value, b"") for name, value in tree.values(table.skeleton)]
     tensors: list[tuple[str, Any, Any]] = [
         (piece.name, [piece.dtype, piece.shape], payload[piece.offset : piece.offset + piece.nbytes])
         for piece in table.pieces
     ]
     return sorted([*plain, *tensors], key=lambda item: (item[0], json.dumps(item[1])))
-
-
-def _whole(snapshot: Place, manifest: RankManifest) -> memoryview:
-    """The payload, every checksum and fingerprint on the way checked."""
-    table = manifest.table
-    payload, size = memoryview(bytearray(table.payload_bytes)), table.image.chunk_bytes
-    for index, chunk in restore.chunks(snapshot, manifest):
-        payload[index * size : (index + 1) * size] = chunk
-    for piece, expected in zip(table.pieces, manifest.fingerprints, strict=True):
-        found = f"{fingerprint.of_bytes(payload[piece.offset : piece.offset + piece.nbytes]):016x}"
-        if found != expected:
-            raise SnapshotError(
-                f"{snapshot}: tensor {piece.name!r} of rank {manifest.rank} has the fingerprint {found}, and left with {expected}"
-            )
-    return payload
 
 
 def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored]) -> list[Stored]:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from ..resilience.errors import FormatError, MachineError, SnapshotError
 from . import layout
 from .layout import Attempt
-from .manifest import Commit, Entry, Figures, RankManifest
+from .manifest import MANIFEST_BYTES, Commit, Entry, Figures, RankManifest
 from .sharing import Sources, check_places
 from .stores import Place
 
@@ -29,9 +29,8 @@ def commit(snapshot: Place, world: int, now_s: float) -> None:
     sources: list[Sources] = []
     nbytes = 0
     for rank in range(world):
-        data = snapshot.read(layout.manifest_name(rank))
-        manifest = RankManifest.from_json(data)
-        check(manifest, snapshot, rank, world)
+        data = snapshot.read(layout.manifest_name(rank), MANIFEST_BYTES)
+        manifest = _manifest(data, snapshot, rank, world)
         entries.append(Entry(bytes=len(data), sha256=sha256(data).hexdigest()))
         sources.append(manifest.sources)
         nbytes += len(data) + manifest.table.image.file_bytes(len(manifest.sources.own))
@@ -49,26 +48,52 @@ def read_commit(snapshot: Place) -> Commit:
     if not committed(snapshot):
         why = "it has no COMMIT"
         if snapshot.there(layout.REJECTED):
-            why = f"it was rejected: {snapshot.read(layout.REASON).decode(errors='replace')}"
+            why = f"it was rejected: {_reason(snapshot)}"
         raise SnapshotError(f"{snapshot} is not a snapshot: {why}")
-    try:
-        found = Commit.from_json(snapshot.read(layout.COMMIT))
-    except FormatError as error:
-        raise FormatError(f"{snapshot}: {error}") from None
+    data = snapshot.read(layout.COMMIT)
+    with _named(snapshot, layout.COMMIT):
+        found = Commit.from_json(data)
     if found.attempt != snapshot.name:
-        raise SnapshotError(f"COMMIT in {snapshot} belongs to the attempt {found.attempt}")
+        raise SnapshotError(f"{snapshot}/{layout.COMMIT} belongs to the attempt {found.attempt!r}")
     return found
 
 
-def read_manifest(snapshot: Place, rank: int, entry: Entry) -> RankManifest:
+def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
     """The manifest of `rank`, if it is the one that COMMIT names. Raises SnapshotError."""
-    name = layout.manifest_name(rank)
-    data = snapshot.read(name)
+    name, entry = layout.manifest_name(rank), promised.ranks[rank]
+    data = snapshot.read(name, entry.bytes)
     if (len(data), sha256(data).hexdigest()) != (entry.bytes, entry.sha256):
         raise SnapshotError(
             f"{snapshot}/{name} is not the manifest that COMMIT names: it is damaged, or from another attempt"
         )
-    return RankManifest.from_json(data)
+    return _manifest(data, snapshot, rank, promised.world)
+
+
+def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManifest:
+    """Raises SnapshotError unless it is that of `rank` of `world` in this very attempt."""
+    name = layout.manifest_name(rank)
+    with _named(snapshot, name):
+        manifest = RankManifest.from_json(data)
+    expected, found = (snapshot.name, rank, world), (manifest.attempt, manifest.rank, manifest.world)
+    if found != expected or Attempt.parse(snapshot.name) is None:
+        raise SnapshotError(f"{snapshot}/{name} belongs to {found}, and should to {expected}")
+    return manifest
+
+
+@contextmanager
+def _named(snapshot: Place, name: str) -> Iterator[None]:
+    """A sentence about what is in a file, with the file in front."""
+    try:
+        yield
+    except (FormatError, SnapshotError) as error:
+        raise type(error)(f"{snapshot}/{name}: {error}") from None
+
+
+def _reason(snapshot: Place) -> str:
+    try:
+        return snapshot.read(layout.REASON).decode(errors="replace")[:1000]
+    except SnapshotError:
+        return "nobody has noted why"
 
 
 def certify(snapshot: Place) -> None:
@@ -99,6 +124,10 @@ def reading(snapshot: Place) -> Iterator[None]:
         if snapshot.there(layout.COMMIT) or snapshot.there(layout.REJECTED):
             raise
         raise MachineError(f"{snapshot} is not there any more: it was deleted before it was read to the end") from error
+    except RecursionError:
+        raise SnapshotError(
+            f"{snapshot}: its state is nested deeper than this program can follow; it was not read"
+        ) from None
 
 
 def delete(snapshot: Place) -> bool:
@@ -108,10 +137,3 @@ def delete(snapshot: Place) -> bool:
         return False
     snapshot.clear()
     return True
-
-
-def check(manifest: RankManifest, snapshot: Place, rank: int, world: int) -> None:
-    """Raises SnapshotError unless `manifest` is that of `rank` of `world` in this very attempt."""
-    expected, found = (snapshot.name, rank, world), (manifest.attempt, manifest.rank, manifest.world)
-    if found != expected or Attempt.parse(snapshot.name) is None:
-        raise SnapshotError(f"{snapshot}/{layout.manifest_name(rank)} belongs to {found}, and should to {expected}")

@@ -13,22 +13,27 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..resilience.errors import LayoutError, SnapshotError
 from . import layout
-from .geometry import Part, Shape
+from .geometry import Part, Shape, covers
 from .manifest import RankManifest
-from .reshard import Saved, Wanted, word
+from .reshard import Saved, Wanted, word, words
+from .schema import checked
 from .tensors import ITEM_BYTES, Piece
 from .tree import Tagged
 from .walk import flatten
 
 LAYOUT_KEYS = ("is_expert_parallel",)
 """In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+
+_Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
+"""Of a parameter in an optimizer's state: the number of its group stands before the dot."""
 
 Words = NDArray[np.generic]
 """Elements of a tensor as words of their size; bits, whatever they mean."""
@@ -93,7 +98,7 @@ class Contents:
 
     def read(self, tensors: Sequence[Tensor]) -> list[Words]:
         """Their elements, row-major. Raises as `Saved.fill` does."""
-        found = [np.zeros(math.prod(t.shape), word(t.dtype)) for t in tensors]
+        found = [words(t.dtype, t.shape, t.name) for t in tensors]
         wanted = [
             Wanted(t.name, t.dtype, [_box(t, (0,) * len(t.shape), t.shape)], memory)
             for t, memory in zip(tensors, found, strict=True)
@@ -111,7 +116,7 @@ class Contents:
             (whole,) = self.read([tensor])
             at = tuple(slice(o, o + n) for o, n in zip(offset, box, strict=True))
             return whole.reshape(tensor.shape)[at].reshape(-1)
-        memory = np.zeros(math.prod(box), word(tensor.dtype))
+        memory = words(tensor.dtype, box, tensor.name)
         self.saved.fill([Wanted(tensor.name, tensor.dtype, [_box(tensor, offset, box)], memory)])
         return memory
 
@@ -138,8 +143,7 @@ def _global(saved: Saved, name: str) -> Tensor:
     """One that parts make up. Raises SnapshotError unless they make up all of it, out of bytes that are there."""
     boxes = saved.boxes[name]
     if not boxes:  # it has no elements
-        all_pieces = (piece for manifest in saved.manifests for piece in manifest.table.pieces)
-        piece, part = next((piece, part) for piece in all_pieces for part in piece.parts if part.name == name)
+        piece, part = saved.first[name]
         if math.prod(part.shape):
             raise SnapshotError(f"{saved.snapshot}: of {name} {part.shape} it holds nothing; it is damaged")
         return Tensor(name=name, dtype=piece.dtype, shape=part.shape)
@@ -149,10 +153,11 @@ def _global(saved: Saved, name: str) -> Tensor:
     whole = Tensor(name=name, dtype=dtype, shape=shape)
     if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
         raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
-    if held != math.prod(shape) or there < whole.nbytes:
+    places = [(box.part.offset, box.part.box) for box in boxes]
+    if there < whole.nbytes or not covers(places, (0,) * len(shape), shape):
         raise SnapshotError(
-            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes; it is damaged, or "
-            "its ranks have not saved all of it"
+            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes, or some "
+            "of them twice; it is damaged, or its ranks have not saved all of it"
         )
     return whole
 
@@ -207,28 +212,31 @@ def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[st
     """The values of groups that have the same ones, once; other values (the loss scaler) as rank 0 has them."""
     groups: dict[str, dict[str, Any]] = {}
     for parameter, values in sorted(group_values(saved, source).items()):
-        told = without_tensors(values)
-        groups.setdefault(_exactly(dict(sorted(told.items(), key=str))), {"params": [], **told})["params"].append(
-            parameter
-        )
-    for group in loose_groups(saved, source):
-        told = without_tensors(group)
-        groups.setdefault(_exactly(dict(sorted(told.items(), key=str))), {"params": [], **told})
+        _group(groups, values)["params"].append(parameter)
+    for values in loose_groups(saved, source):
+        _group(groups, values)
     other = {
         key: value for part in kept[0].values() for key, value in part.items() if key not in ("groups", "state", "main")
     }
     return {"param_groups": list(groups.values()), **without_tensors(other)}
 
 
+def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The one of `groups` that has these values, to the bit; a new one where none has."""
+    told = without_tensors(values)
+    in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
+    return groups.setdefault(_exactly(in_order), {"params": [], **told})
+
+
 def group_values(saved: Saved, source: str) -> dict[str, Mapping[str, Any]]:
     """The values of each parameter's group in the optimizer `source`, by the parameter's global name."""
     values: dict[str, Mapping[str, Any]] = {}
     for part in _optimizer_parts(saved, source):
-        for key, state in part["state"].items():
-            held = [*state.values(), part["main"].get(key)]
+        for key, state in part.state.items():
+            held = [*state.values(), part.main.get(key)]
             for piece in (piece for piece in held if isinstance(piece, Piece)):
                 for place in piece.parts:
-                    values[place.name.split("/", 2)[2]] = part["groups"][int(key.split(".")[0])]
+                    values[place.name.split("/", 2)[2]] = part.groups[int(key.split(".")[0])]
     return values
 
 
@@ -237,15 +245,30 @@ def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
     return [
         group
         for part in _optimizer_parts(saved, source)
-        for number, group in enumerate(part["groups"])
-        if not any(key.startswith(f"{number}.") for key in part["state"])
+        for number, group in enumerate(part.groups)
+        if not any(key.startswith(f"{number}.") for key in part.state)
     ]
 
 
-def _optimizer_parts(saved: Saved, source: str) -> Iterator[Mapping[str, Any]]:
-    """Of all ranks. Raises LayoutError where there is no such optimizer."""
+class _PartForm(Struct):
+    """What `training/state.py` says of an optimizer, or of one of those that it is made of."""
+
+    groups: list[dict[Any, Any]]
+    state: dict[_Key, dict[Any, Any]]
+    main: dict[str, Any]
+
+
+def _optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
+    """Of all ranks. Raises LayoutError where there is no such optimizer, SnapshotError where it is none."""
     for manifest in saved.manifests:
         described = manifest.table.described()
-        if source not in described:
+        if not isinstance(described, dict) or source not in described:
             raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
-        yield from described[source].values()
+        where = f"{saved.snapshot}: what rank {manifest.rank} says of {source}"
+        for part in checked(described[source], dict[Any, _PartForm], where).values():
+            places = (place for piece in pieces([part.state, part.main]) for place in piece.parts)
+            if any(int(key.split(".")[0]) >= len(part.groups) for key in part.state) or any(
+                place.name.count("/") < 2 for place in places
+            ):
+                raise SnapshotError(f"{where} names a group or a parameter that there is not; it is damaged")
+            yield part

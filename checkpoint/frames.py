@@ -30,7 +30,6 @@ from enum import Enum
 
 from ..resilience.errors import SnapshotError, UsageError
 from .header import HEADER_BYTES, Header, Stamp, State
-from .image import padded
 from .tensors import Table
 
 NONCE_BYTES = PROOF_BYTES = 32
@@ -56,7 +55,6 @@ class Word(Enum):
 MAX_BODY_BYTES = 1024
 MAX_TABLE_BYTES = 64 << 20
 """100,000 tensors take a tenth of it."""
-MAX_PAYLOAD_BYTES = 1 << 44
 
 _PREFIX = struct.Struct("<4sI")
 PREFIX_BYTES = _PREFIX.size
@@ -96,14 +94,10 @@ class Offer:
             and min(header.stamp) >= 0
             and 0 <= header.rank < header.world
             and header.table_bytes == len(table)
-            and 1 <= header.payload_bytes <= MAX_PAYLOAD_BYTES
-            and padded(header.payload_bytes) == header.payload_bytes
         )
         if not meant:
             raise Strange("an offer that cannot be meant")
-        described = Table.from_json(table)
-        if (described.payload_bytes, len(described.pieces)) != (header.payload_bytes, header.pieces):
-            raise Strange("an offer whose table is of another payload")
+        Table.of_slot(header, table)
         return cls(row=row, rows=rows, header=header, table=table)
 
 

@@ -7,10 +7,17 @@ part → `boxes` → `overlap` of each box that is wanted with each box that was
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from .schema import MOST_AXES
+
 Shape = tuple[int, ...]
+
+_PRIME = (1 << 127) - 1
+_POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
+"""A coordinate for each axis, which nobody can know beforehand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +157,8 @@ class Overlap:
     source_strides: Shape
     target: int
     target_strides: Shape
+    offset: Shape
+    """Of the box in the global tensor."""
 
 
 def overlap(source: Part, target: Part) -> Overlap | None:
@@ -159,7 +168,24 @@ def overlap(source: Part, target: Part) -> Overlap | None:
     box = tuple(min(a, b) - at for a, b, at in zip(*ends, low, strict=True))
     if any(size <= 0 for size in box):
         return None
-    return Overlap(box, *_address(source, low), *_address(target, low))
+    return Overlap(box, *_address(source, low), *_address(target, low), low)
+
+
+def covers(found: Iterable[tuple[Shape, Shape]], offset: Shape, box: Shape) -> bool:
+    """Whether boxes (offset, shape) make up `box` at `offset`, each element once, in time linear in their number.
+
+    A set of elements is a polynomial, with a term a₀^i·a₁^j… for each element [i, j, …]. Two are equal if their values at a random point
+    are (Schwartz and Zippel): wrong once in 2⁶⁰ times at most.
+    """
+    total = sum(_value(tuple(a - b for a, b in zip(at, offset, strict=True)), size) for at, size in found)
+    return total % _PRIME == _value((0,) * len(box), box) % _PRIME
+
+
+def _value(offset: Shape, box: Shape) -> int:
+    value = 1
+    for point, at, size in zip(_POINT, offset, box, strict=False):
+        value = value * pow(point, at, _PRIME) * (pow(point, size, _PRIME) - 1) % _PRIME
+    return value
 
 
 def _address(part: Part, at: Shape) -> tuple[int, Shape]:

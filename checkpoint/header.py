@@ -20,6 +20,8 @@ STATE_OFFSET = 8
 DRAINED_OFFSET = 16
 DURABLE_OFFSET = 24
 _MAGIC = b"MTSLOT04"
+MOST_BYTES = 1 << 44
+"""Of a rank's payload."""
 MARKS = 2
 """Slots for what is copied to another node: the last snapshot that is there, and the one that is on its way."""
 
@@ -100,7 +102,14 @@ class Header:
             return cls()
         rest = dict(zip(_FIELDS[4:], numbers, strict=True))
         flags = {"drained": bool(drained), "durable": bool(durable), "marked": bool(marked)}
-        return cls(state=State(state), **flags, **rest)
+        found = cls(state=State(state), **flags, **rest)
+        return found if found.state is State.FREE or found.measured else cls()
+
+    @property
+    def measured(self) -> bool:
+        """Whether a snapshot can be of these sizes. `slot.py` looks whether they fit its slot."""
+        sizes = (self.table_bytes, self.pieces, self.image_offset)
+        return min(sizes) >= 0 and max(sizes) <= MOST_BYTES and 0 < self.payload_bytes <= MOST_BYTES
 
 
 _FIELDS = tuple(field.name for field in fields(Header))

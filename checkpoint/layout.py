@@ -32,6 +32,9 @@ CERTIFIED = "CERTIFIED"
 """Beside COMMIT: the state has proved stable. Its content is nothing; without COMMIT, or with REJECTED, it means nothing."""
 _NAME = re.compile(r"(\d{10,})-g(\d+)-([0-9a-f]{8})([0-9a-f]{4,})")
 
+_END = 1 << 60
+"""Of generations, rewinds and steps: a slot's header has 8 bytes for each."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
@@ -50,7 +53,7 @@ class Attempt:
             return None
         step, generation, run, rewinds = found.groups()
         attempt = cls(run=run, stamp=Stamp(int(generation), int(rewinds, 16), int(step)))
-        return attempt if str(attempt) == name else None
+        return attempt if str(attempt) == name and max(attempt.stamp) < _END else None
 
     def under(self, root: Place) -> Place:
         return root / SNAPSHOTS / str(self)

@@ -7,18 +7,24 @@ snapshot can change, go missing or come from another attempt unnoticed.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 from crc32c import crc32c
+from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
 from ..resilience.errors import FormatError, SnapshotError
+from .schema import Sha256, Size, TableForm, Word, checked, parse
 from .sharing import Sources
-from .tensors import Table, parse, strict
+from .tensors import Table
 
 FORMAT = 3
+MOST_RANKS = 100_000
+MANIFEST_BYTES = 1 << 30
+"""Of one rank's manifest at most."""
+AttemptName = Annotated[str, Meta(max_length=255)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,43 +56,31 @@ class RankManifest:
     def from_json(cls, data: bytes) -> RankManifest:
         """Raises SnapshotError for anything that `to_json` can't have made, FormatError for what another version's may have."""
         where = "the rank manifest"
-        found = dict(
-            strict(
-                _versioned(data, where),
-                where,
-                format=int,
-                attempt=str,
-                rank=int,
-                world=int,
-                table=object,
-                metadata_sha256=str,
-                fingerprints=list,
-                chunk_crc32c=list,
-                sources=list,
-            )
-        )
-        del found["format"]
-        table = Table.from_object(found.pop("table"))
-        crcs, prints, runs = (found.pop(name) for name in ("chunk_crc32c", "fingerprints", "sources"))
-        if len(crcs) != table.image.chunks or any(type(crc) is not int for crc in crcs):
+        form = checked(_versioned(data, where), _ManifestForm, where)
+        table = Table.of_form(form.table)
+        if len(form.chunk_crc32c) != table.image.chunks:
             raise SnapshotError(f"{where} does not have one checksum a chunk")
-        if len(prints) != len(table.pieces) or not all(
-            type(each) is str and re.fullmatch("[0-9a-f]{16}", each) for each in prints
-        ):
+        if len(form.fingerprints) != len(table.pieces):
             raise SnapshotError(f"{where} does not have one fingerprint a tensor")
-        if any(type(run) is not list or len(run) != 3 or any(type(each) is not int for each in run) for run in runs):
-            raise SnapshotError(f"{where} does not say in whole numbers who has written its chunks")
-        sources = Sources(found["rank"], tuple((n, rank, first) for n, rank, first in runs))
-        sources.check(table.image.chunks, found["world"])
-        return cls(**found, table=table, fingerprints=tuple(prints), chunk_crc32c=tuple(crcs), sources=sources)
+        sources = Sources(form.rank, tuple(form.sources))
+        sources.check(table.image.chunks, form.world)
+        return cls(
+            attempt=form.attempt,
+            rank=form.rank,
+            world=form.world,
+            table=table,
+            metadata_sha256=form.metadata_sha256,
+            fingerprints=tuple(form.fingerprints),
+            chunk_crc32c=tuple(form.chunk_crc32c),
+            sources=sources,
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rank manifest, as COMMIT names it."""
 
-    bytes: int
-    sha256: str
+    bytes: Annotated[int, Meta(ge=0, le=MANIFEST_BYTES)]
+    sha256: Sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +97,12 @@ class Figures:
         return {**found, "crc32c": crc32c(_dump(found))}
 
     @classmethod
-    def from_object(cls, found: object) -> Figures:
-        named = dict(strict(found, "the figures in COMMIT", written_s=float, bytes=int, crc32c=int))
-        if crc32c(_dump({key: named[key] for key in ("written_s", "bytes")})) != named.pop("crc32c"):
+    def of_form(cls, form: _FiguresForm) -> Figures:
+        """Raises SnapshotError unless the checksum is theirs."""
+        found = cls(written_s=form.written_s, bytes=form.bytes)
+        if found.as_object()["crc32c"] != form.crc32c:
             raise SnapshotError("the figures in COMMIT are damaged")
-        return cls(**named)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +119,40 @@ class Commit:
         return len(self.ranks)
 
     def to_json(self) -> bytes:
-        return _dump({"format": FORMAT, **asdict(self), "figures": self.figures.as_object()})
+        ranks = [structs.asdict(entry) for entry in self.ranks]
+        return _dump({"format": FORMAT, "attempt": self.attempt, "ranks": ranks, "figures": self.figures.as_object()})
 
     @classmethod
     def from_json(cls, data: bytes) -> Commit:
         """As `RankManifest.from_json`."""
-        found = strict(_versioned(data, "COMMIT"), "COMMIT", format=int, attempt=str, ranks=list, figures=object)
-        entries = [strict(entry, "a rank in COMMIT", bytes=int, sha256=str) for entry in found["ranks"]]
-        if not entries or any(not re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in entries):
-            raise SnapshotError("COMMIT names no ranks, or one without a checksum; it is damaged")
-        figures = Figures.from_object(found["figures"])
-        return cls(attempt=found["attempt"], ranks=tuple(Entry(**entry) for entry in entries), figures=figures)
+        form = checked(_versioned(data, "COMMIT"), _CommitForm, "COMMIT")
+        return cls(attempt=form.attempt, ranks=tuple(form.ranks), figures=Figures.of_form(form.figures))
+
+
+class _ManifestForm(Struct, forbid_unknown_fields=True):
+    format: int
+    attempt: AttemptName
+    rank: Size
+    world: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    table: TableForm
+    metadata_sha256: Sha256
+    fingerprints: list[Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]]
+    chunk_crc32c: list[Word]
+    sources: list[tuple[Size, Size, Size]]
+
+
+class _FiguresForm(Struct, forbid_unknown_fields=True):
+    written_s: Annotated[float, Meta(ge=0, le=1 << 37)]
+    """To the year 6325: what follows from it is a date."""
+    bytes: Size
+    crc32c: Word
+
+
+class _CommitForm(Struct, forbid_unknown_fields=True):
+    format: int
+    attempt: AttemptName
+    ranks: Annotated[list[Entry], Meta(min_length=1, max_length=MOST_RANKS)]
+    figures: _FiguresForm
 
 
 def _dump(found: dict[str, object]) -> bytes:

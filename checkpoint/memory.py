@@ -10,6 +10,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..resilience.errors import MachineError
+
+
+def room(nbytes: int, what: str) -> NDArray[np.uint8]:
+    """Zeros. Raises MachineError where there is no memory for so many."""
+    try:
+        return np.zeros(nbytes, np.uint8)
+    except (MemoryError, ValueError) as error:  # the latter for more than an address can say
+        raise MachineError(f"{what} has {nbytes} bytes, and there is no memory for them. Nothing was read") from error
+
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Bytes. root: where proc/ and sys/ are."""

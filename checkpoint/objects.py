@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 import tensorstore as ts
 
 from ..resilience.errors import MachineError, ResilientError, SnapshotError, UsageError
+from .files import MOST_BYTES, larger
 
 DEADLINE_S = 10.0
 """For one request. A server that hangs is noticed by nothing else: the library's retries bound only one that refuses (measured)."""
@@ -84,11 +85,20 @@ class Objects:
     def there(self, name: str) -> bool:
         return self._read(name, byte_range=slice(0, 0)) is not None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = MOST_BYTES) -> bytes:
+        if self._reaches(name, most):
+            raise larger(f"{self.url}/{name}", most)
         found = self._read(name)
         if found is None:
             raise SnapshotError(f"{self.url}/{name}: {os.strerror(errno.ENOENT)}")
         return found
+
+    def _reaches(self, name: str, at: int) -> bool:
+        """Whether there is a byte `at`: a range that goes beyond the end is an error here, and no object says how large it is."""
+        try:
+            return self._read(name, byte_range=slice(at, at + 1)) is not None
+        except SnapshotError:
+            return False
 
     def write(self, name: str, data: bytes) -> None:
         self._done(self.kv.write(name, data), name, len(data), writing=True)

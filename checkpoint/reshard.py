@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..resilience.errors import LayoutError, SnapshotError
-from . import commit, fingerprint, restore
-from .geometry import Overlap, Part, Shape, boxes, overlap
+from . import fingerprint, restore
+from .geometry import Overlap, Part, Shape, boxes, covers, overlap
 from .manifest import RankManifest
+from .memory import room
 from .stores import Place
 from .tensors import ITEM_BYTES, Piece
 
@@ -55,17 +56,23 @@ class _Copy:
 class Saved:
     """A snapshot, opened whole."""
 
-    def __init__(self, snapshot: Place) -> None:
-        """Raises SnapshotError, MachineError or OSError as `restore.open_rank` does."""
+    def __init__(self, snapshot: Place, proving: bool = False) -> None:
+        """proving: before any of a piece is used, look at the fingerprint of all of it, once. (A restore reads no more than it needs.)
+
+        Raises SnapshotError, MachineError or OSError as `restore.open_rank` does."""
         self.snapshot = snapshot
-        self.manifests = [restore.open_rank(snapshot, rank) for rank in range(commit.read_commit(snapshot).world)]
+        self.manifests = restore.open_ranks(snapshot)
         self.boxes: dict[str, list[Box]] = defaultdict(list)
         """By global name. Of what several ranks hold, one is listed."""
+        self.first: dict[str, tuple[Piece, Part]] = {}
+        """By global name, one that says what it is like."""
+        self._proved: set[tuple[int, int]] | None = set() if proving else None
         for rank, manifest in enumerate(self.manifests):
             for number, piece in enumerate(manifest.table.pieces):
                 for part in piece.parts:
                     if part.is_main:
                         self.boxes[part.name] += [Box(rank, number, each) for each in boxes(part)]
+                        self.first.setdefault(part.name, (piece, part))
 
     def piece(self, box: Box) -> Piece:
         return self.manifests[box.rank].table.pieces[box.piece]
@@ -78,7 +85,7 @@ class Saved:
     def whole(self, name: str) -> NDArray[np.generic]:
         """The elements of a global tensor, row-major, as words of their size."""
         dtype, shape = self.shape(name)
-        memory = np.zeros(math.prod(shape), word(dtype))
+        memory = words(dtype, shape, name)
         self.fill([Wanted(name, dtype, [Part(name=name, shape=shape, offset=(0,) * len(shape), box=shape)], memory)])
         return memory
 
@@ -93,14 +100,31 @@ class Saved:
 
     def content(self, rank: int, piece: Piece) -> NDArray[np.uint8]:
         """The bytes of what one rank alone has written."""
-        manifest, buffer, done = self.manifests[rank], np.empty(piece.nbytes, np.uint8), 0
-        segments = list(manifest.table.image.segments(piece.offset, piece.nbytes))
-        for (_, at, run), (_, chunk) in zip(
-            segments, restore.chunks(self.snapshot, manifest, [index for index, _, _ in segments]), strict=False
-        ):
-            buffer[done : done + run] = np.frombuffer(chunk, np.uint8)[at : at + run]
-            done += run
+        manifest, buffer = self.manifests[rank], room(piece.nbytes, piece.name)
+        for done, content in self._runs(manifest, piece):
+            buffer[done : done + len(content)] = np.frombuffer(content, np.uint8)
+        restore.check_word(
+            self.snapshot, manifest, manifest.table.pieces.index(piece), fingerprint.of_bytes(buffer.data)
+        )
         return buffer
+
+    def _prove(self, manifest: RankManifest, number: int) -> None:
+        """Read all of a piece, unless that has been done. Raises SnapshotError where its fingerprint is another one."""
+        if self._proved is None or (manifest.rank, number) in self._proved:
+            return
+        found = 0
+        for done, content in self._runs(manifest, manifest.table.pieces[number]):
+            found ^= fingerprint.of_part(content, done)
+        restore.check_word(self.snapshot, manifest, number, found)
+        self._proved.add((manifest.rank, number))
+
+    def _runs(self, manifest: RankManifest, piece: Piece) -> Iterator[tuple[int, memoryview]]:
+        """A piece's bytes: from which on, and the bytes."""
+        segments, done = list(manifest.table.image.segments(piece.offset, piece.nbytes)), 0
+        read = restore.chunks(self.snapshot, manifest, [index for index, _, _ in segments])
+        for (_, at, run), (_, chunk) in zip(segments, read, strict=False):
+            yield done, chunk[at : at + run]
+            done += run
 
     def fill(self, wanted: Sequence[Wanted]) -> None:
         """Fill them all. Raises LayoutError, before anything is read, when some of it is not in the snapshot."""
@@ -114,7 +138,7 @@ class Saved:
 
     def _find(self, wanted: Wanted, part: Part, copies: dict[int, dict[int, list[_Copy]]]) -> None:
         """Note from where the elements of one box come."""
-        found = 0
+        found, places = 0, []
         for box in self.boxes.get(part.name, ()):
             dtype, shape = self.piece(box).dtype, box.part.shape
             padded = part.padded and box.part.padded and shape[1:] == part.shape[1:]
@@ -126,7 +150,10 @@ class Saved:
             if common is not None:
                 copies[box.rank][box.piece].append(_Copy(wanted, common))
                 found += math.prod(common.box)
+                places.append((common.offset, common.box))
         if found == math.prod(part.box):
+            if not covers(places, part.offset, part.box):
+                raise SnapshotError(f"{self.snapshot}: some of {part.name} is in it twice, and some not; it is damaged")
             return
         if not part.padded:
             raise LayoutError(
@@ -141,6 +168,7 @@ class Saved:
         segments: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
         missing: dict[int, set[int]] = {}
         for number, copies in by_piece.items():
+            self._prove(manifest, number)
             piece = table.pieces[number]
             runs = [run for copy in copies for run in _runs(copy.box, ITEM_BYTES[piece.dtype])]
             needed = {
@@ -156,21 +184,18 @@ class Saved:
             == len(list(table.image.segments(table.pieces[number].offset, table.pieces[number].nbytes)))
             for number, chunks in missing.items()
         }
-        fingerprints = manifest.words()
         held: dict[int, NDArray[np.uint8]] = {}
         for index, chunk in restore.chunks(self.snapshot, manifest, sorted(segments)):
             content = np.frombuffer(chunk, np.uint8)
             for number, done, at, run in segments[index]:
                 if number not in held:
-                    held[number] = np.empty(table.pieces[number].nbytes, np.uint8)
+                    held[number] = room(table.pieces[number].nbytes, table.pieces[number].name)
                 held[number][done : done + run] = content[at : at + run]
                 missing[number].discard(index)
                 if not missing[number]:
                     buffer = held.pop(number)
-                    if whole[number] and fingerprint.of_bytes(buffer.data) != fingerprints[number]:
-                        raise SnapshotError(
-                            f"{self.snapshot}: tensor {table.pieces[number].name!r} is not the one that was staged"
-                        )
+                    if whole[number]:
+                        restore.check_word(self.snapshot, manifest, number, fingerprint.of_bytes(buffer.data))
                     _carry_out(by_piece[number], buffer.view(word(table.pieces[number].dtype)))
 
 
@@ -178,6 +203,11 @@ def word(dtype: str) -> np.dtype[np.generic]:
     """A numpy type of the size of an element: bits are moved here, and never looked at."""
     size = ITEM_BYTES[dtype]
     return np.dtype(f"u{size}" if size <= 8 else f"V{size}")
+
+
+def words(dtype: str, shape: Shape, what: str) -> NDArray[np.generic]:
+    """Zeros for all elements, as words of their size. Raises MachineError where there is no memory for them."""
+    return room(math.prod(shape) * ITEM_BYTES[dtype], what).view(word(dtype))
 
 
 def _carry_out(copies: Sequence[_Copy], source: NDArray[np.generic]) -> None:
@@ -188,7 +218,8 @@ def _carry_out(copies: Sequence[_Copy], source: NDArray[np.generic]) -> None:
 
 
 def _view(memory: NDArray[np.generic], start: int, shape: Shape, strides: Shape) -> NDArray[np.generic]:
-    return np.lib.stride_tricks.as_strided(memory[start:], shape, [stride * memory.itemsize for stride in strides])
+    steps = [stride * memory.itemsize if size > 1 else 0 for size, stride in zip(shape, strides, strict=True)]
+    return np.lib.stride_tricks.as_strided(memory[start:], shape, steps)
 
 
 def _runs(box: Overlap, item_bytes: int) -> list[tuple[int, int]]:

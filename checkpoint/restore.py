@@ -11,49 +11,83 @@ from typing import TypeAlias
 from crc32c import crc32c
 
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
-from . import commit, direct, layout, slabs
+from . import commit, direct, fingerprint, layout, slabs
 from .files import Files
 from .image import CRC_BYTES
-from .manifest import RankManifest
+from .manifest import Commit, RankManifest
 from .stores import Place
 
 _Chunk: TypeAlias = tuple[object, memoryview, int | None]
 """File, bytes and stored checksum."""
 
 
-def open_rank(snapshot: Place, rank: int, world: int = 0) -> RankManifest:
-    """What global `rank` has written; with `world`, only if so many ranks wrote it.
+def open_rank(snapshot: Place, rank: int, world: int = 0, promised: Commit | None = None) -> RankManifest:
+    """What global `rank` has written; with `world`, only if so many ranks wrote it. promised: what COMMIT says, where it has been read.
 
     Raises LayoutError when they were others; FormatError when another version of this program wrote it; SnapshotError, in one sentence,
     when anything is missing, damaged, or from another attempt; MachineError when storage does not give it, which says nothing about the
     snapshot.
     """
-    promised = commit.read_commit(snapshot)
+    promised = promised or commit.read_commit(snapshot)
     if world and world != promised.world:
         raise LayoutError(f"{snapshot} was written by {promised.world} ranks, and this job has {world}")
     if not 0 <= rank < promised.world:
         raise SnapshotError(f"{snapshot} was written by {promised.world} ranks; there is no rank {rank} in it")
-    manifest = commit.read_manifest(snapshot, rank, promised.ranks[rank])
-    commit.check(manifest, snapshot, rank, promised.world)
+    manifest = commit.read_manifest(snapshot, rank, promised)
     slab = snapshot / layout.slab_name(rank)
     if sha256(slab.read(slabs.METADATA)).hexdigest() != manifest.metadata_sha256:
         raise SnapshotError(f"{slab}/{slabs.METADATA} is damaged, or from another attempt")
-    if isinstance(slab, Files):
-        _measure(slab.path / slabs.SHARD, manifest.table.image.file_bytes(len(manifest.sources.own)))
+    if isinstance(snapshot, Files):
+        _measure(snapshot, manifest)
     return manifest
 
 
-def _measure(shard: Path, nbytes: int) -> None:
-    if not nbytes:  # others have written all of it
-        return
-    try:
-        size = shard.stat().st_size
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SnapshotError(f"{shard} is missing") from error
-    except OSError as error:
-        raise MachineError(f"{shard} cannot be read: {error.strerror}") from error
-    if size != nbytes:
-        raise SnapshotError(f"{shard} has not the {nbytes} bytes that were written")
+def open_ranks(snapshot: Place) -> list[RankManifest]:
+    """What each rank has written. Raises as `open_rank` does."""
+    promised = commit.read_commit(snapshot)
+    return [open_rank(snapshot, rank, promised=promised) for rank in range(promised.world)]
+
+
+def _measure(snapshot: Files, manifest: RankManifest) -> None:
+    """The bytes that the table is about are there, before memory is taken for them: all that this rank has written, and as much of the
+    others' as it looks for there."""
+    image, sources = manifest.table.image, manifest.sources
+    for rank, end in sources.ends.items():
+        own = rank == manifest.rank
+        shard, nbytes = _shard(snapshot, rank), image.file_bytes(len(sources.own)) if own else end * image.stride_bytes
+        try:
+            size = shard.stat().st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise SnapshotError(f"{shard} is missing") from error
+        except OSError as error:
+            raise MachineError(f"{shard} cannot be read: {error.strerror}") from error
+        if size < nbytes or (own and size != nbytes):
+            raise SnapshotError(f"{shard} has {size} bytes, and not the {nbytes} that were written")
+
+
+def _shard(snapshot: Files, rank: int) -> Path:
+    return (snapshot / layout.slab_name(rank)).path / slabs.SHARD
+
+
+def proved(snapshot: Place, manifest: RankManifest) -> Iterator[tuple[int, memoryview]]:
+    """All chunks of the payload, as `chunks` gives them; behind the last one the fingerprints of its tensors are looked at."""
+    by_chunk, words = manifest.table.by_chunk(), [0] * len(manifest.table.pieces)
+    for index, chunk in chunks(snapshot, manifest):
+        for number, done, at, run in by_chunk.get(index, ()):
+            words[number] ^= fingerprint.of_part(chunk[at : at + run], done)
+        yield index, chunk
+    for number, word in enumerate(words):
+        check_word(snapshot, manifest, number, word)
+
+
+def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) -> None:
+    """Raises SnapshotError unless `word` is the fingerprint that the table's piece left its device with."""
+    found, expected = f"{word:016x}", manifest.fingerprints[number]
+    if found != expected:
+        raise SnapshotError(
+            f"{snapshot}: tensor {manifest.table.pieces[number].name!r} of rank {manifest.rank} has the fingerprint {found}, and left with "
+            f"{expected}"
+        )
 
 
 def chunks(
@@ -90,7 +124,7 @@ def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
 def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
     """Each chunk; in the end this rank's own index is looked at."""
     image, sources = manifest.table.image, manifest.sources
-    shards = {rank: (snapshot / layout.slab_name(rank)).path / slabs.SHARD for rank in range(manifest.world)}
+    shards = {rank: _shard(snapshot, rank) for rank in {manifest.rank, *sources.ends}}
     places = [sources.places[index] for index in every]
     read = direct.read([(shards[rank], place * image.stride_bytes) for rank, place in places], image.stride_bytes)
     for (rank, _), memory in zip(places, read, strict=True):

@@ -13,7 +13,6 @@ from hashlib import sha256
 import numpy as np
 from crc32c import crc32c
 
-from ..resilience.errors import SnapshotError
 from . import layout, sharing, slabs
 from .arena import View
 from .files import Files
@@ -40,12 +39,7 @@ class Share:
     @classmethod
     def whole(cls, view: View) -> Share:
         """All that the rank holds. Raises SnapshotError where the slot's table is not that of its content."""
-        table = Table.from_json(view.table)
-        described, held = (table.payload_bytes, len(table.pieces)), (view.header.payload_bytes, view.header.pieces)
-        if described != held:
-            raise SnapshotError(
-                f"rank {view.header.rank}'s slot holds {held} bytes and tensors, and its table says {described}"
-            )
+        table = Table.of_slot(view.header, view.table)
         return cls(view, table, Sources.whole(view.header.rank, table.image.chunks))
 
     @property

@@ -97,6 +97,14 @@ class Sources:
         """The chunks that this rank has written, in the order in which they lie in its slab."""
         return [chunk for chunk, (rank, _) in enumerate(self.places) if rank == self.rank]
 
+    @cached_property
+    def ends(self) -> dict[int, int]:
+        """By global rank, behind the last of its places that chunks are at."""
+        found: dict[int, int] = {}
+        for chunks, rank, first in self.runs:
+            found[rank] = max(found.get(rank, 0), first + chunks)
+        return found
+
     def check(self, chunks: int, world: int) -> None:
         """Raises SnapshotError unless each of so many chunks has one place, and what this rank wrote lies without gaps."""
         sound = all(n > 0 and 0 <= rank < world and 0 <= first < 1 << 40 for n, rank, first in self.runs)

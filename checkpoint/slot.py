@@ -80,7 +80,7 @@ class Slot:
             page = bytes(self._map[:HEADER_BYTES])
             if page == self._map[:HEADER_BYTES]:  # else its writer is at the fields right now
                 header = Header.unpack(page)
-                return header if not header.whole or header.end <= os.fstat(self._fd).st_size else Header()
+                return header if not header.whole or self._holds(header) else Header()
         return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
@@ -154,8 +154,7 @@ class Slot:
             return
         try:
             header = self.header()
-            sound = header.whole and self._mapped(header.end)
-            if not sound or not image_offset(header.table_bytes, header.pieces) <= header.image_offset:
+            if not header.whole or not self._mapped(header.end):
                 yield None
                 return
             assert self._map is not None
@@ -173,13 +172,20 @@ class Slot:
         """Header, table and fingerprints of a whole snapshot; None where there is none, or its writer has begun anew meanwhile. Without a
         lock, so that no rank ever finds its slot taken, and without mapping the rest: `begin` says STAGING before it touches any of it."""
         header = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
-        if not header.whole:
+        if not header.whole or not self._holds(header):
             return None
         table = os.pread(self._fd, header.table_bytes, PAGE_BYTES)
         found = os.pread(self._fd, 8 * header.pieces, _fingerprints_at(header.table_bytes))
         again = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0))
         same = again.whole and again.stamp == header.stamp and len(found) == 8 * header.pieces
         return (header, table, np.frombuffer(found, np.uint64)) if same else None
+
+    def _holds(self, header: Header) -> bool:
+        """Whether all that it describes lies within the slot, one behind the other."""
+        ends = image_offset(header.table_bytes, header.pieces), header.image_offset, header.end
+        return (
+            header.image_offset % PAGE_BYTES == 0 and [*ends] == sorted(ends) and ends[-1] <= os.fstat(self._fd).st_size
+        )
 
     def _lock(self, how: int) -> bool:
         try:

@@ -4,7 +4,7 @@ A place has the same calls in both, and keeps the same promises:
 
     place / name                the place below it
     there(name)                 whether a file or object of that name is there
-    read(name)                  its bytes; SnapshotError when it is not there
+    read(name, most)            its bytes; SnapshotError when it is not there, or has more than `most`
     write(name, data)           durably, and whole or not at all
     rename(name, new)           in an object store the new one is there before the old one goes: whoever looks between sees both
     delete(name)                durably

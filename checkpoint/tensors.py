@@ -14,9 +14,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ..resilience.errors import SnapshotError
 from .geometry import Part
+from .header import Header
 from .image import CHUNK_BYTES, Image, padded
+from .schema import MOST_AXES, MOST_ELEMENTS, MOST_NAME, PartForm, PieceForm, TableForm, checked, parse
 from .tree import Json, unflatten
 
 ALIGN_BYTES = 64
@@ -87,11 +91,14 @@ class Table(Layout):
     @classmethod
     def from_object(cls, found: Json) -> Table:
         """The table in a parsed JSON value. Raises SnapshotError unless every piece fits in."""
-        table = strict(found, "the tensor table", skeleton=object, pieces=list, payload_bytes=int)
-        total = table["payload_bytes"]
-        if total < 1 or padded(total) != total:
+        return cls.of_form(checked(found, TableForm, "the tensor table"))
+
+    @classmethod
+    def of_form(cls, form: TableForm) -> Table:
+        total = form.payload_bytes
+        if padded(total) != total:
             raise SnapshotError(f"the tensor table's payload of {total} bytes is not a whole number of chunks")
-        pieces = tuple(_piece(row) for row in table["pieces"])
+        pieces = tuple(map(_piece, form.pieces))
         end, names = 0, set()
         for piece in pieces:
             aligned = Image(total).aligned(piece.offset, ALIGN_BYTES) == piece.offset
@@ -103,7 +110,7 @@ class Table(Layout):
                 raise SnapshotError(f"the tensor table names {piece.name!r} twice")
             names.add(piece.name)
             end = piece.offset + piece.nbytes
-        return cls(skeleton=table["skeleton"], pieces=pieces, payload_bytes=total)
+        return cls(skeleton=form.skeleton, pieces=pieces, payload_bytes=total)
 
     def to_json(self) -> bytes:
         return encoded(json.dumps(self.skeleton, separators=(",", ":")), pieces_json(self.pieces), self.payload_bytes)
@@ -112,6 +119,17 @@ class Table(Layout):
     def from_json(cls, data: bytes) -> Table:
         """The table in `data`. Raises SnapshotError for anything else."""
         return cls.from_object(parse(data, "the tensor table"))
+
+    @classmethod
+    def of_slot(cls, header: Header, data: bytes) -> Table:
+        """The table of a slot's content. Raises SnapshotError for one of another content too."""
+        table = cls.from_json(data)
+        described, held = (table.payload_bytes, len(table.pieces)), (header.payload_bytes, header.pieces)
+        if described != held:
+            raise SnapshotError(
+                f"rank {header.rank}'s slot holds {held} bytes and tensors, and its table says {described}"
+            )
+        return table
 
     @classmethod
     def of(cls, layout: Layout, data: bytes) -> Table:
@@ -139,6 +157,11 @@ def lay_out(
     for name, dtype, shape in tensors:
         if dtype not in ITEM_BYTES:
             raise SnapshotError(f"tensor {name!r} has the dtype {dtype}, which can't be saved")
+        if len(shape) > MOST_AXES or len(name) > MOST_NAME:
+            raise SnapshotError(
+                f"tensor {name[:200]!r} has {len(shape)} axes and a name of {len(name)} letters; up to {MOST_AXES} and {MOST_NAME} can be "
+                "saved"
+            )
         offset = _WHOLE.aligned(end, ALIGN_BYTES)
         nbytes = math.prod(shape) * ITEM_BYTES[dtype]
         pieces.append(
@@ -185,78 +208,31 @@ def part_row(part: Part) -> Json:
     ]
 
 
-def parse(data: bytes, where: str) -> Json:
-    """JSON, or SnapshotError."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"{where} is not readable as JSON ({error}); it is damaged") from None
+def _piece(form: PieceForm) -> Piece:
+    elements = math.prod(form.shape)
+    if form.dtype not in ITEM_BYTES or math.prod(max(size, 1) for size in form.shape) >= MOST_ELEMENTS:
+        raise SnapshotError(f"the tensor table has a malformed row {str(asdict(form))[:200]}")
+    return Piece(
+        name=form.name,
+        dtype=form.dtype,
+        shape=form.shape,
+        offset=form.offset,
+        nbytes=elements * ITEM_BYTES[form.dtype],
+        parts=tuple(_part(part, elements) for part in form.parts),
+    )
 
 
-def strict(found: Json, where: str, **kinds: type) -> Mapping[str, Any]:
-    """`found`, if it is an object with exactly these keys and types (object: any). Raises SnapshotError."""
-    if not isinstance(found, dict) or found.keys() != kinds.keys():
-        keys = str(sorted(found))[:200] if isinstance(found, dict) else type(found).__name__
-        raise SnapshotError(f"{where} should have {sorted(kinds)}, and has {keys}; it is damaged or of another version")
-    for key, kind in kinds.items():
-        if kind is not object and type(found[key]) is not kind:  # by exact type: a bool is no int here
-            raise SnapshotError(f"{where}: {key} should be of type {kind.__name__}, and is {str(found[key])[:200]}")
-    return found
-
-
-def _piece(row: Json) -> Piece:
-    match row:
-        case [str(name), str(dtype), list(shape), int(offset), *more] if (
-            dtype in ITEM_BYTES
-            and _sizes([*shape, offset])
-            and math.prod(max(size, 1) for size in shape) < 1 << 59
-            and (not more or (len(more) == 1 and isinstance(more[0], list)))
-        ):
-            nbytes = math.prod(shape) * ITEM_BYTES[dtype]
-            parts = tuple(_part(part, math.prod(shape)) for part in (more[0] if more else ()))
-            return Piece(name=name, dtype=dtype, shape=tuple(shape), offset=offset, nbytes=nbytes, parts=parts)
-    raise SnapshotError(f"the tensor table has a malformed row {str(row)[:200]}")
-
-
-def _part(row: Json, elements: int) -> Part:
+def _part(form: PartForm, elements: int) -> Part:
     """A part of a tensor of so many elements. Raises SnapshotError unless all of it lies within."""
-    match row:
-        case [
-            str(name),
-            list(shape),
-            list(offset),
-            list(box),
-            flat,
-            list(replica),
-            int(start),
-            strides,
-            int(stacked),
-            bool(padded),
-        ] if (
-            _sizes([*shape, *offset, *box, *replica, start, stacked])
-            and len(shape) == len(offset) == len(box) >= stacked
-            and all(at + size <= whole for at, size, whole in zip(offset, box, shape, strict=True))
-            and math.prod(max(size, 1) for size in shape) < 1 << 59
-            and (flat is None or (isinstance(flat, list) and len(flat) == 2 and _sizes(flat) and strides is None))
-            and (strides is None or (isinstance(strides, list) and len(strides) == len(box) and _sizes(strides)))
-        ):
-            part = Part(
-                name=name,
-                shape=tuple(shape),
-                offset=tuple(offset),
-                box=tuple(box),
-                flat=None if flat is None else (flat[0], flat[1]),
-                replica=tuple(replica),
-                start=start,
-                strides=None if strides is None else tuple(strides),
-                stacked=stacked,
-                padded=padded,
-            )
-            inside = flat is None or flat[0] <= flat[1] <= math.prod(box)
-            if inside and (not part.elements or part.last < elements):
-                return part
-    raise SnapshotError(f"the tensor table has a malformed part {str(row)[:200]}")
-
-
-def _sizes(found: Sequence[Json]) -> bool:
-    return len(found) <= 256 and all(type(size) is int and 0 <= size < 1 << 60 for size in found)
+    shape, offset, box, flat, strides = form.shape, form.offset, form.box, form.flat, form.strides
+    if (
+        len(shape) == len(offset) == len(box) >= form.stacked
+        and all(at + size <= whole for at, size, whole in zip(offset, box, shape, strict=True))
+        and math.prod(max(size, 1) for size in shape) < MOST_ELEMENTS
+        and (flat is None or (flat[0] <= flat[1] <= math.prod(box) and strides is None))
+        and (strides is None or len(strides) == len(box))
+    ):
+        part = Part(**asdict(form))
+        if not part.elements or part.last < elements:
+            return part
+    raise SnapshotError(f"the tensor table has a malformed part {str(asdict(form))[:200]}")

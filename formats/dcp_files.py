@@ -113,9 +113,7 @@ def open_dcp(path: Path) -> Dcp:
     """Raises UsageError where there is no such checkpoint, SnapshotError when it is damaged, MachineError where it cannot be read."""
     file = path / METADATA
     try:
-        if file.stat().st_size > pickles.MOST_BYTES:
-            raise SnapshotError(f"{file} is larger than any metadata; it is damaged")
-        data = read_file(file)
+        data = read_file(file, pickles.MOST_BYTES)
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(

@@ -33,7 +33,7 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
 
 
 def _export(snapshot: Place, write: Write, target: Path, only: Sequence[str]) -> str:
-    contents = Contents(Saved(snapshot))
+    contents = Contents(Saved(snapshot, proving=True))
     tensors = [tensor for tensor in contents.tensors.values() if not only or _part(tensor.name) in only]
     values = {source: told for source, told in contents.values.items() if not only or source in only}
     parts = {*map(_part, contents.tensors), *contents.values}

@@ -53,7 +53,8 @@ class SnapshotStore(Store):
         weakref.finalize(self, self._held.close)
         self._held.enter_context(self.snapshot.reading(layout.COMMIT))
         with commit.reading(self.snapshot):
-            self.contents = Contents(Saved(self.snapshot))
+            self.contents = Contents(Saved(self.snapshot, proving=True))
+            self._values = tree.readable(self.contents.values)
         known = _register()
         held = {tensor.dtype for tensor in self.contents.tensors.values()} & zarr_nodes.FOREIGN
         if held and not (known or as_integers):
@@ -150,7 +151,7 @@ class SnapshotStore(Store):
             return json.dumps(self.arrays[path].metadata()).encode()
         if path not in self._children:
             return None
-        told = {"snapshot": str(self.snapshot), "values": tree.readable(self.contents.values)} if not path else {}
+        told = {"snapshot": str(self.snapshot), "values": self._values} if not path else {}
         return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": told}).encode()
 
     def _chunk_of(self, key: str) -> tuple[Array, tuple[int, ...]] | None:

@@ -257,7 +257,9 @@ class Tape:
             try:
                 known, encoded = self._layouts.get(slot, (None, b""))
                 same = known is not None and encoded == view.table
-                table = Table.of(known, encoded) if known is not None and same else Table.from_json(view.table)
+                table = (
+                    Table.of(known, encoded) if known is not None and same else Table.of_slot(view.header, view.table)
+                )
                 if offload is None:
                     self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
                 else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mt_resilient.agent.lapse import PATIENCE_S
@@ -306,6 +307,29 @@ def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path)
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert "step 60 is on disk" in job.said()
+
+
+def test_a_full_run_directory_and_its_etcd_are_named_and_the_end_waits_for_room(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    disk = tmp_path / "run"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", disk], check=True)
+    try:
+        command = ["--nproc-per-node", "1", str(GATED), str(MINIMAL), "--steps", "40"]
+        job = Job(tmp_path, command, "--no-warm")
+        job.until_step(29)
+        server = next(each for each in psutil.Process(job.agent.pid).children() if "etcd" in each.name())
+        subprocess.run(["dd", "if=/dev/zero", f"of={disk / 'ballast'}", "bs=4k"], capture_output=True, check=False)
+        server.kill()  # as it does itself, once it has written so much
+        job.until_said("is full")
+        job.gate.touch()
+        job.until_said("the training is through, and the job ends once etcd is back")
+        (disk / "ballast").unlink()
+        assert job.finish(120) == 0, job.said()
+        assert "step 40 is on disk" in job.said()
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk: Path) -> None:

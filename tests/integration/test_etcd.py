@@ -294,9 +294,11 @@ def test_damaged_data_is_named_with_what_to_do(
     with pytest.raises(MachineError, match=r"exited with code 1: .*max entry size.* damaged, move it away"):
         server.start()
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=0))
-    with pytest.raises(MachineError, match=r"the disk of .*/data is full: make room there"):
+    with pytest.raises(MachineError, match=r"the disk of .*/data is full \(0\.0 MB are left, .*: make room there"):
         server.start()
     assert not server.alive()
+    with pytest.raises(MachineError, match="etcd does not answer, and the disk of"), server.naming_its_disk():
+        raise StoreUnavailable("it died")
 
 
 def test_a_place_that_cannot_be_written_is_the_sites_to_correct(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class Node:
         self.heartbeat = Heartbeat(self.store, KEYS, name, registration, LEASE_S)
         self.controller = job.controller(instance, name)
         telling: Any = SimpleNamespace(say=lambda words, _: self._says(words))
-        self.outage = Outage(self, telling, None, self.store, KEYS, spec, "")  # type: ignore[arg-type]
+        self.outage = Outage(self, telling, None, str, self.store, KEYS, spec, "")  # type: ignore[arg-type]
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ headers = st.builds(
     drained=st.booleans(),
     table_bytes=st.integers(0, 2**40),
     image_offset=st.integers(0, 2**40),
-    payload_bytes=st.integers(0, 2**40),
+    payload_bytes=st.integers(1, 2**40),
 )
 
 

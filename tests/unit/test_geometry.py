@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from mt_resilient.checkpoint.geometry import Part, boxes, cut, cutting, overlap, row_major, scalars, within
+from mt_resilient.checkpoint.geometry import Part, boxes, covers, cut, cutting, overlap, row_major, scalars, within
 
 SHAPES = [(), (1,), (7,), (1, 1), (3, 5), (2, 3, 4), (1, 4, 3), (4, 1, 3), (2, 3, 1), (2, 2, 2, 3)]
 
@@ -100,3 +102,24 @@ def test_how_a_tensor_is_cut_can_be_sorted_by():
         2,
         3,
     ]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=3), st.data())
+def test_boxes_cover_what_they_make_up_each_element_once(cuts, data):
+    edges = [list(itertools.accumulate(sizes, initial=5)) for sizes in cuts]
+    grid = itertools.product(*(itertools.pairwise(each) for each in edges))
+    found = [(tuple(a for a, _ in cell), tuple(b - a for a, b in cell)) for cell in grid]
+    offset, shape = (5,) * len(cuts), tuple(map(sum, cuts))
+    assert covers(found, offset, shape)
+    assert not covers(found[1:], offset, shape)
+    assert not covers([*found, found[0]], offset, shape)
+    other = data.draw(st.sampled_from(found))
+    if other != found[0]:
+        assert not covers([other, *found[1:]], offset, shape)
+
+
+def test_half_a_tensor_twice_is_no_tensor():
+    assert not covers([((0, 0), (2, 6))] * 2, (0, 0), (4, 6))
+    assert covers([((0,), (1 << 58,)), ((1 << 58,), (3,))], (0,), ((1 << 58) + 3,))
+    assert covers([((0, 0), (3, 0))], (0, 0), (3, 0)), "nothing is covered by nothing"

@@ -3,7 +3,7 @@
 import pytest
 
 from mt_resilient.checkpoint.cadence import SnapshotPolicy
-from mt_resilient.checkpoint.objects import sentence
+from mt_resilient.checkpoint.objects import Objects, sentence
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
 
 DAMAGE = {
@@ -54,3 +54,13 @@ def test_a_write_that_fails_is_tried_again(text: str) -> None:
 def test_an_endpoint_is_a_url() -> None:
     with pytest.raises(UsageError, match="starts with http"):
         SnapshotPolicy(endpoint="localhost:9000")
+
+
+def test_no_more_is_read_than_was_asked_for() -> None:
+    place = Objects.at("memory://bounded")
+    place.write("x", b"12345")
+    assert place.read("x", 5) == b"12345"
+    with pytest.raises(SnapshotError, match="memory://bounded/x has more than 4 bytes"):
+        place.read("x", 4)
+    with pytest.raises(SnapshotError, match="No such file"):
+        place.read("y", 4)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from mt_resilient.agent.outage import EMPTIED_S, Outage
+from mt_resilient.resilience.board import PAGE_BYTES, Page
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.keys import Keys
 from mt_resilient.resilience.machine import Phase
 from mt_resilient.resilience.memory_store import MemoryStore
 from mt_resilient.resilience.orders import GenerationRecord
 from mt_resilient.resilience.reports import Spec
-from mt_resilient.resilience.terms import Generation
+from mt_resilient.resilience.terms import Generation, RankPhase
 from mt_resilient.resilience.wire import dumps, loads
 
 from .worlds import record
@@ -31,8 +32,11 @@ class Seen:
         self.mended = 0
         self.store = MemoryStore(lambda: 0.0)
         telling: Any = SimpleNamespace(say=lambda words, mood="info": self.said.append(words))
-        node: Any = SimpleNamespace(gang=gang)
-        self.outage = Outage(node, telling, self.mend, self.store, KEYS, spec, "secret")
+        self.node: Any = SimpleNamespace(
+            gang=gang, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
+        )
+        self.full = ""
+        self.outage = Outage(self.node, telling, self.mend, lambda: self.full, self.store, KEYS, spec, "secret")
 
     def mend(self) -> None:
         self.mended += 1
@@ -189,3 +193,21 @@ def test_what_was_said_is_said_again_once_etcd_knows_again() -> None:
     assert not seen.outage.held(1, gathers)
     seen.outage.looked(replace(gathers, opened_s=9.0), gathers, 2.0)
     assert [seen.outage.held(1, gathers) for _ in range(2)] == [True, False]
+
+
+def test_a_full_disk_is_named_and_that_the_training_is_through_is_told_once() -> None:
+    seen = Seen(gang(5))
+    seen.full = "the disk of /run/etcd is full (0.1 MB are left): make room there"
+    for now_s in (1.0, 2.0):
+        seen.outage.lasts(StoreUnavailable("no answer"), now_s)
+    seen.node.board.pages[0].phase = RankPhase.FINISHED
+    for now_s in (3.0, 4.0):
+        seen.outage.lasts(StoreUnavailable("no answer"), now_s)
+    seen.outage.over(5.0)
+    full = f"etcd does not answer, and {seen.full}"
+    assert seen.said == [
+        f"{full}; training goes on, no recovery is possible until it is back",
+        f"{full}; the training is through, and the job ends once etcd is back",
+        "etcd answers again, after 4.00 s",
+    ]
+    assert seen.mended == 4
