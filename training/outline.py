@@ -30,6 +30,7 @@ class Outline:
         self._kinds = self._kinds_now()
         self._shapes = self._shapes_now()
         self._flags = {name: p.requires_grad for name, p in self._parameters().items()}
+        self._hidden = {name for name in self._shapes if not self._persists(name)}
         self._modes = {name: module.training for name, module in self.modules.items()}
         self._remember()
 
@@ -89,7 +90,7 @@ class Outline:
     def follow(self, told: Nested, described: Mapping[str, Piece]) -> None:
         """Make tensors, flags and modes as they were told; what was not told is as when the loop began."""
         for name in self.may_change(told):
-            wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), True])
+            wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), name not in self._hidden])
             self._make(name, wanted[1], bool(wanted[2]), described.get(name))
         for name, parameter in self._parameters().items():
             wanted_flag = told.get("requires_grad", {}).get(name, self._flags.get(name))
@@ -110,15 +111,12 @@ class Outline:
         if wanted == _ABSENT:
             module._buffers.pop(key, None)
             module._non_persistent_buffers_set.discard(key)
-        elif wanted == _NONE:
-            module.register_buffer(key, None, persistent=persists)
-        elif piece is None:  # a tied one goes by its first name
-            return
-        elif live is None:
-            module.register_buffer(key, _room(piece, _device(module, self._parameters())), persistent=persists)
-        elif shape_of(live) != wanted:
-            live.data = _room(piece, live.device)
-            live.grad = None
+        elif live is not None and piece is not None and shape_of(live) != wanted:
+            live.data, live.grad = _room(piece, live.device), None
+        elif wanted == _NONE or (live is None and piece is not None):  # a tied one goes by its first name
+            there = None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()))
+            module.__dict__.pop(key, None)
+            module.register_buffer(key, there, persistent=persists)
 
     def _kinds_now(self) -> dict[str, str]:
         """What only the script can make: modules and parameters, by name."""
