@@ -1,7 +1,7 @@
 """What an optimizer holds in Python's containers, as plain values and tensors; and put back into the very same containers and tensors.
 
-What belongs to others is only pointed at: a parameter by its place in the groups. What is no state (functions, the model itself) stays
-where it is. A tensor that is held twice is saved once.
+What belongs to others is only pointed at: a parameter, or its id, by its place in the groups. What is no state (functions, the model
+itself) stays where it is. A tensor that is held twice is saved once, and how it lies in memory is told: products depend on it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .live import put, update
 from .models import Modules
 from .ordinary import only
 
-HERE = "\0here"
+HERE, _SET = "\0here", "\0set"
 """In the place of what stays where it is."""
-_PARAMETER, _SAME = "\0parameter ", "\0same "
+_PARAMETER, _ID, _SAME = "\0parameter ", "\0id ", "\0same "
 _NO_STATE = (
     torch.device,
     torch.dtype,
@@ -37,7 +37,7 @@ _NO_STATE = (
 """Nested optimizers are parts of their own."""
 _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
 """Modules whose objects are values."""
-_SIMPLE = frozenset((bool, int, float, str, type(None)))
+_SIMPLE = frozenset((bool, float, str, type(None)))
 
 
 class Contained:
@@ -48,6 +48,10 @@ class Contained:
         self.apart = apart
         self.parameters = dict(parameters)
         self._places = {id(parameter): place for place, parameter in self.parameters.items()}
+        self.strides: dict[str, list[int]] = {}
+        """Of tensors that are not row-major, by path."""
+        self.as_they_lie = False
+        """Nobody has told that: a live tensor lies as it does."""
         self._paths: dict[int, str] = {}
         """Of tensors, by id: where they were met first."""
         self._made: dict[str, torch.Tensor] = {}
@@ -61,6 +65,10 @@ class Contained:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             return self._pointed(value, path)
+        if kind is int:
+            return _ID + self._places[value] if value in self._places else value
+        if kind in (set, frozenset) and not self._places.keys().isdisjoint(value):
+            return {_SET: sorted(self.down(each, path) for each in value)}
         if kind in (list, tuple) and _SIMPLE.issuperset(map(type, value)):  # thousands of names
             return value
         if kind is list or kind is tuple:
@@ -88,7 +96,7 @@ class Contained:
     def up(self, live: Any, kept: Any, path: str, device: torch.device) -> Any:
         """`kept` into `live`, where that is of its kind; gives what belongs there. device: of new tensors."""
         if isinstance(kept, torch.Tensor):
-            self._made[path] = self._tensor(live, kept, device)
+            self._made[path] = self._tensor(live, kept, self.strides.get(path), device)
             return self._made[path]
         if type(kept) is str and kept.startswith("\0"):
             return live if kept == HERE else self._found(kept)
@@ -99,6 +107,8 @@ class Contained:
         if hasattr(live, "load_state_dict"):
             live.load_state_dict(kept)
             return live
+        if type(kept) is dict and _SET in kept:
+            return (type(live) if isinstance(live, frozenset) else set)(map(self._found, kept[_SET]))
         if type(kept) in (dict, OrderedDict):
             return self._dict(live, kept, path, device)
         if type(kept) is list or type(kept) is tuple:
@@ -119,34 +129,47 @@ class Contained:
         if id(tensor) in self._places:
             return _PARAMETER + self._places[id(tensor)]
         first = self._paths.setdefault(id(tensor), path)
-        return only(tensor, path) if first == path else _SAME + first
+        if first != path:
+            return _SAME + first
+        here = only(tensor, path)
+        if not here.is_contiguous() and 0 not in here.stride():
+            self.strides[path] = list(here.stride())
+        return here
 
-    def _found(self, kept: str) -> torch.Tensor:
-        if kept.startswith(_SAME):
-            return self._made[kept.removeprefix(_SAME)]
-        return self.parameters[kept.removeprefix(_PARAMETER)]
+    def _found(self, kept: Any) -> Any:
+        """What a text points at; what is none is meant itself."""
+        for sign, where in ((_SAME, self._made), (_PARAMETER, self.parameters), (_ID, self.parameters)):
+            if type(kept) is str and kept.startswith(sign):
+                found = where[kept.removeprefix(sign)]
+                return id(found) if sign == _ID else found
+        return kept
 
-    def _tensor(self, live: Any, kept: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def _tensor(self, live: Any, kept: torch.Tensor, strides: list[int] | None, device: torch.device) -> torch.Tensor:
         if (
             isinstance(live, torch.Tensor) and id(live) not in self._filled
         ):  # it may have come to be held twice meanwhile
             self._filled.add(id(live))
             here = only(live, "")
-            if (here.shape, here.dtype) == (kept.shape, kept.dtype):
+            lies = self.as_they_lie or (here.is_contiguous() if strides is None else [*here.stride()] == strides)
+            if (here.shape, here.dtype) == (kept.shape, kept.dtype) and lies:
                 put(here, kept)
                 return live
-        return kept.clone().to(live.device if isinstance(live, torch.Tensor) else device)
+        where = live.device if isinstance(live, torch.Tensor) else device
+        lying = list(kept.stride()) if strides is None else strides
+        return torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept)
 
     def _dict(self, live: Any, kept: dict[Any, Any], path: str, device: torch.device) -> Any:
         held: Any = live if isinstance(live, dict) else type(kept)()
         new = [
             (place, self.up(held.get(place), each, f"{path}/{key}", device))
             for key, each in kept.items()
-            for place in (self._found(key) if str(key).startswith(_PARAMETER) else key,)
+            for place in (self._found(key),)
         ]
         held.clear()
         held.update(new)
         return held
 
     def _key(self, key: Any) -> Any:
+        if type(key) is int and key in self._places:
+            return _ID + self._places[key]
         return _PARAMETER + self._places[id(key)] if id(key) in self._places else key

@@ -44,6 +44,11 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[
                 yield from nested(each, path, met)
 
 
+def state_of(optimizer: Optimizer) -> Any:
+    """A wrapper may have none."""
+    return getattr(optimizer, "state", {})
+
+
 def framework(optimizer: Optimizer) -> bool:
     """Whether its attributes are no state."""
     return _package(optimizer) in _FRAMEWORKS
@@ -72,7 +77,7 @@ def _attributes(optimizer: Optimizer, contained: Contained) -> Nested:
 
 def put_further(optimizer: Optimizer, kept: Nested, contained: Contained) -> None:
     """What it kept, into place. What has come since is gone."""
-    now = further(optimizer, Contained(contained.parameters.items(), contained.apart), optimizer.state)
+    now = further(optimizer, Contained(contained.parameters.items(), contained.apart), state_of(optimizer))
     device = next((parameter.device for parameter in contained.parameters.values()), torch.device("cpu"))
     for name in now.get("loose", {}).keys() - kept.get("loose", {}).keys():
         del optimizer.state[name]
@@ -101,7 +106,7 @@ def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:
 
 def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
     """Whether all that `inner` keeps is `outer`'s as well."""
-    return outer.state is inner.state and outer.param_groups is inner.param_groups
+    return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from ..resilience.errors import LayoutError
 from .contained import Contained
 from .live import Nested, fits, local, misfit, put
 from .optimizer_groups import Groups
-from .optimizer_nests import further, load_declared, nested, put_further
+from .optimizer_nests import framework, further, load_declared, nested, put_further, state_of
 from .ordinary import only
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
@@ -59,7 +59,7 @@ class Optimizers:
         """All of the state belongs to parameters, so that it has places in another parallel layout as well."""
         parts = list(self.parts())
         return all(
-            name.isdigit() and not further(inner, Contained(parameters_of(inner), _apart(parts)), inner.state)
+            name.isdigit() and not further(inner, Contained(parameters_of(inner), _apart(parts)), state_of(inner))
             for name, _, inner in parts
         )
 
@@ -73,8 +73,9 @@ class Optimizers:
         met: set[int] = set()
         parts = list(self.parts())
         for name, wrapper, inner in parts:
-            states = {} if id(inner.state) in met else inner.state
-            met.add(id(inner.state))
+            held = state_of(inner)
+            states = {} if id(held) in met else held
+            met.add(id(held))
             kept[name] = self._collect(wrapper, inner, states, Contained(parameters_of(inner), _apart(parts)))
             if changed := self._groups_of(name, inner).changed():
                 kept[name]["members"] = changed
@@ -92,7 +93,9 @@ class Optimizers:
         groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
         kept: Nested = {"groups": contained.down(groups, "groups"), "state": {}, "main": {}}
         states = [held.get(parameter, {}) for parameter in named.values()]
-        if not _PLAIN.issuperset(map(type, chain.from_iterable(state.values() for state in states))):
+        if not framework(inner) or not _PLAIN.issuperset(
+            map(type, chain.from_iterable(state.values() for state in states))
+        ):
             states = [contained.down(dict(state), f"state/{key}") for key, state in zip(named, states, strict=True)]
         kept["state"] = dict(zip(named, states, strict=True))
         if wrapper is not inner:
@@ -102,6 +105,8 @@ class Optimizers:
             kept["scaler"] = scaler.state_dict()
         if more := further(inner, contained, held):
             kept["further"] = more
+        if contained.strides:
+            kept["strides"] = contained.strides
         return kept
 
     def follow(self, described: Nested) -> None:
@@ -124,10 +129,10 @@ class Optimizers:
                     fits(f"optimizer {key}", local(parameter), part["main"][key])
         met: set[int] = set()
         for name, _, inner in parts:
-            if id(inner.state) not in met:
+            if id(state_of(inner)) not in met:
                 for key, parameter in parameters_of(inner):
                     _make_room(f"optimizer {key}", inner, parameter, described[name]["state"][key])
-            met.add(id(inner.state))
+            met.add(id(state_of(inner)))
 
     def restore(self, kept: Nested) -> None:
         parts = list(self.parts())
@@ -136,6 +141,8 @@ class Optimizers:
             self._restore(wrapper, inner, kept[name], Contained(parameters_of(inner), _apart(parts)))
 
     def _restore(self, wrapper: Any, inner: torch.optim.Optimizer, kept: Nested, contained: Contained) -> None:
+        contained.strides = kept.get("strides", {})
+        contained.as_they_lie = framework(inner) and not contained.strides
         for number, (group, values) in enumerate(zip(inner.param_groups, kept["groups"], strict=True)):
             parameters = group.pop("params")
             made = dict(contained.up(group, values, f"groups/{number}", _device(parameters)))
@@ -164,7 +171,7 @@ def _places(group: int, parameters: int) -> list[str]:
 
 def _apart(parts: Iterable[Part]) -> set[int]:
     """Ids of what each of them keeps as state and groups, under whatever name others have it."""
-    held = ([inner.state, inner.param_groups, *inner.param_groups] for _, _, inner in parts)
+    held = ([state_of(inner), inner.param_groups, *inner.param_groups] for _, _, inner in parts)
     return {id(each) for some in held for each in some}
 
 

@@ -207,3 +207,36 @@ class Averaging(Optimizer):
             for p, mean in zip(group["params"], self.average.parameters(), strict=True):
                 mean.data.mul_(0.9).add_(p.detach(), alpha=0.1)
                 p.data.sub_(p.grad + 0.01 * (p.detach() - mean.detach()), alpha=group["lr"])
+
+
+class ById(Optimizer):
+    """Velocities by the ids of parameters, and a set of ids that are left alone: both are other numbers in each process."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.velocity: dict[int, torch.Tensor] = {}
+        self.alone = {id(self.param_groups[0]["params"][-1])}
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if id(p) not in self.alone:
+                    self.velocity[id(p)] = self.velocity.get(id(p), torch.zeros_like(p.data)) * 0.9 + p.grad
+                    p.data.sub_(self.velocity[id(p)], alpha=group["lr"])
+
+
+class Turned(Optimizer):
+    """Bases that lie column by column, as the QR of LAPACK gives them: a product with another one like it has other bits."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.ndim == 2:
+                    state = self.state[p]
+                    if "basis" not in state:
+                        state["basis"] = [torch.linalg.qr(torch.eye(p.shape[1]) + 0.1 * p.grad.T @ p.grad)[0]]
+                        assert not state["basis"][0].is_contiguous()
+                    p.data.sub_(p.grad @ state["basis"][0], alpha=group["lr"])

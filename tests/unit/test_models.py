@@ -313,7 +313,7 @@ def test_what_changed_on_the_way_comes_back(change: str | tuple[str, str]) -> No
 
 
 def test_an_unchanged_state_says_nothing_of_its_form() -> None:
-    _, life, (table, _) = started()
+    _, _, (table, _) = started()
     assert b".changed" not in table
     assert b".extra" not in table
 
@@ -325,7 +325,7 @@ def wider() -> Cached:
 
 
 def test_another_model_is_told_from_one_that_has_changed() -> None:
-    _, life, begun = started()
+    _, _, begun = started()
     with pytest.raises(LayoutError, match=r"cache: the snapshot holds float32 \(1, 2\), this run has float32 \(2, 2\)"):
         Life(model=wider()).restore(begun)
 

@@ -16,6 +16,7 @@ from mt_resilient.training.optimizers import Optimizers
 from .lives import Life
 from .peoples_optimizers import (
     Averaging,
+    ById,
     ByParameter,
     Bytes,
     Counting,
@@ -25,6 +26,7 @@ from .peoples_optimizers import (
     Lists,
     Lookahead,
     Sam,
+    Turned,
 )
 
 Make = Callable[[nn.Module], Any]
@@ -69,6 +71,8 @@ MADE: dict[str, Make] = {
     "bytes": lambda m: Bytes(m.parameters()),
     "declaring": lambda m: Declaring(m.parameters()),
     "face": lambda m: Face(torch.optim.Adam(m.parameters(), 0.05)),
+    "by id": lambda m: ById(m.parameters()),
+    "turned": lambda m: Turned(m.parameters()),
     "averaging": lambda m: Averaging(m.parameters(), network()),
 }
 
@@ -164,6 +168,29 @@ def test_tensors_are_filled_and_containers_stay_the_same() -> None:
     assert now is state
     assert now["history"] is held[0]
     assert now["blocks"]["left"][0] is held[1]
+
+
+def test_how_tensors_lie_in_memory_comes_back() -> None:
+    training = Training(MADE["turned"])
+    training.train(0, 2)
+    another = Training(MADE["turned"])
+    another.life.restore(training.life.snapshot())
+    there, here = (each.optimizer.state[each.model[0].weight]["basis"][0] for each in (training, another))
+    assert here.stride() == there.stride() == (1, 4)
+
+
+def test_moments_lie_as_their_parameters_and_are_filled_in_place() -> None:
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters())
+    life = Life(optimizer=optimizer)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    kept, moment = life.snapshot(), optimizer.state[model.weight]["exp_avg"]
+    before = moment.clone()
+    optimizer.step()
+    life.restore(kept)
+    assert optimizer.state[model.weight]["exp_avg"] is moment
+    assert torch.equal(moment, before)
 
 
 def unfreeze(training: Training) -> None:
