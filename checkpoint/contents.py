@@ -204,7 +204,11 @@ def _is_optimizer(state: Any) -> bool:
         isinstance(state, dict)
         and bool(state)
         and all(isinstance(part, dict) and {"groups", "state", "main"} <= part.keys() for part in state.values())
-        and all(piece.parts for part in state.values() for piece in pieces([part["state"], part["main"]]))
+        and all(
+            piece.parts
+            for part in state.values()
+            for piece in pieces([part["state"], part["main"], part.get("further")])
+        )
     )
 
 

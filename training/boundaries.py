@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from .attach import Attachment, attach
 from .council import Council, obey
 from .course import Course
 from .figures import Figures
+from .finite import finite, sums
 from .gradients import OwnGradients
+from .optimizers import Optimizers
 from .own_time import OwnTime
 from .pace import Pace
 from .rescue import Rescue
@@ -51,6 +54,11 @@ class Boundaries:
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._at: Attachment | None = _unless_looped(attach())
         self._sources = sources_of(sources, look_through=self._at is not None)
+        models = {name: source for name, source in self._sources.items() if isinstance(source, Modules)}
+        self._models = [*models.values()]
+        for source in self._sources.values():
+            if isinstance(source, Optimizers):
+                source.parameters = [partial(model.known_as, name) for name, model in models.items()]
         self.fixed_data = True
         """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
         be used again on purpose, and none left out."""
@@ -70,7 +78,7 @@ class Boundaries:
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
         self._council: Council | None = None
-        chunks = [chunk for source in self._sources.values() if isinstance(source, Modules) for chunk in source.chunks]
+        chunks = [chunk for model in self._models for chunk in model.chunks]
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
         self._accumulation = Accumulation(chunks, self._tell_once)
@@ -118,6 +126,8 @@ class Boundaries:
         self._tape.restore_randomness()
         if self._council is None:
             self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
+        for model in self._models:
+            model.excuse()
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         self._page.tells = 1 if self.fixed_data else 2
@@ -294,10 +304,9 @@ class Boundaries:
         """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
         parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
         looked at on their way out (`offload.py`), so that nobody waits."""
-        tensors = [t for s in self._sources.values() if isinstance(s, Modules) for t in s.tensors().values()]
+        tensors = [t for model in self._models for t in model.judged(model.tensors())]
         with torch.no_grad():
-            sums = [t.sum(dtype=torch.float32) for t in tensors if t.device.type == "cpu" and t.is_floating_point()]
-            return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+            return finite(sums(t for t in tensors if t.device.type == "cpu"))
 
     def _tell_once(self, sentence: str) -> None:
         """For all ranks."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def _parts_of(sources: Mapping[str, Source]) -> Parts:
         if isinstance(source, Modules):
             found |= {f"{name}/{key}": _prefixed(name, parts) for key, parts in model_parts(source.chunks).items()}
     for name, source in sources.items():
-        if isinstance(source, Optimizers):
+        if isinstance(source, Optimizers) and source.by_parameter:
             owned = _owned(source, sources)
             for index, wrapper, inner in source.parts():
                 for key, parameter in parameters_of(inner):
@@ -98,6 +98,8 @@ def restore_elsewhere(
     placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
     shared = _shared(saved, sources.keys() - placed - {*alone}, optional)
     described = saved.manifests[0].table.described()
+    for name in sorted(placed, key=lambda name: isinstance(sources[name], Optimizers)):
+        cast(Modules | Optimizers, sources[name]).follow(described.get(name, {}))
     for name, source in sources.items():
         if name in placed and isinstance(source, Optimizers):
             _make_states(name, source, sources, saved)
@@ -131,6 +133,8 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
         names = [key for key in source.tensors() if key not in source.buffers]
         lost = [key for key in names if not placed[key]]
     elif isinstance(source, Optimizers):
+        if not source.by_parameter:
+            return False
         owned = _owned(source, sources)
         names = [f"{index}/{key}" for index, key in owned]
         lost = [f"{index}/{key}" for (index, key), parts in owned.items() if not parts]
@@ -138,6 +142,8 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
         return False
     held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
     there = not held or any(piece.parts for piece in held)
+    if isinstance(source, Optimizers) and any("/state/" in piece.name and not piece.parts for piece in held):
+        return False  # of no parameter's shape: what an optimizer has factored, say
     if there and 0 < len(lost) < len(names):
         raise LayoutError(
             f"{saved.snapshot} cannot be taken to another parallel layout: where {lost[0]} of {name!r} lies in the whole is not known"

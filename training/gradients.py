@@ -62,7 +62,7 @@ class OwnGradients:
                 original(False, True)
             if self._noted:
                 for index, bucket in enumerate(group.buckets):
-                    self._now[id(group), index] = torch.linalg.vector_norm(bucket.grad_data, dtype=torch.float32)
+                    self._now[id(group), index] = _norm_of(bucket.grad_data)
 
         group.check_grads = check_grads
 
@@ -73,8 +73,8 @@ class OwnGradients:
                 parameter.register_post_accumulate_grad_hook(self._note)
 
     def _note(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None and not parameter.grad.is_sparse:
-            self._now[id(parameter)] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
+        if parameter.grad is not None and parameter.grad.layout is torch.strided:
+            self._now[id(parameter)] = _norm_of(parameter.grad)
 
     def stepped(self, step: int) -> None:
         """The step that has brought the state after `step` steps is done."""
@@ -117,6 +117,13 @@ def culprits(finding: Finding, own: OwnGradients, sentinel: Sentinel, rank: int,
         if found:
             return tuple(found) if len(found) <= min(RANKS_NAMED, world // 2) else ()
     return ()
+
+
+def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient.resolve_conj())
+    wide = gradient.dtype is torch.float64  # torch narrows nothing here
+    return torch.linalg.vector_norm(gradient, dtype=None if wide else torch.float32)
 
 
 def _norm(parts: list[torch.Tensor]) -> float:

@@ -45,13 +45,13 @@ class HandingOver:
         self._stager.stage(leaves, layout, view, here)
         self._stager.runs(layout, view.memory)  # whatever it held before, its gaps are zero
         strips = offload.plan(layout)
-        parameters = (tensor for model, collected in models for tensor in model.parameters(collected))
+        judged = (tensor for model, collected in models for tensor in model.judged(collected))
         job = Job(
             slot=slot,
             view=view,
             early=[(index, (leaves[index], strips[index])) for index in early],
             late=((index, (leaves[index], strips[index])) for index in late),
-            checked=[tensor for tensor in parameters if tensor.device.type != "cpu"],
+            checked=[tensor for tensor in judged if tensor.device.type != "cpu"],
         )
         offload.start(job)
         return job

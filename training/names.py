@@ -25,12 +25,17 @@ class Names:
         """What the last look has seen but for the tensors; None where torch is asked each time."""
         self._names: list[tuple[list[str], list[int]]] = []
         """Of parameters and of buffers: the names, and which of the tensors that a look finds they name."""
+        self.modules: list[Module] = []
+        """All that the last look has seen."""
+        self.anew = True
+        """It was made otherwise than the look before, as far as one can tell."""
 
     def of(self, chunks: Sequence[Module]) -> tuple[Named, Named]:
         """The parameters and the buffers of one module, or of the chunks of a pipeline stage."""
-        modules, form, found = _look(chunks)
-        if self._form is None or form != self._form:
-            return self._anew(chunks, modules, form, found)
+        self.modules, form, found = _look(chunks)
+        self.anew = self._form is None or form != self._form
+        if self.anew:
+            return self._anew(chunks, self.modules, form, found)
         parameters, buffers = (
             dict(zip(names, [found[place] for place in places], strict=True)) for names, places in self._names
         )

@@ -29,6 +29,7 @@ from ..resilience.boundary import Held
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError
 from . import device
+from .finite import finite, sums
 from .pinning import PIECE_BYTES, Pinned
 from .strips import Strip, Transfer
 
@@ -54,7 +55,7 @@ class Job:
     late: Iterable[tuple[int, Copy]]
     """Written by the optimizer only. Asked for by the thread."""
     checked: list[torch.Tensor]
-    """What may not hold NaN or Inf: parameters."""
+    """What may not hold NaN or Inf: trained parameters."""
     begun_s: float = field(default_factory=monotonic_s)
     took_s: float = 0.0
     """From the boundary until all of it had arrived."""
@@ -234,7 +235,7 @@ class Offload:
             self._send(job, late)
             self._look(job, late)
             with self._module.stream(self._reading):
-                sums = [tensor.sum(dtype=torch.float32) for tensor in job.checked if tensor.is_floating_point()]
+                found = sums(job.checked)
             self._after(self._reading, self._stream)
             job.arrived = self._module.Event(blocking=True)
             job.arrived.record(self._stream)
@@ -247,7 +248,7 @@ class Offload:
                     job.view.fingerprints[[index for index, _ in job.words]] = fingerprint.gather(
                         [word for _, word in job.words]
                     )
-                job.finite = not sums or bool(torch.isfinite(torch.stack(sums)).all())
+                job.finite = finite(found)
         job.conclude()
 
     def _make_room(self) -> None:

@@ -24,6 +24,7 @@ from ..resilience.boundary import COURSE, RANDOMNESS
 from ..resilience.clock import sleep
 from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from .elsewhere import parts_of, restore_elsewhere
+from .optimizers import Optimizers
 from .randomness import Alone
 from .state import Preparing, Source
 
@@ -113,8 +114,8 @@ class Restorer:
                 f"the snapshot holds {', '.join(described)}; this script registers {', '.join(self._sources)}"
             )
         preparing = {name: source for name, source in self._sources.items() if isinstance(source, Preparing)}
-        for name, preparer in preparing.items():
-            preparer.prepare(described[name])
+        for name in sorted(preparing, key=lambda name: isinstance(preparing[name], Optimizers)):
+            preparing[name].prepare(described[name])  # optimizers last: they have the parameters of models
         _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
         leaves = destinations(table, dict(live))
         bring(leaves)

@@ -12,21 +12,18 @@ is a source of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ..checkpoint.tree import Tagged
 from ..resilience.errors import LayoutError, SnapshotError
-from .live import Nested, local, misfit, plain, put, update, whole
-from .names import Names
+from .live import Nested, plain, update
+from .models import Modules
 from .objects import kind_of
 from .optimizers import Optimizers, inner_optimizers
 from .packing import CURE, Packing, Unpacking, changes, difference, is_source
-
-_NAMED = 3
-"""Tensors that are named where some do not fit."""
 
 
 class Source(Protocol):
@@ -90,53 +87,6 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
     if isinstance(thing, MutableMapping) or changes(thing):
         return Values(name, thing, known)
     raise TypeError(f"Session({name}=…): {kind.__name__} is no module, no optimizer, no mapping and has no state_dict")
-
-
-class Modules:
-    """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
-
-    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
-        self.chunks = list(chunks)
-        self._names = Names()
-        self.buffers: frozenset[str] = frozenset()
-        """Names of those in what was collected last."""
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        parameters, buffers = self._names.of(self.chunks)
-        self.buffers = frozenset(buffers)
-        named = parameters | buffers
-        return named if whole(named.values()) else {name: local(tensor) for name, tensor in named.items()}
-
-    def parameters(self, collected: Nested) -> list[torch.Tensor]:
-        """Those in what was `collected` last."""
-        return [tensor for name, tensor in collected.items() if name not in self.buffers]
-
-    @property
-    def gathered(self) -> bool:
-        """The parameters are, during the forward pass: it writes all of them then, and not the buffers alone."""
-        return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
-
-    def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """What in what was `collected` last only an optimizer's step writes."""
-        return [] if self.gathered else self.parameters(collected)
-
-    def collect(self) -> Nested:
-        return self.tensors()
-
-    def prepare(self, described: Nested) -> None:
-        live = self.tensors()
-        odd = [f"{name}: only the snapshot holds it" for name in sorted(described.keys() - live.keys())]
-        odd += [f"{name}: only this run has it" for name in sorted(live.keys() - described.keys())]
-        odd += [why for name in live if name in described and (why := misfit(name, live[name], described[name]))]
-        if odd:
-            more = f", and so on ({len(odd)} tensors)" if len(odd) > _NAMED else ""
-            raise LayoutError(
-                f"{', '.join(odd[:_NAMED])}{more}; it was taken with another model or another parallel layout"
-            )
-
-    def restore(self, kept: Nested) -> None:
-        for name, tensor in self.tensors().items():
-            put(tensor, kept[name])
 
 
 class Known:

@@ -1,20 +1,252 @@
-"""Optimizers as sources of state, as far as they are torch's own."""
+"""Optimizers as sources of state: after a rewind in place and in a new process they go on to the same bits, or they are refused by name."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from mt_resilient.resilience.errors import LayoutError, SnapshotError
 from mt_resilient.training.optimizers import Optimizers
 
+from .lives import Life
+from .peoples_optimizers import (
+    Averaging,
+    ById,
+    ByParameter,
+    Bytes,
+    Counting,
+    Declaring,
+    Face,
+    Hiding,
+    Lists,
+    Lookahead,
+    Sam,
+    Turned,
+)
 
-def test_groups_that_a_restart_will_not_have_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+Make = Callable[[nn.Module], Any]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def groups(model: nn.Module, **more: Any) -> list[dict[str, Any]]:
+    return [{"params": [p], **more} for p in model.parameters()]
+
+
+def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
+    made = torch.optim.Adam(groups(model), lr=torch.tensor(0.05), capturable=False, foreach=False)
+    made.decays = True  # type: ignore[attr-defined]
+    return made
+
+
+def decay(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        if "lr" in group:
+            group["lr"] = group["lr"] * 0.9 if not torch.is_tensor(group["lr"]) else group["lr"].mul_(0.97)
+
+
+MADE: dict[str, Make] = {
+    "numpy rate": lambda m: torch.optim.SGD(m.parameters(), lr=np.float64(0.05), momentum=np.float32(0.9)),  # type: ignore[arg-type]
+    "numpy betas": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, betas=(np.float64(0.8), np.float64(0.9))),
+    "tensor rate, shared": tensor_rate,
+    "keys of one's own": lambda m: torch.optim.SGD(
+        groups(m, name="a", table=np.arange(3.0), names=["x", "y"], twin=next(m.parameters())), lr=0.05
+    ),
+    "lbfgs": lambda m: torch.optim.LBFGS(m.parameters(), lr=0.05, max_iter=2, history_size=3),
+    "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=0.05),
+    "lookahead": lambda m: Lookahead(torch.optim.AdamW(m.parameters(), lr=0.05)),
+    "lookahead of lookahead": lambda m: Lookahead(Lookahead(torch.optim.SGD(m.parameters(), 0.05, 0.9), k=2)),
+    "sam": lambda m: Sam(m.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9),
+    "counting": lambda m: Counting(m.parameters()),
+    "by parameter": lambda m: ByParameter(m.parameters()),
+    "lists": lambda m: Lists(m.parameters()),
+    "bytes": lambda m: Bytes(m.parameters()),
+    "declaring": lambda m: Declaring(m.parameters()),
+    "face": lambda m: Face(torch.optim.Adam(m.parameters(), 0.05)),
+    "by id": lambda m: ById(m.parameters()),
+    "turned": lambda m: Turned(m.parameters()),
+    "averaging": lambda m: Averaging(m.parameters(), network()),
+}
+
+
+class Training:
+    def __init__(self, make: Make) -> None:
+        self.model = network()
+        self.optimizer = make(self.model)
+        self.life = Life(model=self.model, optimizer=self.optimizer)
+
+    def train(self, first: int, last: int) -> list[bytes]:
+        for step in range(first, last):
+            inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+
+            def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
+                self.model.zero_grad()
+                loss = (self.model(inputs) - inputs[:, :2].sin()).square().mean()
+                loss.backward()
+                return loss
+
+            if isinstance(self.optimizer, torch.optim.LBFGS):
+                self.optimizer.step(closure)
+            else:
+                closure()
+                self.optimizer.step()
+            decay(self.optimizer)
+        return [p.detach().numpy().tobytes() for p in self.model.parameters()]
+
+
+@pytest.mark.parametrize("kept_at", [0, 1, 5])
+@pytest.mark.parametrize("name", MADE)
+def test_goes_on_to_the_same_bits(name: str, kept_at: int) -> None:
+    training = Training(MADE[name])
+    training.life.snapshot()  # the loop begins
+    training.train(0, kept_at)
+    kept = training.life.snapshot()
+    expected = training.train(kept_at, 9)
+    training.life.restore(kept)
+    assert training.train(kept_at, 9) == expected, "after a rewind in place"
+    another = Training(MADE[name])
+    another.life.restore(kept)
+    assert another.train(kept_at, 9) == expected, "in a new process"
+    again = another.life.snapshot()
+    assert (again[0], again[1]) == (lambda s: (s[0], s[1]))(training.life.snapshot()), (
+        "and all that is kept is the same"
+    )
+
+
+def test_values_of_groups_come_back_in_value_and_type() -> None:
+    training = Training(MADE["numpy rate"])
+    kept = training.life.snapshot()
+    training.optimizer.param_groups[0]["lr"], training.optimizer.param_groups[0]["new"] = 1, 2
+    training.life.restore(kept)
+    (group,) = training.optimizer.param_groups
+    assert type(group["lr"]) is np.float64
+    assert group["lr"] == 0.05
+    assert type(group["momentum"]) is np.float32
+    assert "new" not in group
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda m: torch.optim.SGD(groups(m, rule=lambda step: step), lr=0.1), "optimizer/0/groups/0/rule"),
+        (lambda m: torch.optim.SGD(groups(m, thing=object()), lr=0.1), "optimizer/0/groups/0/thing"),
+        (lambda m: Hiding(m.parameters()), "optimizer/0/further/attributes/clock"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(make: Make, named: str) -> None:
+    with pytest.raises(SnapshotError, match=named):
+        Training(make).life.snapshot()
+
+
+def test_a_tensor_that_two_names_have_stays_one() -> None:
+    training = Training(MADE["by parameter"])
+    training.train(0, 2)
+    kept = training.life.snapshot()
+    another = Training(MADE["by parameter"])
+    another.life.restore(kept)
+    assert another.optimizer.first is next(iter(another.optimizer.velocity.values()))
+
+
+def test_tensors_are_filled_and_containers_stay_the_same() -> None:
+    training = Training(MADE["lists"])
+    training.train(0, 5)
+    state = training.optimizer.state[training.model[0].weight]
+    held = state["history"], state["blocks"]["left"][0]
+    kept = training.life.snapshot()
+    training.train(5, 6)
+    state["history"] = held[0]
+    training.life.restore(kept)
+    now = training.optimizer.state[training.model[0].weight]
+    assert now is state
+    assert now["history"] is held[0]
+    assert now["blocks"]["left"][0] is held[1]
+
+
+def test_how_tensors_lie_in_memory_comes_back() -> None:
+    training = Training(MADE["turned"])
+    training.train(0, 2)
+    another = Training(MADE["turned"])
+    another.life.restore(training.life.snapshot())
+    there, here = (each.optimizer.state[each.model[0].weight]["basis"][0] for each in (training, another))
+    assert here.stride() == there.stride() == (1, 4)
+
+
+def test_moments_lie_as_their_parameters_and_are_filled_in_place() -> None:
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters())
+    life = Life(optimizer=optimizer)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    kept, moment = life.snapshot(), optimizer.state[model.weight]["exp_avg"]
+    before = moment.clone()
+    optimizer.step()
+    life.restore(kept)
+    assert optimizer.state[model.weight]["exp_avg"] is moment
+    assert torch.equal(moment, before)
+
+
+def unfreeze(training: Training) -> None:
+    training.model[2].requires_grad_(True)
+    training.optimizer.add_param_group({"params": [*training.model[2].parameters()], "lr": 0.02, "name": "head"})
+
+
+def frozen_head() -> Training:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        model[2].requires_grad_(False)  # type: ignore[index]
+        return torch.optim.Adam(model[0].parameters(), lr=0.05)  # type: ignore[index]
+
+    return Training(make)
+
+
+def test_a_group_that_comes_on_the_way_is_made_again() -> None:
+    training = frozen_head()
+    before = training.life.snapshot()
+    training.train(0, 3)
+    unfreeze(training)
+    training.train(3, 5)
+    kept = training.life.snapshot()
+    expected = training.train(5, 9)
+    another = frozen_head()
+    another.life.restore(kept)
+    assert another.train(5, 9) == expected, "in a new process"
+    training.life.restore(kept)
+    assert training.train(5, 9) == expected, "in place"
+    training.life.restore(before)
+    assert len(training.optimizer.param_groups) == 1
+    assert not training.model[2].weight.requires_grad
+    assert [p for p in training.optimizer.state if p is training.model[2].weight] == []
+    training.train(0, 3)
+    unfreeze(training)
+    assert training.train(3, 9) == expected, "from before it came"
+
+
+def test_a_group_of_parameters_that_nobody_knows_is_refused() -> None:
+    model, other = network(), network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    life = Life(model=model, optimizer=optimizer)
+    life.snapshot()
+    optimizer.add_param_group({"params": other.parameters()})
+    with pytest.raises(SnapshotError, match=r"parameter group 1 has changed since the loop began.*Give the Session"):
+        life.snapshot()
+
+
+def test_other_groups_at_the_start_are_another_optimizer() -> None:
+    kept = Training(lambda m: torch.optim.SGD(m.parameters(), 0.1)).life.snapshot()
+    with pytest.raises(LayoutError, match="1 in the snapshot"):
+        Training(lambda m: torch.optim.SGD(groups(m), 0.1)).life.restore(kept)
+
+
+def test_groups_made_before_the_loop_are_the_scripts() -> None:
+    model = network()
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
     source = Optimizers(optimizer)
-    optimizer.add_param_group({"params": [model[1].weight]})  # before the loop: each start does it
-    source.collect()
-    assert capsys.readouterr().err == ""
-    optimizer.add_param_group({"params": [model[1].bias]})
-    source.collect()
-    assert "a restart cannot go back" in capsys.readouterr().err
-    source.collect()
-    assert capsys.readouterr().err == ""
+    optimizer.add_param_group({"params": model[2].parameters()})
+    assert "members" not in source.collect()["0"]

@@ -1,0 +1,55 @@
+"""A state through a snapshot's bytes, and back into live sources: the same ones, as in a rewind in place, or those of a new process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from mt_resilient.checkpoint.staging import flat, lay_out
+from mt_resilient.checkpoint.tensors import Table
+from mt_resilient.checkpoint.walk import flatten
+from mt_resilient.resilience.boundary import RANDOMNESS
+from mt_resilient.training.models import Modules
+from mt_resilient.training.optimizers import Optimizers
+from mt_resilient.training.randomness import Alone, Randomness
+from mt_resilient.training.restoring import Restorer
+from mt_resilient.training.state import Source, source_of
+
+
+class Life:
+    """The sources of one process."""
+
+    def __init__(self, **things: Any) -> None:
+        self.sources: dict[str, Source] = {name: source_of(name, thing) for name, thing in things.items()}
+        self.models = {name: source for name, source in self.sources.items() if isinstance(source, Modules)}
+        for source in self.sources.values():
+            if isinstance(source, Optimizers):
+                source.parameters = [partial(model.known_as, name) for name, model in self.models.items()]
+        self._alone = Alone(Randomness(()))
+
+    def snapshot(self) -> tuple[bytes, dict[str, bytes]]:
+        """The table in JSON, and each tensor's bytes."""
+        state = {**{name: source.collect() for name, source in self.sources.items()}, RANDOMNESS: self._alone.collect()}
+        skeleton, leaves = flatten(state, torch.is_tensor)
+        layout = lay_out(leaves)
+        table = Table(skeleton=skeleton, pieces=layout.pieces, payload_bytes=layout.payload_bytes)
+        return table.to_json(), {name: _bytes(leaf) for name, leaf in leaves}
+
+    def restore(self, snapshot: tuple[bytes, Mapping[str, bytes]]) -> None:
+        table, content = Table.from_json(snapshot[0]), copy.copy(snapshot[1])
+
+        def bring(into: dict[str, torch.Tensor]) -> None:
+            for name, tensor in into.items():
+                if content[name]:
+                    flat(tensor).copy_(torch.frombuffer(bytearray(content[name]), dtype=torch.uint8))
+
+        Restorer(self.sources, self._alone, 0, 1).fill(table, bring)
+
+
+def _bytes(leaf: Any) -> bytes:
+    tensor = leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
+    return flat(tensor).numpy().tobytes()

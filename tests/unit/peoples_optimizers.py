@@ -1,0 +1,242 @@
+"""Optimizers as people write them: each keeps something where torch's own ones do not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class Lookahead(Optimizer):
+    """As in the public sources: slow weights by parameter, a counter in the groups, the fast optimizer within."""
+
+    def __init__(self, optimizer: Optimizer, k: int = 3, alpha: float = 0.5) -> None:
+        self.optimizer, self.k, self.alpha = optimizer, k, alpha
+        self.param_groups = optimizer.param_groups
+        self.fast_state = optimizer.state
+        self.state: Any = defaultdict(dict)
+        self.defaults = optimizer.defaults
+        for group in self.param_groups:
+            group["counter"] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fast": self.optimizer.state_dict(), "slow": super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["fast"])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+        for group in self.param_groups:
+            group["counter"] = (group["counter"] + 1) % self.k
+            if group["counter"] == 0:
+                for p in group["params"]:
+                    slow = self.state[p].setdefault("slow", p.detach().clone())
+                    slow += (p.detach() - slow) * self.alpha
+                    p.data.copy_(slow)
+
+
+class Sam(Optimizer):
+    """Sharpness-aware: the groups are those of the base optimizer, whose state its own state_dict leaves out."""
+
+    def __init__(self, params: Any, base: type[Optimizer], **options: Any) -> None:
+        super().__init__(params, {"rho": 0.05, **options})
+        self.base_optimizer = base(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p]["old"] = p.detach().clone()
+                    p.data.add_(p.grad, alpha=group["rho"] * 0.01)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.copy_(self.state[p]["old"])
+        self.base_optimizer.step()
+
+
+class Counting(Optimizer):
+    """A step in an attribute, another in the state under a string, a decay in a numpy number."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.count = 0
+        self.recent: list[float] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        self.recent = [*self.recent, self.count / 3][-3:]
+        self.state["total"] = self.state.get("total", 0.0) + 0.5
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-group["lr"] / (sum(self.recent) + self.state["total"]))
+
+
+class ByParameter(Optimizer):
+    """A dict of its own, by parameter, and a list of parameters; a second name for one of its tensors."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.all = [p for group in self.param_groups for p in group["params"]]
+        self.velocity: dict[torch.Tensor, torch.Tensor] = {}
+        self.first: torch.Tensor | None = None
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.all:
+            if p.grad is not None:
+                self.velocity.setdefault(p, torch.zeros_like(p.data)).mul_(0.9).add_(p.grad)
+        self.first = next(iter(self.velocity.values()))
+        self.first.mul_(1.01)
+        for p in self.all:
+            if p in self.velocity:
+                p.data.sub_(self.velocity[p], alpha=0.05)
+
+
+class Lists(Optimizer):
+    """Preconditioners and a history in lists and nested dicts by parameter, which grow."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state.setdefault("blocks", {"left": [torch.ones(n) for n in p.shape]})
+                state.setdefault("history", []).append(p.grad.clone())
+                state["history"] = state["history"][-4:]
+                for axis, one in enumerate(state["blocks"]["left"]):
+                    others = [a for a in range(p.ndim) if a != axis]
+                    one.add_(p.grad.square().sum(others) if others else p.grad.square())
+                mean = torch.stack(state["history"]).mean(0)
+                p.data.sub_(mean / state["blocks"]["left"][-1].sqrt(), alpha=group["lr"])
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+
+class Bytes(Optimizer):
+    """Moments of one byte, with a scale, as 8-bit optimizers keep them; torch's own load_state_dict would make float32 of them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state |= {"step": 0, "moment": torch.zeros(p.shape, dtype=torch.int8), "scale": torch.ones(1)}
+                state["step"] += 1
+                moment = state["moment"].float() * state["scale"] * 0.9 + p.grad
+                state["scale"] = moment.abs().max().reshape(1) / 127 + 1e-12
+                state["moment"] = (moment / state["scale"]).round().to(torch.int8)
+                p.data.sub_(moment, alpha=group["lr"] / state["step"] ** 0.5)
+
+
+class Clock:
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = 0
+
+
+class Declaring(Optimizer):
+    """An object that only its own state_dict knows how to save."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.clock = Clock()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "at": self.clock.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.clock.at = state["at"]
+        super().load_state_dict({key: value for key, value in state.items() if key != "at"})
+
+    def step(self, closure: Any = None) -> None:
+        self.clock.at += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.sub_(p.grad, alpha=group["lr"] / self.clock.at)
+
+
+class Hiding(Declaring):
+    """The same, and nobody knows."""
+
+    state_dict = Optimizer.state_dict
+    load_state_dict = Optimizer.load_state_dict
+
+
+class Face(Optimizer):
+    """State and groups are those of the optimizer within; a flag of its own beside them."""
+
+    def __init__(self, base: Optimizer) -> None:
+        self.base = base
+        self.defaults, self.flip = base.defaults, False
+
+    state = property(lambda self: self.base.state)  # type: ignore[assignment]
+    param_groups = property(lambda self: self.base.param_groups)  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> None:
+        self.flip = not self.flip
+        self.base.step()
+        if self.flip:
+            self.base.step()
+
+
+class Averaging(Optimizer):
+    """An average of the weights in a model of its own."""
+
+    def __init__(self, params: Any, average: torch.nn.Module) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.average, self.model = average, average
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p, mean in zip(group["params"], self.average.parameters(), strict=True):
+                mean.data.mul_(0.9).add_(p.detach(), alpha=0.1)
+                p.data.sub_(p.grad + 0.01 * (p.detach() - mean.detach()), alpha=group["lr"])
+
+
+class ById(Optimizer):
+    """Velocities by the ids of parameters, and a set of ids that are left alone: both are other numbers in each process."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.velocity: dict[int, torch.Tensor] = {}
+        self.alone = {id(self.param_groups[0]["params"][-1])}
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if id(p) not in self.alone:
+                    self.velocity[id(p)] = self.velocity.get(id(p), torch.zeros_like(p.data)) * 0.9 + p.grad
+                    p.data.sub_(self.velocity[id(p)], alpha=group["lr"])
+
+
+class Turned(Optimizer):
+    """Bases that lie column by column, as the QR of LAPACK gives them: a product with another one like it has other bits."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.ndim == 2:
+                    state = self.state[p]
+                    if "basis" not in state:
+                        state["basis"] = [torch.linalg.qr(torch.eye(p.shape[1]) + 0.1 * p.grad.T @ p.grad)[0]]
+                        assert not state["basis"][0].is_contiguous()
+                    p.data.sub_(p.grad @ state["basis"][0], alpha=group["lr"])

@@ -1,0 +1,127 @@
+"""Optimizers within optimizers (Lookahead, SAM, ZeRO's local one), and what an optimizer keeps in attributes of its own.
+
+torch's optimizers keep all of their state by parameter, and wrappers of frameworks keep none. Others may do as they like: their attributes
+are part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .contained import HERE, Contained
+from .live import Nested
+
+_FRAMEWORKS = (
+    "torch",
+    "megatron",
+    "apex",
+    "accelerate",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "deepspeed",
+)
+_CLOSED = ("megatron", "apex", "deepspeed")
+"""They keep the optimizers within by themselves."""
+
+
+def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[str, Optimizer]]:
+    """Those within `outer`, by names that are the same in each life. met: all so far."""
+    met.append(outer)
+    if _package(outer) in _CLOSED:
+        return
+    for attribute, value in vars(outer).items():
+        for key, each in _members(value):
+            if isinstance(each, Optimizer) and not any(each is other for other in met):
+                path = f"{name}.{attribute}{key}"
+                if not (_is_face_of(outer, each) and framework(each)):
+                    yield path, each
+                yield from nested(each, path, met)
+
+
+def state_of(optimizer: Optimizer) -> Any:
+    """A wrapper may have none."""
+    return getattr(optimizer, "state", {})
+
+
+def framework(optimizer: Optimizer) -> bool:
+    """Whether its attributes are no state."""
+    return _package(optimizer) in _FRAMEWORKS
+
+
+def further(optimizer: Optimizer, contained: Contained, state: Mapping[Any, Any]) -> Nested:
+    """What it keeps beside groups and the states of parameters; empty where that is nothing. state: all of it."""
+    loose = {key: contained.down(value, f"state/{key}") for key, value in state.items() if not torch.is_tensor(key)}
+    found = {"loose": loose, "attributes": _attributes(optimizer, contained)}
+    if contained.left:  # it keeps objects that only it knows
+        said = optimizer.state_dict().items()
+        found["declared"] = {key: value for key, value in said if key not in ("state", "param_groups")}
+    return {key: value for key, value in found.items() if value}
+
+
+def _attributes(optimizer: Optimizer, contained: Contained) -> Nested:
+    """Those that are state, by name."""
+    if framework(optimizer):
+        averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
+        return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
+    lenient = type(optimizer).state_dict is not Optimizer.state_dict
+    own = [(name, value) for name, value in vars(optimizer).items() if name not in _of_every_optimizer()]
+    down = ((name, contained.down(value, name, lenient=lenient or callable(value))) for name, value in own)
+    return {name: value for name, value in down if not (type(value) is str and value == HERE)}
+
+
+def put_further(optimizer: Optimizer, kept: Nested, contained: Contained) -> None:
+    """What it kept, into place. What has come since is gone."""
+    now = further(optimizer, Contained(contained.parameters.items(), contained.apart), state_of(optimizer))
+    device = next((parameter.device for parameter in contained.parameters.values()), torch.device("cpu"))
+    for name in now.get("loose", {}).keys() - kept.get("loose", {}).keys():
+        del optimizer.state[name]
+    for name, value in kept.get("loose", {}).items():
+        optimizer.state[name] = contained.up(optimizer.state.get(name), value, f"state/{name}", device)
+    live, attributes = vars(optimizer), kept.get("attributes", {})
+    if framework(optimizer):
+        if attributes:
+            live["averager"].step = attributes["averager"]["step"]
+        return
+    for name in now.get("attributes", {}).keys() - attributes.keys():
+        del live[name]
+    for name, value in attributes.items():
+        live[name] = contained.up(live.get(name), value, name, device)
+
+
+def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:
+    """What all of them have said by their own `state_dict`. Their states and groups stay the very same objects."""
+    shared = [(each, {k: vars(each)[k] for k in ("state", "param_groups") if k in vars(each)}) for each, _ in kept]
+    for optimizer, more in kept:
+        if "declared" in more:
+            optimizer.load_state_dict({**optimizer.state_dict(), **more["declared"]})
+    for optimizer, own in shared:
+        vars(optimizer).update(own)
+
+
+def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
+    """Whether all that `inner` keeps is `outer`'s as well."""
+    return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f".{key}", each) for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f".{number}", each) for number, each in enumerate(value))
+    else:
+        yield "", value
+
+
+def _package(optimizer: Optimizer) -> str:
+    return type(optimizer).__module__.partition(".")[0]
+
+
+@cache
+def _of_every_optimizer() -> frozenset[str]:
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"_opt_called"}

@@ -1,0 +1,169 @@
+"""How modules are made when the training loop begins, and what of it is otherwise later: this belongs to the state.
+
+A script that starts again makes its modules as at the beginning. What has changed since then, and can be made so again, is told with each
+snapshot: buffers that have come, gone or grown, parameters of another shape, `requires_grad`, train and eval mode. Modules that have come,
+gone or become others cannot be made by us: no snapshot is taken of them. A rewind in place takes them back as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn import Module
+
+from ..checkpoint.tensors import Piece
+from .live import Nested
+
+_PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_ABSENT, _NONE = "absent", "None"
+
+Shapes: TypeAlias = dict[str, str]
+"""By name, dtype and shape of a parameter or buffer, or one of the two above."""
+
+
+class Outline:
+    def __init__(self, chunks: Sequence[Module]) -> None:
+        self._chunks = chunks
+        self.modules = named_modules(chunks)
+        self._kinds = self._kinds_now()
+        self._shapes = self._shapes_now()
+        self._flags = {name: p.requires_grad for name, p in self._parameters().items()}
+        self._hidden = {name for name in self._shapes if not self._persists(name)}
+        self._modes = {name: module.training for name, module in self.modules.items()}
+        self._remember()
+
+    def _remember(self) -> None:
+        self._made = [
+            (module, type(module), [dict(getattr(module, part)) for part in _PARTS]) for module in self.modules.values()
+        ]
+
+    def look(self) -> str:
+        """Look at the modules anew. What is otherwise than when the loop began, and could not be made so by a new process; or nothing."""
+        self.modules = named_modules(self._chunks)
+        now = self._kinds_now()
+        if now == self._kinds:
+            self._remember()
+            return ""
+        for name in (*self._kinds, *now):
+            before, after = self._kinds.get(name, ""), now.get(name, "")
+            if before != after:
+                became = f"is {after}, and was {before}" if before and after else "is new" if after else "is gone"
+                return f"{name or 'the module itself'} {became}"
+        return "their order is another one"
+
+    def changes(self) -> Nested:
+        """What is otherwise now, as plain values: empty where nothing is."""
+        shapes, told = self._shapes_now(), {}
+        changed = {
+            name: [self._shapes.get(name, _ABSENT), shapes.get(name, _ABSENT), self._persists(name)]
+            for name in (*self._shapes, *(name for name in shapes if name not in self._shapes))
+            if self._shapes.get(name) != shapes.get(name)
+        }
+        flags = {n: p.requires_grad for n, p in self._parameters().items() if p.requires_grad != self._flags.get(n)}
+        modes = {n: m.training for n, m in self.modules.items() if m.training != self._modes.get(n)}
+        for key, value in (("tensors", changed), ("requires_grad", flags), ("training", modes)):
+            if value:
+                told[key] = value
+        return told
+
+    def put_back(self) -> None:
+        """Make the modules as they were when the loop began, of the very same objects."""
+        for module, kind, parts in self._made:
+            if type(module) is not kind:
+                module.__class__ = kind
+            for part, before in zip(_PARTS, parts, strict=True):
+                live = getattr(module, part)
+                live.clear()
+                live.update(before)
+            for name in (*module._parameters, *module._buffers, *module._modules):
+                module.__dict__.pop(name, None)  # a computed weight (prune, weight_norm) that hides the parameter
+        self.modules = named_modules(self._chunks)
+
+    def may_change(self, told: Nested) -> set[str]:
+        """Names of the tensors that `follow` makes as they were told: both this process and the snapshot's have begun with the same."""
+        said = {name for name, (began, *_) in told.get("tensors", {}).items() if self._began(name) == began}
+        now = self._shapes_now()
+        return said | {name for name in (*self._shapes, *now) if self._shapes.get(name) != now.get(name)}
+
+    def follow(self, told: Nested, described: Mapping[str, Piece]) -> None:
+        """Make tensors, flags and modes as they were told; what was not told is as when the loop began."""
+        for name in self.may_change(told):
+            wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), name not in self._hidden])
+            self._make(name, wanted[1], bool(wanted[2]), described.get(name))
+        for name, parameter in self._parameters().items():
+            wanted_flag = told.get("requires_grad", {}).get(name, self._flags.get(name))
+            if wanted_flag is not None and wanted_flag != parameter.requires_grad:
+                parameter.requires_grad_(wanted_flag)
+        for name, module in self.modules.items():
+            module.training = told.get("training", {}).get(name, self._modes.get(name, module.training))
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _began(self, name: str) -> str:
+        return self._shapes.get(name, _ABSENT)
+
+    def _make(self, name: str, wanted: str, persists: bool, piece: Piece | None) -> None:
+        path, _, key = name.rpartition(".")
+        module = self.modules[path]
+        live = module._parameters.get(key) if key in module._parameters else module._buffers.get(key)
+        if wanted == _ABSENT:
+            module._buffers.pop(key, None)
+            module._non_persistent_buffers_set.discard(key)
+        elif live is not None and piece is not None and shape_of(live) != wanted:
+            live.data, live.grad = _room(piece, live.device), None
+        elif wanted == _NONE or (live is None and piece is not None):  # a tied one goes by its first name
+            there = None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()))
+            module.__dict__.pop(key, None)
+            module.register_buffer(key, there, persistent=persists)
+
+    def _kinds_now(self) -> dict[str, str]:
+        """What only the script can make: modules and parameters, by name."""
+        kinds = {name: f"a {type(m).__module__}.{type(m).__qualname__}" for name, m in self.modules.items()}
+        return kinds | dict.fromkeys(self._parameters(), "a parameter")
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return {
+            join(path, key): each
+            for path, module in self.modules.items()
+            for key, each in module._parameters.items()
+            if each is not None
+        }
+
+    def _shapes_now(self) -> Shapes:
+        shapes = {name: shape_of(each) for name, each in self._parameters().items()}
+        for path, module in self.modules.items():
+            shapes |= {join(path, key): _NONE if b is None else shape_of(b) for key, b in module._buffers.items()}
+        return shapes
+
+    def _persists(self, name: str) -> bool:
+        path, _, key = name.rpartition(".")
+        return path not in self.modules or key not in self.modules[path]._non_persistent_buffers_set
+
+
+def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
+    """As `Names` names their tensors."""
+    found: dict[str, Module] = {}
+    for index, chunk in enumerate(chunks):
+        prefix = f"chunk{index}" if len(chunks) > 1 else ""
+        found.update((join(prefix, name), module) for name, module in chunk.named_modules())
+    return found
+
+
+def join(path: str, name: str) -> str:
+    return ".".join(filter(None, (path, name)))
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _device(module: Module, parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Where a module computes: a new buffer of it belongs there."""
+    tensors: list[Any] = [*module.parameters(), *module.buffers(), *parameters.values()]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _room(piece: Piece, device: torch.device) -> torch.Tensor:
+    return torch.zeros(piece.shape, dtype=getattr(torch, piece.dtype), device=device)
