@@ -109,8 +109,8 @@ def plan(
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
         blind = bool(past) and past[-1].remedy in BLIND
-        who = "the model, its settings or its data do it" if blind else "the model or its settings do it"
-        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps: {who}")
+        what = "the model, its settings and its data" if blind else "the model and its settings"
+        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps; look at {what}")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
@@ -187,9 +187,9 @@ def _answer_to_mismatch(
         return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GANG, reason=reason)
     again = [i for i in before if i.signature == verdict.signature]
     who = (
-        "the same tensors at the same step: a core that computes wrongly, or the script itself"
+        "the same tensors at the same step: perhaps a core that computes wrongly, or the script itself"
         if again
-        else "a bad part"
+        else "perhaps a bad part"
     )
     where = dict.fromkeys((*(node for i in before for node in i.nodes), *here))
     return _give_up(
