@@ -92,6 +92,7 @@ def dead_ranks(world: World) -> list[Suspicion]:
 
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
+    who = f"the wrapper of {who}" if gone.kind == "wrapper" else who
     if gone.kind in _KINDS:
         cause, text = (
             Cause(gone.kind),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from . import ends
 from .command_line import show
 from .forkserver import request_rank
 
@@ -21,6 +22,7 @@ from .forkserver import request_rank
 def run(order: Mapping[str, Any], seed: socket.socket | None) -> int:
     """Do what `torchrun` does with `order["argv"]`; its exit code. seed: what ranks are forked from; None: torchrun starts them."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
     atexit._clear()  # of what has been imported for ranks: theirs to call
@@ -36,6 +38,7 @@ def run(order: Mapping[str, Any], seed: socket.socket | None) -> int:
             return Fork(seed, env, handler) if list(args) == sys.orig_argv else start(handler, args, env)
 
         SubprocessHandler._popen = popen  # type: ignore[method-assign]
+    ends.wrap(api)
     program = order["program"]
     sys.argv = [program[-1], *order["argv"]]
     show([*([sys.executable] if len(program) == 1 else program[:-1]), *sys.argv], order["env"])
