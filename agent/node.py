@@ -46,6 +46,9 @@ from .vitals import Vitals
 from .warm import WarmProcess
 from .witness import Witness
 
+_NO_SCRIPT = 2
+"""Exit code of a Python that does not find its script."""
+
 
 class Node:
     def __init__(
@@ -234,6 +237,9 @@ class Node:
         ended = changed = self.gang.observe() if self.gang else False
         if ended:
             self._read()  # their last words
+        if ended and self.gang:
+            for process in self.gang.ranks.values():
+                process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
         if ended and self.gang and self.gang.launcher.code and self._started_none():
             self.gang.unimportable = interpreter.unimportable(self.launch, os.environ)
         self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())

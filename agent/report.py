@@ -112,11 +112,12 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         code = 1
     kind = str(words.get("kind", "exit"))
     kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
+    kind = "broken" if process.missing and not words else kind
     return RankExit(
         rank=Rank(page.rank),
         at_s=process.ended_s,
         code=code,
-        error=process.nonsense or str(words.get("error", "")),
+        error=process.nonsense or str(words.get("error", f"{process.missing} is not there" if process.missing else "")),
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # it may have had no step left to do

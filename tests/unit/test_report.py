@@ -326,3 +326,12 @@ def test_what_a_rank_says_itself_of_its_end_counts_for_more() -> None:
     seen[0].say_farewell(error="ValueError: no")
     seen[0].say_seen(seen[0].pid, None)
     assert blamed(gang(1, -15), seen)[0] == (4, 1, "exit")
+
+
+def test_a_script_that_is_gone_is_named() -> None:
+    gone = gang(2, 2, launcher=1)
+    for process in gone.ranks.values():
+        process.missing = "train.py"
+    assert {(found.kind, found.error) for found in exits(gone, pages(RankPhase.ATTACHED, step=-1))} == {
+        ("broken", "train.py is not there")
+    }
