@@ -39,7 +39,7 @@ from .gang import Gang, watched
 from .holdings import Holdings
 from .launch import Launch
 from .lookout import Lookout
-from .orphans import TIDY_S, Orphans, is_ours
+from .orphans import TIDY_S, Orphans, forget_openmp, is_ours
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .vitals import Vitals
@@ -201,6 +201,7 @@ class Node:
             self.gang.kill()
             self._orphans.end(self._helpers())
             self._read()  # what they had done until then
+            forget_openmp([process.pid for process in self.gang.watched() if process.ended_s])
             self.gang = None
         if self.copies and self.fetching:
             self.drain.stop()

@@ -120,7 +120,11 @@ def plan(
             LayoutError,
             "a snapshot is for the model and the ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
         )
-    if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started and (verdict.broken or not trained):
+    if (
+        verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG)
+        and not verdict.started
+        and (verdict.broken or not trained)
+    ):
         alike = _alike(verdict, restarts, policy, shut_out)
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"

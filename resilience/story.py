@@ -55,7 +55,7 @@ def outcome(incident: Incident) -> str:
 
 def struck(incident: Incident) -> str:
     """When in the training it struck."""
-    return "before the first step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+    return "before any step was told" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
 
 
 _CONCLUSIONS = {
