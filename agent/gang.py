@@ -30,6 +30,8 @@ class Watched:
     """The kernel has killed it for want of memory."""
     fenced: bool = False
     """It was ended because its agent had no lease any more."""
+    missing: str = ""
+    """The script, where Python has not found it; empty: it has."""
     nonsense: str = ""
     """What stood on its page, and could not be, so that it was ended; empty: it was not."""
 

@@ -95,6 +95,11 @@ class Launch:
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
         return [*ours, *self.options, *self.script]
 
+    def missing_script(self) -> str:
+        """The script, where it is not there any more; empty: it is, or it is a module."""
+        named = self.rank_command and "-m" not in self.rank_command and not self.own_programs
+        return self.script[0] if named and not os.path.exists(self.script[0]) else ""
+
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What the launcher finds in its environment, and ranks beside what it tells them. environ: the agent's."""
         known = environ.get("PYTHONPATH")

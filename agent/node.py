@@ -39,12 +39,15 @@ from .gang import Gang, watched
 from .holdings import Holdings
 from .launch import Launch
 from .lookout import Lookout
-from .orphans import TIDY_S, Orphans, is_ours
+from .orphans import TIDY_S, Orphans, forget_openmp, is_ours
 from .pacing import Pacing
 from .run_directory import RunDirectory
 from .vitals import Vitals
 from .warm import WarmProcess
 from .witness import Witness
+
+_NO_SCRIPT = 2
+"""Exit code of a Python that does not find its script."""
 
 
 class Node:
@@ -198,6 +201,7 @@ class Node:
             self.gang.kill()
             self._orphans.end(self._helpers())
             self._read()  # what they had done until then
+            forget_openmp([process.pid for process in self.gang.watched() if process.ended_s])
             self.gang = None
         if self.copies and self.fetching:
             self.drain.stop()
@@ -234,6 +238,9 @@ class Node:
         ended = changed = self.gang.observe() if self.gang else False
         if ended:
             self._read()  # their last words
+        if ended and self.gang:
+            for process in self.gang.ranks.values():
+                process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
         if ended and self.gang and self.gang.launcher.code and self._started_none():
             self.gang.unimportable = interpreter.unimportable(self.launch, os.environ)
         self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())

@@ -55,8 +55,9 @@ class Orphans:
                     killed.add(process)
                 reap(process.pid)
             if killed.isdisjoint(left) and taken_s >= tidy_s:
-                return
+                break
             sleep(0.002)
+        forget_openmp([process.pid for process in killed])
 
     def reap(self, spare: Collection[int], now_s: float) -> None:
         """spare: children that somebody waits for, however long; now_s: monotonic."""
@@ -84,6 +85,13 @@ def reap(pid: int) -> int | None:
     except ChildProcessError:
         return None
     return os.waitstatus_to_exitcode(status) if found else None
+
+
+def forget_openmp(pids: Collection[int], folder: str = "/dev/shm") -> None:
+    """Remove what OpenMP (LLVM's, Intel's) has registered there of these processes, which have ended; a killed one cannot do it."""
+    for pid in pids:
+        with suppress(OSError):
+            os.unlink(f"{folder}/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
 
 
 def is_ours(pid: int, helpers: Collection[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,9 @@ from ..resilience.reports import NodeStatus
 from ..resilience.terms import Doing, Generation, Rank, RankPhase, Step
 from ..resilience.testimony import MOST
 from .gang import Gang, Watched
+
+_ORPHANED_S = 1.0
+"""Within so long of its launcher's death a rank is dead by it."""
 
 
 def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bool = False) -> bool | None:
@@ -34,16 +38,28 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     loop with code 0 is among them where others have failed: they may have waited for it."""
     launcher = gang.launcher
     gone = {n: (pages[n], process) for n, process in gang.ranks.items() if process.ended_s}
-    failed = [n for n, (p, end) in gone.items() if ended_well(p.phase, end.code, launcher.code, bool(p.left)) is False]
+    failed = [
+        n
+        for n, (p, end) in gone.items()
+        if ended_well(p.phase, _code(p, end), launcher.code, bool(p.left)) is False and not _follows(p, end, launcher)
+    ]
     early = [n for n, (p, end) in gone.items() if end.code == 0 and RankPhase.RESTORING <= p.phase < RankPhase.FINISHED]
     found = [_rank_exit(*gone[n]) for n in gone if failed and n in (*failed, *early)]
+    ended_s = [process.ended_s for process in gang.watched() if process.ended_s]
+    found += [
+        _seen_exit(p, min(ended_s))
+        for n, p in enumerate(pages)
+        if ended_s and n not in failed and (p.seen_code or 0) < 0
+    ]
     if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
         started = any(page.step >= 0 for page in pages)
+        told_signal = max(page.launcher_signal for page in pages)
         found.append(
             RankExit(
                 rank=Rank(-1),
                 at_s=launcher.ended_s,
-                code=launcher.code,
+                code=-told_signal or launcher.code,
+                out_of_memory=launcher.out_of_memory,
                 started=started,
                 error=gang.unimportable or _any_word(pages),
                 kind="no torch" if gang.unimportable else "exit",
@@ -52,6 +68,31 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     # All ranks of thousands of nodes may raise at once, and what is read is one traceback.
     told = next((gone for gone in found if gone.traceback), None)
     return tuple(gone if gone is told else replace(gone, traceback="") for gone in found)
+
+
+def _code(page: Page, process: Watched) -> int | None:
+    """Exit code of a rank: from the launcher, where its own end came before the agent could watch it."""
+    return page.seen_code if process.code is None else process.code
+
+
+def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
+    """Whether this rank has ended only because the launcher has ended it, or the launcher or its own wrapper has died."""
+    if page.farewell() or process.out_of_memory or process.fenced or process.nonsense:
+        return False
+    orphaned = (launcher.code or 0) < 0 and process.ended_s > launcher.ended_s - _ORPHANED_S
+    wrapped = page.launched_pid not in (0, page.pid) and (page.seen_code or 0) < 0
+    return page.ended_by_launcher or wrapped or (orphaned and process.code in (None, -signal.SIGKILL))
+
+
+def _seen_exit(page: Page, at_s: float) -> RankExit:
+    """Of the process that the launcher had started as a rank, and that a signal has ended: a wrapper, where another one trains."""
+    return RankExit(
+        rank=Rank(page.rank),
+        at_s=at_s,
+        code=page.seen_code,
+        started=page.stepped_ns > 0,
+        kind="exit" if page.pid in (0, page.launched_pid) else "wrapper",
+    )
 
 
 def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
@@ -66,16 +107,17 @@ def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
 
 def _rank_exit(page: Page, process: Watched) -> RankExit:
     words = page.farewell()
-    code, step = process.code, words.get("step")
+    code, step = _code(page, process), words.get("step")
     if code is None and words:
         code = 1
     kind = str(words.get("kind", "exit"))
     kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
+    kind = "broken" if process.missing and not words else kind
     return RankExit(
         rank=Rank(page.rank),
         at_s=process.ended_s,
         code=code,
-        error=process.nonsense or str(words.get("error", "")),
+        error=process.nonsense or str(words.get("error", f"{process.missing} is not there" if process.missing else "")),
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # it may have had no step left to do

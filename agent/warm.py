@@ -24,6 +24,8 @@ from ..resilience.errors import MachineError
 
 ANSWER_S = 10.0
 """A fork answers in milliseconds; a warm process that does not has a problem of its own."""
+_ENDS_S = 0.5
+"""From the end of what a process says to its own."""
 TRIES = 2
 """How often in one generation a process is started that ends by itself."""
 VARIABLE = "MT_RESILIENT_WARM"
@@ -66,7 +68,7 @@ class ForkServer:
                 return int(words["launcher"])
         except OSError:
             pass
-        raise MachineError("the warm process did not answer")
+        raise MachineError(f"the warm process {self.ending()}")
 
     def _hear(self) -> dict[str, Any]:
         line = b""
@@ -79,6 +81,13 @@ class ForkServer:
         with suppress(ValueError, TypeError, RecursionError):  # an import may have written there
             return dict(json.loads(line))
         return {}
+
+    def ending(self) -> str:
+        """What has become of it, once it says no more."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(_ENDS_S)
+            return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}; see its log"
+        return "did not answer"
 
     def stop(self) -> None:
         self.channel.close()
@@ -172,6 +181,7 @@ class WarmProcess:
             self._stop_launchers()
             self.why = ""
             return True, f"the warm process is ready: the next start will be forked{self._left}"
+        ending = self._ranks.ending() if self._ranks and not words else ""
         self._stop_ranks()
         less = words.get("less", {})
         if less and self._less | less != self._less:
@@ -180,7 +190,7 @@ class WarmProcess:
             self._ranks = self._prepared()
             return False, ""
         self._refused = "why" in words
-        self.why = f"{words['why']}{self._left}" if self._refused else "the warm process ended; see its log"
+        self.why = f"{words['why']}{self._left}" if self._refused else f"the warm process {ending}"
         return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:

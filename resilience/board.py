@@ -23,6 +23,7 @@ _ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
 _FAREWELL_AT, _FAREWELL_END = 1600, 3840
 _SPENT_AT = _FAREWELL_END
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
+_LIVED, _CODES = 1, 1000
 
 
 class _Int:
@@ -112,6 +113,13 @@ class Page:
 
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
     """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
+
+    launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
+    """The process that the launcher has started as this rank, once it ends its ranks; 0 before. It writes this, and the next two."""
+    seen = _Int(_SIGHTINGS_COUNT_AT // 8 + 3)
+    """How the launcher found it then: 0: not told; 1: alive, so the launcher has ended it; else 1000 more than its exit code."""
+    launcher_signal = _Int(_SIGHTINGS_COUNT_AT // 8 + 4)
+    """The signal that has ended the launcher itself; 0: none that it could tell of."""
 
     __slots__ = ("floats", "ints", "raw")
 
@@ -246,6 +254,21 @@ class Page:
         except (ValueError, RecursionError):  # killed while it was writing, or somebody else has written there
             return {}
         return {k: v for k, v in words.items() if isinstance(v, str | int)} if isinstance(words, dict) else {}
+
+    def say_seen(self, pid: int, code: int | None) -> None:
+        """The launcher ends its ranks, and has found this one so. code: its exit code; None: it lives."""
+        self.seen = _LIVED if code is None else _CODES + code
+        self.launched_pid = pid
+
+    @property
+    def ended_by_launcher(self) -> bool:
+        """Whether it lived until the launcher has ended it."""
+        return self.seen == _LIVED
+
+    @property
+    def seen_code(self) -> int | None:
+        """The exit code that the launcher had seen before it ended the others; None: it had seen none."""
+        return self.seen - _CODES if self.seen > _LIVED else None
 
     def release(self) -> None:
         """Let go of the buffer, so that its mapping can be closed."""

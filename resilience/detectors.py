@@ -76,6 +76,8 @@ class Suspicion:
     step: Step = Step(-1)
     details: tuple[str, ...] = ()
     """Further lines for whoever asks for the story."""
+    broken: bool = False
+    """No start can go well: the script is not there, or is no Python."""
     onset: Step = Step(-1)
     """First step whose state is known to be wrong; -1: the state is not suspected."""
 
@@ -92,6 +94,7 @@ def dead_ranks(world: World) -> list[Suspicion]:
 
 def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
+    who = f"the wrapper of {who}" if gone.kind == "wrapper" else who
     if gone.kind in _KINDS:
         cause, text = (
             Cause(gone.kind),
@@ -108,6 +111,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         )
     elif gone.kind == "no torch":
         cause, text = Cause.TORCH_MISSING, f"torchrun does not start on {node}: {gone.error}"
+    elif gone.kind == "broken":
+        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} cannot run the script: {gone.error}"
     elif gone.kind == "fenced":
         cause, text = (
             Cause.AGENT_LOST,
@@ -133,6 +138,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         started=gone.started,
         signature=f"{cause}:{gone.code}:{gone.kind if gone.kind == 'nonsense' else gone.error}",
         step=gone.step,
+        broken=gone.kind == "broken",
     )
 
 

@@ -1,8 +1,8 @@
 """The lower rungs of the ladder, which the ranks climb among themselves: what to do about a step whose figures are wrong. Pure.
 
     finding                      answer                                              and if it is gone then
-    the first time               replay the same data from the newest state before   it was a transient fault of the hardware
-    again                        replay it from an older state                       the state had been damaged in between
+    the first time               replay the same data from the newest state before   unknown: the hardware, perhaps, for a moment
+    again                        replay it from an older state                       unknown: the newer state was damaged, perhaps
     again                        leave the data around the onset out                 it was the data
     again                        leave more of it out, from further back; where      it was the data; or the data, or how
                                  a rescue is set (`rescue`), with its care           those steps were computed
@@ -48,9 +48,9 @@ class Origin(StrEnum):
 
     UNKNOWN = ""
     TRANSIENT = "transient"
-    """Gone when the same data met the same state again: the hardware."""
+    """Gone when the same data met the same state again: the hardware, perhaps, or a race, or a draw that no snapshot has."""
     STATE = "state"
-    """Gone when the same data met an older state: what was in memory had been damaged since."""
+    """Gone when the same data met an older state: what was in memory may have been damaged since."""
     DATA = "data"
     """It came again however often the data was replayed, and went with the data."""
     UNDECIDED = "undecided"

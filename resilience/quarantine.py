@@ -1,9 +1,8 @@
 """Which nodes are to train no more for a while: World → those that their own faults speak against. Pure.
 
-A fault is a node's own where its hardware is blamed (a replica that computed wrongly, a gradient that was out of line once and not
-again), or where it has struck there before anywhere else (its rank died or hung, its agent was lost). Where the job has trained
-before, and ranks end before their first step, a node is to blame on which the last fault was too, or which has never trained: on another
-one they may work. Nobody is shut out whom the job cannot do without.
+A fault is a node's own where its hardware is blamed (a replica that computed wrongly), or where it has struck there before anywhere else
+(its rank died or hung, its agent was lost). Where the job has trained before, and ranks end before their first step, a node is to blame on
+which the last fault was too, or which has never trained: on another one they may work. Nobody is shut out whom the job cannot do without.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from .chronicle import bare_incident
 from .detectors import Cause
 from .errors import UsageError
 from .incident import Incident
-from .ladder import Origin
 from .lives import RANKS_ENDED
 from .machine import Phase
 from .orders import Quarantine
@@ -160,9 +158,8 @@ def unforgiven(world: World) -> tuple[Incident, ...]:
 
 
 def _hardware(incident: Incident) -> bool:
-    if incident.cause == Cause.FINGERPRINT_MISMATCH:
-        return len(incident.nodes) == 1  # of several, nobody knows which
-    return incident.origin == Origin.TRANSIENT and bool(incident.ranks)
+    """Replicas prove it. A step that goes wrong once does not: a race in the script, or a draw that is not repeated, looks the same."""
+    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, nobody knows which
 
 
 def _counts(world: World, incident: Incident) -> bool:

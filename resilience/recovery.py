@@ -109,8 +109,8 @@ def plan(
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
         blind = bool(past) and past[-1].remedy in BLIND
-        who = "the model, its settings or its data do it" if blind else "the model or its settings do it"
-        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps: {who}")
+        what = "the model, its settings and its data" if blind else "the model and its settings"
+        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps; look at {what}")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
@@ -120,23 +120,20 @@ def plan(
             LayoutError,
             "a snapshot is for the model and the ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
         )
-    if verdict.cause in RANKS_ENDED and not verdict.started and trained:
-        return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
-    if verdict.cause is Cause.TORCH_MISSING:
-        return _give_up(MachineError, "mend the installation, then give the same command again")
-    if verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG) and not verdict.started:
-        alike, at_s = 1, verdict.at_s
-        for incident in reversed(restarts):
-            lived_s = at_s - incident.at_s  # since that restart
-            if incident.started or incident.signature != verdict.signature:
-                break
-            if lived_s >= policy.unwatched_progress_s and verdict.cause is Cause.SCRIPT_RAISED:
-                break
-            alike, at_s = alike + (not _explained(incident.nodes, shut_out)), incident.at_s
+    if (
+        verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG)
+        and not verdict.started
+        and (verdict.broken or not trained)
+    ):
+        alike = _alike(verdict, restarts, policy, shut_out)
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
             said = f"the script {what} {alike} times in the same way before its first step"
             return _give_up(ScriptError, f"{said}: an error of its own")
+    if verdict.cause in RANKS_ENDED and not verdict.started and trained:
+        return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
+    if verdict.cause is Cause.TORCH_MISSING:
+        return _give_up(MachineError, "mend the installation, then give the same command again")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
     if unusable and begun and begun[-1].resume_step == -1:
         return _give_up(
@@ -187,9 +184,9 @@ def _answer_to_mismatch(
         return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GANG, reason=reason)
     again = [i for i in before if i.signature == verdict.signature]
     who = (
-        "the same tensors at the same step: a core that computes wrongly, or the script itself"
+        "the same tensors at the same step: perhaps a core that computes wrongly, or the script itself"
         if again
-        else "a bad part"
+        else "perhaps a bad part"
     )
     where = dict.fromkeys((*(node for i in before for node in i.nodes), *here))
     return _give_up(
@@ -213,6 +210,19 @@ def _answer_to_failed_starts(
         return restart
     reason = f"{restart.reason}; {said}, and it has trained before"
     return replace(restart, pause_s=min(5.0 ** min(failed - 2, 4), _LONGEST_PAUSE_S), reason=reason)
+
+
+def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolicy, shut_out: Set[NodeId]) -> int:
+    """How many starts in a row have failed in this way before the first step, the present one included."""
+    alike, at_s = 1, verdict.at_s
+    for incident in reversed(restarts):
+        lived_s = at_s - incident.at_s  # since that restart
+        if incident.started or incident.signature != verdict.signature:
+            break
+        if lived_s >= policy.unwatched_progress_s and verdict.cause is Cause.SCRIPT_RAISED:
+            break
+        alike, at_s = alike + (not _explained(incident.nodes, shut_out)), incident.at_s
+    return alike
 
 
 def _leave(said: str, restart: Plan, size: int, trained: int, left: bool) -> Plan:

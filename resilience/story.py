@@ -55,12 +55,12 @@ def outcome(incident: Incident) -> str:
 
 def struck(incident: Incident) -> str:
     """When in the training it struck."""
-    return "before the first step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+    return "before any step was told" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
 
 
 _CONCLUSIONS = {
-    Origin.TRANSIENT: "it did not come again with the same data: a transient fault of the hardware",
-    Origin.STATE: "it did not come again from an older state: the state had been damaged in between, by the hardware",
+    Origin.TRANSIENT: "it did not come again when the same data was replayed: its origin is unknown",
+    Origin.STATE: "it did not come again from an older state: its origin is unknown (the newer state may have been damaged)",
     Origin.DATA: "it came with the data, and went with it",
     Origin.UNDECIDED: "it did not come again, but the data may have been other data: its origin is unknown",
     Origin.RESCUED: "it went where more data was left out and the steps around it were computed with care: either may have done it",
@@ -71,8 +71,9 @@ _CONCLUSIONS = {
 def concluded(incident: Incident) -> str:
     """Where the fault came from, as far as the remedy has told; empty where it has not."""
     said = _CONCLUSIONS.get(incident.origin, "")
-    if incident.ranks and incident.origin == Origin.TRANSIENT:
-        return f"{said} of {phrases.ranks(incident.ranks)}"
+    if incident.origin == Origin.TRANSIENT:
+        whose = f" of {phrases.ranks(incident.ranks)}" if incident.ranks else ""
+        return f"{said} (a transient fault of the hardware{whose} is possible)"
     if incident.ranks and incident.origin == Origin.DATA:
         return f"{said}: the data of {phrases.ranks(incident.ranks)}"
     return said

@@ -38,6 +38,9 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "left": (0, 1),
     "tells": (0, 2),
     "listens": (0, 64),
+    "launched_pid": (0, MOST_PIDS),
+    "seen": (0, 2000),
+    "launcher_signal": (0, 64),
     **dict.fromkeys(
         ("beat_ns", "attached_ns", "built_ns", "restored_ns", "stepped_ns", "replayed_ns", "stall_ns"), (0, MOST_NS)
     ),

@@ -67,6 +67,11 @@ class Verdict:
         return any(s.started for s in self.blamed)
 
     @property
+    def broken(self) -> bool:
+        """Whether the script cannot be run at all."""
+        return any(s.broken for s in self.blamed)
+
+    @property
     def onset(self) -> Step:
         """First step whose state is known to be wrong; -1: none is. Whatever the cause is taken to be: a consequence has one too."""
         return min((s.onset for s in (*self.blamed, *self.consequences) if s.onset >= 0), default=Step(-1))

@@ -135,6 +135,9 @@ def farewell(page: Page, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     words = {"error": last[:300], "traceback": text, **getattr(error, "farewell", {})}
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}, line {error.lineno}"
+        words |= {"kind": "broken", "error": f"{type(error).__name__} in {where}: {error.msg}"}
     if isinstance(error, LayoutError | FormatError):
         words |= {"kind": "refused", "error": str(error)}
     page.say_farewell(**words)

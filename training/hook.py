@@ -11,9 +11,10 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
+from . import ends
 from .attach import attach
 
 LOOPS = {
@@ -35,7 +36,12 @@ def activate() -> None:
         if name in sys.modules:  # forked from a process that had imported it
             _wrap(sys.modules[name])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(dict.fromkeys(LOOPS, _wrap)))
+
+
+def listen_to_launcher() -> None:
+    """Where this process is torchrun itself: have it tell how its ranks end."""
+    sys.meta_path.insert(0, _Finder({ends.MODULE: ends.wrap}))
 
 
 def _wrap(module: ModuleType) -> None:
@@ -46,15 +52,16 @@ def _wrap(module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: asks all other finders for the modules of LOOPS, and adds to their loaders."""
+    """Finds nothing itself: asks all other finders for the modules that are wrapped, and adds to their loaders."""
 
-    def __init__(self) -> None:
+    def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._wraps = wraps
         self._asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in LOOPS or self._asking:
+        if fullname not in self._wraps or self._asking:
             return None
         self._asking = True
         try:
@@ -67,7 +74,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _wrap(module)
+            self._wraps[fullname](module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

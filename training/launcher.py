@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from . import ends
 from .command_line import show
 from .forkserver import Waiting, start_rank
 
@@ -20,6 +21,7 @@ from .forkserver import Waiting, start_rank
 def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
     """Do what `torchrun` does with `order["argv"]`; its exit code. waiting: its ranks, forked; empty: torchrun starts them."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
     atexit._clear()  # of what has been imported for ranks: theirs to call
@@ -36,6 +38,7 @@ def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
             return Fork(waiting.pop(0), env, handler) if forked else start(handler, args, env)
 
         SubprocessHandler._popen = popen  # type: ignore[method-assign]
+    ends.wrap(api)
     program = order["program"]
     sys.argv = [program[-1], *order["argv"]]
     show([*([sys.executable] if len(program) == 1 else program[:-1]), *sys.argv], order["env"])

@@ -274,7 +274,7 @@ def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, ru
     assert [incident.rung for incident in job.incidents()] == rungs
     if code:
         done = "after 2 rewinds, each with data that is not known; nothing that the ranks can do about it helps"
-        assert f"again, {done}: the model, its settings or its data do it" in job.said().splitlines()[-1]
+        assert f"again, {done}; look at the model, its settings and its data" in job.said().splitlines()[-1]
         assert (
             job.said().count("Which data this loop uses is not known, so no recovery can put it back: take the batches")
             == 1

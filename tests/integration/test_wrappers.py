@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import sys
 from pathlib import Path
@@ -65,3 +66,33 @@ def test_the_process_that_trains_is_the_rank(tmp_path: Path) -> None:
     assert "a helper has failed" in job.printed()
     assert "worker None" in job.printed()
     assert "worker Attachment" not in job.printed()
+
+
+WAITS = """
+import os, pathlib, sys, time
+from mt_resilient.training.attach import attach
+attach()
+while not pathlib.Path(sys.argv[1], "over").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_who_is_killed_is_named_and_not_who_ends_with_it(tmp_path: Path) -> None:
+    """The launcher; and the shell that has started a rank. Ranks that torchrun ends because of it are not blamed."""
+    script, wrapper = tmp_path / "waits.py", tmp_path / "wrapper.sh"
+    script.write_text(WAITS)
+    wrapper.write_text(f"{sys.executable} {script} {tmp_path}\nexit $?\n")
+    job = Job(tmp_path, ["--nproc-per-node", "2", "--no-python", "bash", str(wrapper)])
+
+    def trainers(generation: int) -> list[psutil.Process]:
+        now = job.until(lambda now: now.generation == generation and bool(now.pids) and all(now.pids))
+        return [psutil.Process(pid) for pid in now.pids]
+
+    launcher = trainers(1)[0].parent().parent()
+    launcher.terminate()
+    trainers(2)[1].parent().kill()
+    trainers(3)
+    (tmp_path / "over").touch()
+    assert job.finish() == 0, job.said()
+    told = [incident.summary.replace(f" on {platform.node()}", "") for incident in job.incidents()]
+    assert told == ["the launcher (torchrun) was killed by signal 15", "the wrapper of rank 1 was killed by signal 9"]

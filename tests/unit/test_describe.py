@@ -115,7 +115,7 @@ def test_what_was_told_only_says_whether_it_is_over(open_: bool, line: str) -> N
     assert line in story.lines(incident(rung=0, cause="cut_off", open=open_), "at noon", "1")
 
 
-@pytest.mark.parametrize(("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before the first step")])
+@pytest.mark.parametrize(("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before any step was told")])
 def test_when_it_struck(at: int, text: str) -> None:
     assert f"(the fault struck {text})" in story.lines(incident(at=at), "at noon", "1")[-1]
 

@@ -475,3 +475,14 @@ def test_restarts_without_progress_do_not_count_against_a_flipped_bit() -> None:
 )
 def test_the_bound_holds_until_the_job_has_gone_on(past: list[Incident], step: int) -> None:
     assert bound(past) == step
+
+
+@pytest.mark.parametrize("trained", [0, 1])
+def test_a_script_that_cannot_be_run_ends_the_job_at_the_second_start(trained: int) -> None:
+    """Whether the job has trained before or not: no wait brings the script back."""
+    first = verdict(Cause.SCRIPT_RAISED, started=False, signature="gone")
+    broken = replace(first, blamed=(replace(first.blamed[0], broken=True),))
+    again = [replace(incident(1, at=200), started=False, cause="script_raised", signature="gone", at_s=0.5)]
+    assert plan(broken, 200, 200, [], POLICY, trained=trained).exit_code == 0
+    assert plan(broken, 200, 200, again, POLICY, trained=trained).exit_code == 5
+    assert plan(first, 200, 200, again, POLICY, trained=1).exit_code == 0  # its data may come back

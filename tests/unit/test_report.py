@@ -280,3 +280,58 @@ def test_the_dead_are_not_counted_among_the_living() -> None:
     told = said(gang(-9, "alive"), pages())
     assert told.alive == 1
     assert [gone.rank for gone in told.exits] == [4]
+
+
+# -- what follows from the end of another ----------------------------------------------------------------------------------------
+
+
+def blamed(gone: Gang, seen: list[Page]) -> list[tuple[int, int | None, str]]:
+    return [(found.rank, found.code, found.kind) for found in exits(gone, seen)]
+
+
+def test_ranks_that_die_with_their_launcher_are_not_blamed() -> None:
+    assert blamed(gang(-9, "alive", launcher=-9), pages()) == [(-1, -9, "exit")]
+    assert blamed(gang(-9, -9, launcher=-9), pages()) == [(-1, -9, "exit")]
+    assert blamed(gang(-9, -9, launcher=1), pages()) == [(4, -9, "exit"), (5, -9, "exit")]
+
+
+def test_a_launcher_that_a_signal_ends_is_blamed_and_not_the_ranks_that_it_takes_along() -> None:
+    seen = pages()
+    for page in seen:
+        page.say_seen(page.pid, None)
+    assert blamed(gang(-15, -15), seen) == []  # not yet known why
+    for page in seen:
+        page.launcher_signal = 15
+    assert blamed(gang(-15, -15, launcher=1), seen) == [(-1, -15, "exit")]
+
+
+def test_a_rank_that_ended_too_early_to_be_watched_has_the_code_that_the_launcher_saw() -> None:
+    seen = pages(RankPhase.ATTACHED, step=-1)
+    seen[0].say_seen(seen[0].pid, None)
+    seen[1].say_seen(seen[1].pid, -15)
+    assert blamed(gang(-15, None), seen) == [(5, -15, "exit")]
+    assert blamed(gang(-15), seen) == [(5, -15, "exit")]  # it was gone before the agent had looked at its page
+
+
+def test_a_killed_wrapper_is_told_of_and_not_the_ranks_that_end_with_it() -> None:
+    seen = pages()
+    seen[0].say_seen(50, None)
+    seen[1].say_seen(51, -9)
+    assert blamed(gang(-15, "alive"), seen) == [(5, -9, "wrapper")]
+    assert blamed(gang(-15, -9, launcher=1), seen) == [(5, -9, "wrapper")]
+
+
+def test_what_a_rank_says_itself_of_its_end_counts_for_more() -> None:
+    seen = pages()
+    seen[0].say_farewell(error="ValueError: no")
+    seen[0].say_seen(seen[0].pid, None)
+    assert blamed(gang(1, -15), seen)[0] == (4, 1, "exit")
+
+
+def test_a_script_that_is_gone_is_named() -> None:
+    gone = gang(2, 2, launcher=1)
+    for process in gone.ranks.values():
+        process.missing = "train.py"
+    assert {(found.kind, found.error) for found in exits(gone, pages(RankPhase.ATTACHED, step=-1))} == {
+        ("broken", "train.py is not there")
+    }

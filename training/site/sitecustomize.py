@@ -33,13 +33,14 @@ if "MT_RESILIENT_WARM" in os.environ:
         os._exit(1)
 else:
     _chain()
-if (
-    "MT_RESILIENT_HANDOFF" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
-):  # the launcher may have a RANK of an operator's
+if "MT_RESILIENT_HANDOFF" in os.environ:
     try:
         from mt_resilient.training import hook
 
-        hook.activate()
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # the launcher may have a RANK of an operator's
+            hook.activate()
+        else:
+            hook.listen_to_launcher()
     except Exception as error:
         if os.environ.get("LOCAL_RANK") == "0":
             print(f"mt-resilient: this rank's Python cannot be attached ({error}); it runs unwatched", file=sys.stderr)
