@@ -73,8 +73,11 @@ class OwnGradients:
                 parameter.register_post_accumulate_grad_hook(self._note)
 
     def _note(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None and not parameter.grad.is_sparse:
-            self._now[id(parameter)] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
+        if parameter.grad is not None and parameter.grad.layout is torch.strided:
+            wide = torch.promote_types(
+                parameter.grad.dtype, torch.float32
+            )  # torch narrows neither float64 nor complex numbers
+            self._now[id(parameter)] = torch.linalg.vector_norm(parameter.grad, dtype=wide)
 
     def stepped(self, step: int) -> None:
         """The step that has brought the state after `step` steps is done."""
