@@ -76,9 +76,16 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any]]:
             yield from _referred_to(thing)
         case _:
             yield from sorted(vars(thing).items()) if hasattr(thing, "__dict__") else ()
-            for name, method in vars(type(thing)).items():
-                if isinstance(method, FunctionType):
-                    yield name, method
+            yield from _methods(type(thing))
+
+
+def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """Those that the script has written, also of classes that it derives from."""
+    for each in kind.__mro__:
+        for name, method in vars(each).items():
+            function = getattr(method, "__func__", method)
+            if isinstance(function, FunctionType) and not installed(function.__code__.co_filename):
+                yield f"{each.__name__}.{name}", function
 
 
 def _referred_to(function: FunctionType) -> Iterator[tuple[str, Any]]:

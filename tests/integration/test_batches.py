@@ -440,9 +440,10 @@ def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import random\n"
         "noise, shuffled = random.Random(3), random.Random(4)\n"
-        "class Samples:\n"
+        "class Base:\n"
         "    def __getitem__(self, index):\n"
         "        return index + noise.random()\n"
+        "class Samples(Base): pass\n"
         "def batches():\n"
         "    return (each for each in shuffled.sample(range(9), 9))\n"
     )
