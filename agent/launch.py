@@ -89,11 +89,12 @@ class Launch:
             "nodes, whose network each layer then waits for; --nproc-per-node should be a multiple of it"
         )
 
-    def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
-        """torchrun's arguments for one generation on one node."""
+    def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int, run: str) -> list[str]:
+        """torchrun's arguments for one generation on one node. run: names the job where torchrun was told no name, as it does by itself.
+        Ranks find it as TORCHELASTIC_RUN_ID, and may call files by it."""
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
-        return [*ours, *self.options, *self.script]
+        return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
 
     def missing_script(self) -> str:
         """The script, where it is not there any more; empty: it is, or it is a module."""

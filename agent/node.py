@@ -69,7 +69,7 @@ class Node:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
         start from; windows: of data, to be left out; copies: where there are other nodes to hold them."""
         self.launch, self.directory, self.root, self.policy = launch, directory, root, policy
-        self.judged_by, self.origin, self.windows = judged_by, origin, windows
+        self.judged_by, self.origin, self.windows, self.run = judged_by, origin, windows, run
         self.board = Board(launch.ranks)
         self.copies = copies
         self.arena = arena.create(launch.ranks, policy.slots + (MARKS if copies else 0))
@@ -150,6 +150,7 @@ class Node:
             node_rank=node_rank,
             master_addr=record.master_addr,
             master_port=record.master_port,
+            run=self.run,
         )
         environment = self.launch.environment(os.environ) | handoff.to_environment() | self._door.environment
         why = self.warm.why

@@ -20,11 +20,14 @@ from ..resilience.clock import monotonic_s
 from ..resilience.errors import InternalError, LayoutError, UsageError
 from .live import Nested
 from .loaders import Loadable, Loader
-from .randomness import Randomness, collect_own, own_generators, restore_own
+from .own import collect_own, own_of, restore_own
+from .randomness import Randomness
 from .workers import Made
 
 OVER = object()
 """In place of a batch: there are no more."""
+_NOTHING: Nested = {"start": None, "own": {}, "workers": {}, "loader": {}}
+"""What a rank knows of its place that is new, as on another number of ranks."""
 
 
 class Batches:
@@ -36,7 +39,7 @@ class Batches:
         self._loader = Loader(loader)
         self._epochs, self._accumulate = epochs, accumulate
         self._set_epoch = begin_epoch or self._loader.set_epoch
-        self._own = own_generators(loader=loader)
+        self._own = own_of(loader=loader)
         self._randomness: Randomness | None = None
         self._tells = False
         self.epoch = 0
@@ -202,18 +205,18 @@ class Batches:
         self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
         if samples and self._loader.samples:
             self.offset = self.offset * samples // self._loader.samples
-        kept = self._kept or {"start": None, "own": {}, "workers": {}, "loader": {}}
+        kept = self._kept or _NOTHING
         self._place, self._kept = None, None
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
         self._begun, self._workers = dict(kept["workers"]), dict(kept["workers"])
         if self.offset:
             self._to_start()
-            self._set_epoch(self.epoch)
         if kept["loader"]:
             self._loader.thing.load_state_dict(kept["loader"])
         if self.offset:
             self._again(goes_on=bool(kept["loader"]))
-        restore_own(self._own, kept["own"])
+        if kept is not _NOTHING:
+            restore_own(self._own, kept["own"])
 
     def _again(self, goes_on: bool) -> None:
         """goes_on: the loader is there by itself."""
@@ -237,7 +240,8 @@ class Batches:
             )
 
     def _to_start(self) -> None:
-        """The generators as they were before this epoch's iterator was made."""
+        """All as it was before this epoch's iterator was made."""
         if self._start is not None and self._randomness is not None:
             self._randomness.restore(self._start["rank"])
             restore_own(self._own, self._start["own"])
+        self._set_epoch(self.epoch)

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..resilience.errors import UsageError
 from .workers import Beginning, Telling
@@ -34,6 +35,15 @@ class Loader:
             raise UsageError(
                 f"session.batches is given a {kind.__name__}, which can be gone through only once, and after a rewind its batches are "
                 "wanted again: give it the function that makes it, without calling it"
+            )
+        if not self.stateful and any(
+            isinstance(part, _BaseDataLoaderIter)
+            for name, part in getattr(loader, "__dict__", {}).items()
+            if name != "_iterator"
+        ):
+            raise UsageError(
+                f"session.batches is given a {kind.__name__}, which goes on with one iterator from epoch to epoch, and cannot be put back: "
+                "give it a DataLoader with persistent_workers=True, which keeps its workers too"
             )
         dataset = getattr(self.thing, "dataset", None)
         over_map = not isinstance(dataset, IterableDataset)

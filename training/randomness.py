@@ -1,15 +1,12 @@
-"""The random number generators of a rank, as a source of state; and those that a data loader has for itself."""
+"""The random number generators of a rank, as a source of state."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import deque
-from collections.abc import Iterable, Mapping
-from types import ModuleType
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
 import torch
 
 from . import device
@@ -76,66 +73,6 @@ def restore_host(kept: Nested) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in kept:
         numpy.random.set_state(kept["numpy"])
-
-
-Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-
-
-_PARTS = 256
-"""So many objects are looked through for generators, in loaders and datasets that may hold everything."""
-
-
-def own_generators(**holders: Any) -> dict[str, Own]:
-    """The generators in `holders` and in what they consist of (datasets of datasets, transforms), each once, by names that are the same in
-    each life."""
-    found: dict[str, Own] = {}
-    seen: set[int] = set()
-    todo = deque(holders.items())
-    while todo and len(seen) < _PARTS:
-        name, thing = todo.popleft()
-        if id(thing) in seen or isinstance(thing, (type, ModuleType, torch.Tensor, torch.nn.Module)):
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, Own):
-            found[name] = thing
-        elif isinstance(thing, (list, tuple)) and len(thing) <= _PARTS:
-            todo += ((f"{name}.{at}", part) for at, part in enumerate(thing) if _has_parts(part))
-        elif isinstance(thing, dict) and len(thing) <= _PARTS:
-            todo += ((f"{name}.{at}", part) for at, part in thing.items() if _has_parts(part))
-        else:
-            parts = vars(thing).items() if hasattr(thing, "__dict__") else ()
-            todo += ((f"{name}.{at}", part) for at, part in sorted(parts) if _has_parts(part))
-    return found
-
-
-def _has_parts(thing: Any) -> bool:
-    return isinstance(thing, (list, tuple, dict, Own)) or hasattr(thing, "__dict__")
-
-
-def collect_own(generators: Mapping[str, Own]) -> dict[str, Any]:
-    return {name: _state(each) for name, each in generators.items()}
-
-
-def _state(generator: Own) -> Any:
-    match generator:
-        case torch.Generator() | np.random.RandomState():
-            return generator.get_state()
-        case np.random.Generator():
-            return generator.bit_generator.state
-        case random.Random():
-            return packed(generator.getstate())
-
-
-def restore_own(generators: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
-    for name in generators.keys() & kept.keys():
-        generator = generators[name]
-        match generator:
-            case torch.Generator() | np.random.RandomState():
-                generator.set_state(kept[name])
-            case np.random.Generator():
-                generator.bit_generator.state = kept[name]
-            case random.Random():
-                generator.setstate(unpacked(kept[name]))
 
 
 def _tracker() -> Any:

@@ -14,18 +14,23 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-from .randomness import collect_host, collect_own, own_generators, restore_host, restore_own
+from .own import Own, collect_own, own_of, restore_own
+from .randomness import collect_host, restore_host
+
+_own: dict[str, Own] = {}
+"""What this worker's dataset has for itself."""
 
 
 class Generators:
-    """What a worker's generators were after a batch. (No tuple and no mapping: who puts batches into pinned memory leaves it as it is.)"""
+    """What a worker's generators and counts were after a batch. (No tuple and no mapping: who puts batches into pinned memory leaves it
+    as it is.)"""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self) -> None:
         host = collect_host()
         # A tensor would be sent as a file descriptor.
         self.state = {
             "host": {**host, "torch": host["torch"].numpy()},
-            "own": collect_own(own_generators(dataset=dataset)),
+            "own": collect_own(_own),
         }
 
 
@@ -45,7 +50,7 @@ class Telling:
 
     def __call__(self, samples: Any) -> Any:
         batch, worker = self.collate(samples), get_worker_info()
-        return batch if worker is None else Made(batch, worker.id, Generators(worker.dataset))
+        return batch if worker is None else Made(batch, worker.id, Generators())
 
 
 class Beginning:
@@ -59,7 +64,10 @@ class Beginning:
         if self.begin is not None:
             self.begin(worker)
         info = get_worker_info()
-        if info is not None and worker in self.states:
+        _own.clear()
+        if info is not None:
+            _own.update(own_of(dataset=info.dataset))
+        if worker in self.states:
             state = self.states[worker]
             restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
-            restore_own(own_generators(dataset=info.dataset), state["own"])
+            restore_own(_own, state["own"])

@@ -8,7 +8,10 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import random
+import runpy
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +25,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -29,8 +33,9 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from mt_resilient.resilience.errors import LayoutError
+from mt_resilient.resilience.errors import LayoutError, UsageError
 from mt_resilient.training.batches import OVER, Batches
+from mt_resilient.training.own import own_of
 from mt_resilient.training.randomness import Randomness
 
 SAMPLES, EPOCHS = 14, 3
@@ -96,6 +101,57 @@ class Own:
         self.at = state["at"]
 
 
+class Counting(Sampler[int]):
+    """Shuffles by the number of times that it was gone through, as many do that have no `set_epoch`."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return iter(random.Random(self.times).sample(range(SAMPLES), SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class CountingStream(IterableDataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.times += 1
+        yield from (torch.tensor([float(at), self.times]) for at in range(SAMPLES))
+
+
+class Progressive(Numbers):
+    """Its samples depend on how many it has given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.given += 1
+        return torch.tensor([float(index), self.given])
+
+
+class OneIterator(DataLoader[torch.Tensor]):
+    """As timm's MultiEpochsDataLoader."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(Numbers(), **how)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        return self.iterator
+
+
+def together() -> Callable[[], Any]:
+    first, second = DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()), DataLoader(Progressive(), 3)
+    return lambda: map(torch.hstack, zip(first, second, strict=True))
+
+
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
@@ -148,6 +204,18 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 LOADERS |= {
+    "with a sampler that counts": lambda: DataLoader(Numbers(), batch_size=3, sampler=Counting()),
+    "a stream that counts, by workers that are kept": lambda: DataLoader(
+        CountingStream(), batch_size=3, num_workers=1, persistent_workers=True
+    ),
+    "that counts": lambda: DataLoader(Progressive(), batch_size=3, shuffle=True),
+    "that counts, by workers": lambda: DataLoader(Progressive(), shuffle=True, **SEVERAL),
+    "a function of two": together,
+    "with a generator in what collates": lambda: DataLoader(
+        Numbers(),
+        batch_size=3,
+        collate_fn=partial(lambda noise, each: torch.stack(each) + noise.random(), random.Random(3)),
+    ),
     "torchdata's": lambda: StatefulDataLoader(Numbers(draws=True), batch_size=3, shuffle=True),
     "torchdata's, distributed": lambda: StatefulDataLoader(
         Numbers(), batch_size=2, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=1)
@@ -361,3 +429,24 @@ def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own
         data.restored(2, same_job=True)
     data.restored(2, same_job=False)
     assert data.take(2) == 1
+
+
+def test_a_loader_that_keeps_one_iterator_is_refused() -> None:
+    with pytest.raises(UsageError, match="persistent_workers=True"):
+        Batches(OneIterator(batch_size=3), EPOCHS, 1, None)
+
+
+def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import random\n"
+        "noise, shuffled = random.Random(3), random.Random(4)\n"
+        "class Base:\n"
+        "    def __getitem__(self, index):\n"
+        "        return index + noise.random()\n"
+        "class Samples(Base): pass\n"
+        "def batches():\n"
+        "    return (each for each in shuffled.sample(range(9), 9))\n"
+    )
+    script = runpy.run_path(str(tmp_path / "script.py"))
+    for thing, generator in ((script["Samples"](), "noise"), (script["batches"], "shuffled")):
+        assert list(own_of(thing=thing).values()) == [script[generator]]

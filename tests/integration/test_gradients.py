@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -68,3 +69,15 @@ def test_it_is_this_ranks_own_and_changes_nothing(tmp_path: Path) -> None:
                 os._exit(code)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * RANKS
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.complex128])
+def test_gradients_of_any_type_are_noted(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 4, dtype=dtype)
+    own = OwnGradients([model], noted=True)
+    for step in range(1, STEPS + 1):
+        model.zero_grad()
+        scale = 100 if step == STEPS else 1
+        (model(torch.ones(2, 4, dtype=dtype)) * scale).abs().sum().backward()
+        own.stepped(step)
+    assert math.isclose(own.times_usual(STEPS), 100, rel_tol=0.01)

@@ -135,13 +135,14 @@ def test_arguments_of_a_generation() -> None:
     understood = torchrun(
         "--standalone", "--nproc_per_node", "gpu", "--role=trainer", "train.py", "--lr", "1", environ=GPUS
     )
-    assert understood.arguments(nodes=3, node_rank=1, master_addr="10.0.0.1", master_port=12345) == [
+    assert understood.arguments(nodes=3, node_rank=1, master_addr="10.0.0.1", master_port=12345, run="1f") == [
         "--nnodes=3",
         "--node-rank=1",
         "--master-addr=10.0.0.1",
         "--master-port=12345",
         "--max-restarts=0",
         "--nproc-per-node=2",  # the number that was understood, whatever it was spelled as
+        "--rdzv-id=1f",
         "--role=trainer",
         "train.py",
         "--lr",
@@ -168,8 +169,15 @@ def test_tensor_parallel_groups_that_lie_on_two_nodes(words: tuple[str, ...], to
 
 def test_what_goes_in_comes_out_the_same_when_understood_again() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
-    again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1))
-    assert again == replace(once, nodes="1", port=1)
+    again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1, run="1f"))
+    assert again == replace(once, nodes="1", port=1, rdzv_id="1f")
+
+
+def test_ranks_find_the_id_that_torchrun_was_given() -> None:
+    arguments = torchrun("--rdzv_id", "gpt", "train.py").arguments(
+        nodes=1, node_rank=0, master_addr="x", master_port=1, run="1f"
+    )
+    assert "--rdzv-id=gpt" in arguments
 
 
 @pytest.mark.parametrize("flag", ["-m", "--module"])

@@ -44,6 +44,7 @@ EXPECTED_DIFFERENCES = (
     Expected("*environ*.MT_RESILIENT_DOOR", "where to ask for the board", added=True),
     Expected("*environ*.PYTHONPATH", "our sitecustomize.py is found there, and hands over to the user's own"),
     Expected("*environ*.TORCHELASTIC_RESTART_COUNT", "counts restarts, as torchrun's own does", warm=True),
+    Expected("*environ*.TORCHELASTIC_RUN_ID", "torchrun makes a name up as well, where it is given no --master-port"),
     Expected("*getenv.PYTHONPATH", "the same, as C sees it"),
     Expected("*environ*.MASTER_PORT", "each start has a port of its own"),
     Expected("*environ*.TORCHELASTIC_ERROR_FILE", "torchrun makes a temporary folder for each start"),

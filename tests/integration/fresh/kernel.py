@@ -44,7 +44,9 @@ def descriptors() -> dict[str, object]:
         info = dict(line.split(":", 1) for line in (_SELF / "fdinfo" / name).read_text().splitlines() if ":" in line)
         found[name] = {
             "kind": stat.filemode(about.st_mode)[0],
-            "target": re.sub(r"\[\d+\]|(?<=/none_)\w+", "", target),  # inodes, and the name of torchrun's run
+            "target": re.sub(
+                r"\[\d+\]|(?<=/)[^/_]+_\w+(?=/attempt_)", "", target
+            ),  # inodes, and the name of torchrun's run
             "same_as": same_as if same_as != name else "",
             "flags": info["flags"].strip(),
             "inheritable": os.get_inheritable(int(name)),
