@@ -50,7 +50,7 @@ class Boundaries:
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._at: Attachment | None = _unless_looped(attach())
-        self._sources = sources_of(sources, look_through=self._at is not None)
+        self._sources = sources_of(sources, self, look_through=self._at is not None)
         self.fixed_data = True
         """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
         be used again on purpose, and none left out."""
