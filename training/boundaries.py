@@ -53,7 +53,7 @@ class Boundaries:
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._at: Attachment | None = _unless_looped(attach())
-        self._sources = sources_of(sources, look_through=self._at is not None)
+        self._sources = sources_of(sources, self, look_through=self._at is not None)
         models = {name: source for name, source in self._sources.items() if isinstance(source, Modules)}
         self._models = [*models.values()]
         for source in self._sources.values():

@@ -31,7 +31,8 @@ from .offload import Offload
 from .pace import Pace, uncollected
 from .randomness import Alone, Randomness
 from .restoring import Restorer, Unrestorable
-from .state import Modules, Packed, Source
+from .state import Modules, Source
+from .values import Packed
 
 _RETRY_S = 0.05
 """Between looks for a slot, where a snapshot may wait for one."""

@@ -244,6 +244,15 @@ def test_models_and_optimizers_inside_are_sources_of_their_own() -> None:
     assert schedule.last_epoch == 0
 
 
+def test_the_session_itself_may_be_in_what_it_is_given() -> None:
+    session, trainer = Meter(), Meter()
+    trainer.session = session  # type: ignore[attr-defined]
+    snapshot = Snapshot(sources_of({"trainer": trainer}, session))
+    trainer.session = None  # type: ignore[attr-defined]
+    snapshot.restore()
+    assert trainer.session is session  # type: ignore[attr-defined]
+
+
 def test_a_model_that_comes_later_is_refused() -> None:
     models: dict[str, nn.Module] = {}
     sources = sources_of({"models": models})
