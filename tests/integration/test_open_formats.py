@@ -31,6 +31,7 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.geometry import Part
 from mt_resilient.checkpoint.reshard import Saved
 from mt_resilient.checkpoint.retention import RetentionPolicy
+from mt_resilient.checkpoint.tree import Tagged
 from mt_resilient.cli import main
 from mt_resilient.formats import foreign, importing, safetensors_files
 from mt_resilient.formats.dcp_files import open_dcp
@@ -94,13 +95,16 @@ def test_a_value_that_is_not_a_number_is_the_same_on_all_ranks(tmp_path: Path) -
     assert contents.tensors.keys() == {"rank-00000/x", "rank-00001/x"}
 
 
-def test_a_huge_integer_is_text_for_other_formats(tmp_path: Path) -> None:
+def test_what_json_cannot_say_is_text_for_other_formats(tmp_path: Path) -> None:
     node = Node(Files(tmp_path))
-    node.snapshot(1, values={"best": {1 << 20_000: 1 << 30_000}})
+    held = Tagged(("", {"seen": Tagged(("set", (1, None)))}))
+    node.snapshot(1, values={"best": {1 << 20_000: 1 << 30_000}, "held": held})
     Saved(node.drain_here(1))
     node.close()
     with SnapshotStore(str(tmp_path)) as store:
-        assert zarr.open_group(store, mode="r").attrs["values"]["best"] == {hex(1 << 20_000): hex(1 << 30_000)}
+        values = zarr.open_group(store, mode="r").attrs["values"]
+    assert values["best"] == {hex(1 << 20_000): hex(1 << 30_000)}
+    assert values["held"] == {"seen": {"set": [1, None]}}
 
 
 # zarr
