@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +48,6 @@ class Contained:
         """parameters: by their places in the groups. apart: ids of containers that are kept by themselves."""
         self.apart = apart
         self.parameters = dict(parameters)
-        self._places = {id(parameter): place for place, parameter in self.parameters.items()}
         self.strides: dict[str, list[int]] = {}
         """Of tensors that are not row-major, by path."""
         self.as_they_lie = False
@@ -124,6 +124,11 @@ class Contained:
         return holder["it"]
 
     # -- inside ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _places(self) -> dict[int, str]:
+        """By id."""
+        return {id(parameter): place for place, parameter in self.parameters.items()}
 
     def _pointed(self, tensor: torch.Tensor, path: str) -> Any:
         if id(tensor) in self._places:

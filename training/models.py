@@ -56,21 +56,24 @@ class Modules:
         """Parameters by their names in the session, in which the modules are `source`."""
         return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> Named:
         """What lies here of each, live. Raises SnapshotError for what cannot be saved."""
+        return self._gather()[1]
+
+    def _gather(self) -> tuple[Named, Named]:
+        """Parameters and buffers as the modules have them, and what lies here of them."""
         parameters, buffers = self.named()
         self._trained = [name for name, each in parameters.items() if each.requires_grad]
-        named = parameters | buffers
-        self._live = list(named.values())
+        named = here = parameters | buffers
         if all_ordinary(named):
             self.buffers = frozenset(buffers)
         else:
             apart = ordinary(buffers, _buffer)
             self.buffers = frozenset(apart)
-            named = ordinary(parameters, _parameter) | apart
+            here = ordinary(parameters, _parameter) | apart
         if self._stale:
-            check(named, lambda name: _buffer(name) if name in self.buffers else _parameter(name))
-        return named
+            check(here, lambda name: _buffer(name) if name in self.buffers else _parameter(name))
+        return named, here
 
     def parameters(self, collected: Nested) -> list[torch.Tensor]:
         """Those in what was `collected` last."""
@@ -99,14 +102,14 @@ class Modules:
         return [] if self.gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
-        kept: Nested = self.tensors()
+        named, kept = self._gather()
         outline = self._look()
         if self._otherwise:
             raise SnapshotError(
                 f"the modules have changed since the loop began, {self._otherwise}, and a restart makes them as at the beginning. To have "
                 "all of them at the start, build them before the Session"
             )
-        seen = [*map(_MADE, self._live), [module.training for module in self._names.modules]]
+        seen = [*map(_MADE, named.values()), [module.training for module in self._names.modules]]
         if seen != self._seen:
             self._seen, self._changes = seen, outline.changes()
         more = {CHANGED: self._changes, EXTRA: self._extra.collect()}

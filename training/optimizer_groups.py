@@ -47,8 +47,9 @@ class Groups:
                 )
         return changed
 
-    def make(self, count: int, changed: Mapping[str, Any]) -> None:
-        """Make `count` groups, those of the beginning but for what has `changed`. Raises LayoutError where that can't be."""
+    def make(self, count: int, changed: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Make `count` groups, those of the beginning but for what has `changed`; the parameters whose groups are gone. Raises LayoutError
+        where that can't be."""
         groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
         if began != here:
             raise LayoutError(
@@ -60,12 +61,11 @@ class Groups:
             if missing := [name for name in changed[key] if name not in named]:
                 raise LayoutError(f"the optimizer in the snapshot has the parameter {missing[0]}, and this run has not")
             wanted[int(key)] = [named[name] for name in changed[key]]
-        for group in groups[count:]:
-            for parameter in group["params"]:
-                self._inner.state.pop(parameter, None)
+        gone = [parameter for group in groups[count:] for parameter in group["params"]]
         del groups[count:]
         for number, parameters in sorted(wanted.items()):
             if number >= len(groups):
                 self._inner.add_param_group({"params": parameters})
             elif len(groups[number]["params"]) != len(parameters):
                 groups[number]["params"][:] = parameters
+        return gone

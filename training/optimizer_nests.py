@@ -28,6 +28,7 @@ _FRAMEWORKS = (
 )
 _CLOSED = ("megatron", "apex", "deepspeed")
 """They keep the optimizers within by themselves."""
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[str, Optimizer]]:
@@ -36,7 +37,7 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[
     if _package(outer) in _CLOSED:
         return
     for attribute, value in vars(outer).items():
-        for key, each in _members(value):
+        for key, each in _members(value) if attribute not in _of_every_optimizer() else ():
             if isinstance(each, Optimizer) and not any(each is other for other in met):
                 path = f"{name}.{attribute}{key}"
                 if not (_is_face_of(outer, each) and framework(each)):
@@ -56,12 +57,16 @@ def framework(optimizer: Optimizer) -> bool:
 
 def further(optimizer: Optimizer, contained: Contained, state: Mapping[Any, Any]) -> Nested:
     """What it keeps beside groups and the states of parameters; empty where that is nothing. state: all of it."""
-    loose = {key: contained.down(value, f"state/{key}") for key, value in state.items() if not torch.is_tensor(key)}
+    loose = {} if _TENSORS.issuperset(map(type, state)) else _loose(state, contained)
     found = {"loose": loose, "attributes": _attributes(optimizer, contained)}
     if contained.left:  # it keeps objects that only it knows
         said = optimizer.state_dict().items()
         found["declared"] = {key: value for key, value in said if key not in ("state", "param_groups")}
     return {key: value for key, value in found.items() if value}
+
+
+def _loose(state: Mapping[Any, Any], contained: Contained) -> Nested:
+    return {key: contained.down(value, f"state/{key}") for key, value in state.items() if not torch.is_tensor(key)}
 
 
 def _attributes(optimizer: Optimizer, contained: Contained) -> Nested:
@@ -111,9 +116,9 @@ def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        yield from ((f".{key}", each) for key, each in value.items())
+        yield from ((f".{key}", each) for key, each in value.items() if isinstance(each, Optimizer))
     elif isinstance(value, (list, tuple)):
-        yield from ((f".{number}", each) for number, each in enumerate(value))
+        yield from ((f".{number}", each) for number, each in enumerate(value) if isinstance(each, Optimizer))
     else:
         yield "", value
 

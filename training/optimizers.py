@@ -111,17 +111,22 @@ class Optimizers:
 
     def follow(self, described: Nested) -> None:
         """Make the groups that have come on the way, as a snapshot of another layout has them. Raises LayoutError where that cannot be."""
-        for name, _, inner in list(self.parts()):
-            if "members" in (part := described.get(name, {})):
-                self._groups_of(name, inner).make(len(part["groups"]), part["members"])
+        begun = [(described.get(name, {}), self._groups_of(name, inner)) for name, _, inner in self.parts()]
+        for part, groups in begun:
+            if "members" in part:
+                groups.make(len(part["groups"]), part["members"])
 
     def prepare(self, described: Nested) -> None:
         parts = list(self.parts())
         if {name for name, _, _ in parts} != described.keys():
             raise LayoutError("the snapshot holds another kind of optimizer")
+        begun = [(described[name], self._groups_of(name, inner)) for name, _, inner in parts]
+        for part, groups in begun:
+            for parameter in groups.make(len(part["groups"]), part.get("members", {})):
+                for _, _, each in parts:  # they may have the groups in common
+                    state_of(each).pop(parameter, None)
         for name, wrapper, inner in parts:
             part = described[name]
-            self._groups_of(name, inner).make(len(part["groups"]), part.get("members", {}))
             for key, parameter in parameters_of(inner):
                 if key not in part["state"] or (wrapper is not inner and key not in part["main"]):
                     raise LayoutError(f"the snapshot's optimizer has no parameter {key}; another model or optimizer")

@@ -47,6 +47,8 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
     elif tensor.layout is _PLAIN_BYTES and not tensor.is_nested and _has_memory(tensor):
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             found[name] = tensor.detach().as_subclass(torch.Tensor)
+    elif tensor.device.type not in ("cpu", "meta"):  # what copies it knows how
+        found[name] = tensor
     else:
         raise _refused(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
 

@@ -151,8 +151,7 @@ class Tape:
         if str(error) != self._complaint:
             self._complaint = str(error)
             print(
-                f"mt-resilient: {error}. Training goes on without new snapshots, and a fault now costs all steps since the last one: "
-                "keep it out of what the Session is given",
+                f"mt-resilient: {error}. Training goes on without new snapshots, and a fault now costs all steps since the last one",
                 file=sys.stderr,
                 flush=True,
             )
