@@ -51,10 +51,10 @@ def read_commit(snapshot: Place) -> Commit:
             why = f"it was rejected: {_reason(snapshot)}"
         raise SnapshotError(f"{snapshot} is not a snapshot: {why}")
     data = snapshot.read(layout.COMMIT)
-    with _named(snapshot, layout.COMMIT):
+    with _named(str(snapshot)):
         found = Commit.from_json(data)
     if found.attempt != snapshot.name:
-        raise SnapshotError(f"{snapshot}/{layout.COMMIT} belongs to the attempt {found.attempt!r}")
+        raise SnapshotError(f"{snapshot}/{layout.COMMIT} belongs to the attempt {found.attempt}")
     return found
 
 
@@ -72,7 +72,7 @@ def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
 def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManifest:
     """Raises SnapshotError unless it is that of `rank` of `world` in this very attempt."""
     name = layout.manifest_name(rank)
-    with _named(snapshot, name):
+    with _named(f"{snapshot}/{name}"):
         manifest = RankManifest.from_json(data)
     expected, found = (snapshot.name, rank, world), (manifest.attempt, manifest.rank, manifest.world)
     if found != expected or Attempt.parse(snapshot.name) is None:
@@ -81,12 +81,12 @@ def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManife
 
 
 @contextmanager
-def _named(snapshot: Place, name: str) -> Iterator[None]:
-    """A sentence about what is in a file, with the file in front."""
+def _named(where: str) -> Iterator[None]:
+    """A sentence about what is in a file, with where that is in front."""
     try:
         yield
     except (FormatError, SnapshotError) as error:
-        raise type(error)(f"{snapshot}/{name}: {error}") from None
+        raise type(error)(f"{where}: {error}") from None
 
 
 def _reason(snapshot: Place) -> str:

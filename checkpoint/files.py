@@ -199,7 +199,9 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def larger(where: object, most: int) -> SnapshotError:
-    return SnapshotError(f"{where} has more than {most} bytes; it is damaged, and the rest was not read")
+    return SnapshotError(
+        f"{where} has more than {most} bytes; it is damaged, or from another attempt, and was not read"
+    )
 
 
 def sync_directory(path: Path) -> None:

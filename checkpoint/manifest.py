@@ -24,7 +24,7 @@ FORMAT = 3
 MOST_RANKS = 100_000
 MANIFEST_BYTES = 1 << 30
 """Of one rank's manifest at most."""
-AttemptName = Annotated[str, Meta(max_length=255)]
+AttemptName = Annotated[str, Meta(pattern=r"\A[0-9a-g-]{1,255}\Z")]
 
 
 @dataclass(frozen=True, kw_only=True)

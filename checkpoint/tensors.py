@@ -127,7 +127,7 @@ class Table(Layout):
         described, held = (table.payload_bytes, len(table.pieces)), (header.payload_bytes, header.pieces)
         if described != held:
             raise SnapshotError(
-                f"rank {header.rank}'s slot holds {held} bytes and tensors, and its table says {described}"
+                f"rank {header.rank}'s slot holds {held} bytes and tensors, and its table is of another payload, {described}"
             )
         return table
 

@@ -149,11 +149,11 @@ def deep(levels: int) -> Any:
 
 CASES: dict[str, tuple[Damage, int, str]] = {
     # COMMIT
-    "COMMIT is empty": (bytes_of(layout.COMMIT, b""), DAMAGED, "COMMIT: COMMIT is not readable as JSON"),
-    "COMMIT is cut off": (bytes_of(layout.COMMIT, lambda c: c[:-9]), DAMAGED, "COMMIT: COMMIT is not readable as JSON"),
-    "COMMIT is no UTF-8": (bytes_of(layout.COMMIT, b"\xff\xfe\xfd" * 9), DAMAGED, "COMMIT: COMMIT is not readable"),
+    "COMMIT is empty": (bytes_of(layout.COMMIT, b""), DAMAGED, ": COMMIT is not readable as JSON"),
+    "COMMIT is cut off": (bytes_of(layout.COMMIT, lambda c: c[:-9]), DAMAGED, ": COMMIT is not readable as JSON"),
+    "COMMIT is no UTF-8": (bytes_of(layout.COMMIT, b"\xff\xfe\xfd" * 9), DAMAGED, ": COMMIT is not readable"),
     "COMMIT is a list": (bytes_of(layout.COMMIT, b"[]"), DAMAGED, "does not say of which format"),
-    "COMMIT is nested deep": (bytes_of(layout.COMMIT, b"[" * 10**6), DAMAGED, "COMMIT: COMMIT is not readable"),
+    "COMMIT is nested deep": (bytes_of(layout.COMMIT, b"[" * 10**6), DAMAGED, ": COMMIT is not readable"),
     "COMMIT is of 3 GiB": (sparse(layout.COMMIT), DAMAGED, "COMMIT has more than"),
     "COMMIT is a pipe": (replaced(layout.COMMIT, os.mkfifo), DAMAGED, "COMMIT is no regular file"),
     "COMMIT is a directory": (replaced(layout.COMMIT, os.mkdir), DAMAGED, "COMMIT is no regular file"),
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[Damage, int, str]] = {
         DAMAGED,
         "COMMIT belongs to the attempt",
     ),
-    "COMMIT of a long attempt": (commit_says(attempt="x" * 10**6), DAMAGED, "COMMIT: COMMIT is damaged"),
+    "COMMIT of a long attempt": (commit_says(attempt="x" * 10**6), DAMAGED, ": COMMIT is damaged"),
     "COMMIT with a key too many": (commit_says(more=1), DAMAGED, "unknown field `more`"),
     "COMMIT names no ranks": (commit_says(ranks=[]), DAMAGED, "of length >= 1"),
     "COMMIT names a million ranks": (ranks(1_000_000), DAMAGED, "COMMIT has more than"),

@@ -309,7 +309,7 @@ def test_what_an_earlier_generation_left_of_the_same_step_is_found(node, snapsho
     (problem,) = catalog.verify(Files(later))
     assert {
         "rank-00000/c/0/0": "sound in itself, but not the one that was staged",
-        "rank-00000.json": "not the manifest that COMMIT names",
+        "rank-00000.json": "it is damaged, or from another attempt",
         "COMMIT": "belongs to the attempt 0000000001-g1-5eed5eed0000",
     }[part] in problem
 
