@@ -59,6 +59,8 @@ class Cause(StrEnum):
     """The state to resume from could not be read: storage does not answer."""
     STATE_REFUSED = "state_refused"
     """The state to resume from is another model's, or another layout's."""
+    STATE_UNSAVABLE = "state_unsavable"
+    """What the script gives to its Session can't be saved."""
     TORCH_MISSING = "torch_missing"
     """The launcher cannot import torch."""
 
@@ -108,6 +110,11 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         cause, text = (
             Cause.STATE_REFUSED,
             f"{who} on {node} cannot take the state that it was to start from: {gone.error}",
+        )
+    elif gone.kind == "unsavable":
+        cause, text = (
+            Cause.STATE_UNSAVABLE,
+            f"{who} on {node} cannot keep the state that its Session is given: {gone.error}",
         )
     elif gone.kind == "no torch":
         cause, text = Cause.TORCH_MISSING, f"torchrun does not start on {node}: {gone.error}"

@@ -4,6 +4,7 @@
     ├── UserError            the person at the terminal changes something and starts again
     │   ├── UsageError         2   an option, a configuration key, the wrapped command
     │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank)
+    │   ├── StateError         2   what the script gives to its Session can't be saved (raised by a rank)
     │   ├── FormatError        2   a snapshot that another version of this program has written
     │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way, and has not trained before
     ├── SiteError            whoever runs this machine or cluster
@@ -35,6 +36,10 @@ class UsageError(UserError):
 
 
 class LayoutError(UserError):
+    exit_code = 2
+
+
+class StateError(UserError):
     exit_code = 2
 
 

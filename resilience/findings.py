@@ -27,9 +27,9 @@ class RankExit:
     """Whether it had finished a step in this generation."""
     kind: str = "exit"
     """`exit`, or what the rank itself named as its end: a `spikes.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now), `refused` (a
-    snapshot of something else), `broken` (the script is not there, or is no Python). `wrapper`: of the process that has started the rank.
-    `no torch`, of the launcher. Or its own agent has ended it: `fenced`, or `nonsense` (the error says what stood on its page, and cannot
-    be)."""
+    snapshot of something else), `unsavable` (what its Session is given), `broken` (the script is not there, or is no Python). `wrapper`: of
+    the process that has started the rank. `no torch`, of the launcher. Or its own agent has ended it: `fenced`, or `nonsense` (the error
+    says what stood on its page, and cannot be)."""
     step: Step = Step(-1)
     """The step that such an end is about."""
 

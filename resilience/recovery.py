@@ -22,6 +22,7 @@ from .errors import (
     ScriptError,
     SilentCorruption,
     SnapshotError,
+    StateError,
     UsageError,
 )
 from .incident import Incident
@@ -120,6 +121,8 @@ def plan(
             LayoutError,
             "a snapshot is for the model and the ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
         )
+    if verdict.cause is Cause.STATE_UNSAVABLE and not verdict.started:
+        return _give_up(StateError, "no step was made; mend the script, and give the same command again")
     if (
         verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG)
         and not verdict.started

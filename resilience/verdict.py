@@ -14,6 +14,7 @@ _WEIGHT = {
     Cause.SNAPSHOT_UNUSABLE: 0,
     Cause.SNAPSHOT_UNREADABLE: 0,
     Cause.STATE_REFUSED: 0,
+    Cause.STATE_UNSAVABLE: 0,
     Cause.TORCH_MISSING: 0,
     Cause.NON_FINITE: 0,
     Cause.LOSS_SPIKE: 0,

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from ..resilience.board import Page
 from ..resilience.clock import monotonic_ns
-from ..resilience.errors import FormatError, InternalError, LayoutError, ResilientError, UsageError
+from ..resilience.errors import FormatError, InternalError, LayoutError, ResilientError, StateError, UsageError
 from ..resilience.handoff import VARIABLE, Handoff, local_rank
 from ..resilience.leash import die_with, die_with_parent
 from .board import claim
@@ -140,4 +140,6 @@ def farewell(page: Page, error: BaseException) -> None:
         words |= {"kind": "broken", "error": f"{type(error).__name__} in {where}: {error.msg}"}
     if isinstance(error, LayoutError | FormatError):
         words |= {"kind": "refused", "error": str(error)}
+    if isinstance(error, StateError):
+        words |= {"kind": "unsavable", "error": str(error)}
     page.say_farewell(**words)

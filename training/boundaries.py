@@ -20,7 +20,7 @@ from ..checkpoint.cadence import AUTO
 from ..resilience import phrases
 from ..resilience.boundary import COURSE, RANDOMNESS, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
-from ..resilience.errors import UsageError
+from ..resilience.errors import SnapshotError, StateError, UsageError
 from ..resilience.terms import Doing, RankPhase
 from . import modules
 from .accumulation import Accumulation
@@ -53,7 +53,10 @@ class Boundaries:
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._at: Attachment | None = _unless_looped(attach())
-        self._sources = sources_of(sources, self, look_through=self._at is not None)
+        try:
+            self._sources = sources_of(sources, self, look_through=self._at is not None)
+        except SnapshotError as error:
+            raise StateError(str(error)) from None
         models = {name: source for name, source in self._sources.items() if isinstance(source, Modules)}
         self._models = [*models.values()]
         for source in self._sources.values():

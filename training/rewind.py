@@ -21,7 +21,7 @@ from ..checkpoint.tensors import Layout, Table
 from ..checkpoint.tree import unflatten
 from ..resilience.boundary import RANDOMNESS, Held, Judgement, Wanted
 from ..resilience.clock import monotonic_s, sleep
-from ..resilience.errors import MachineError, SnapshotError
+from ..resilience.errors import MachineError, SnapshotError, StateError
 from . import device
 from .attach import Attachment
 from .attempt import Attempt
@@ -132,7 +132,7 @@ class Tape:
                     attempt.missed = not self._begin(attempt)
             except SnapshotError as error:
                 if first:  # before the first step: nothing is lost yet, and it is the script's to mend
-                    raise
+                    raise StateError(str(error)) from None
                 attempt.unsavable = True
                 self._unsaved(error)
                 break

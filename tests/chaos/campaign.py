@@ -48,7 +48,7 @@ def play(first: int, end: int, place: Path) -> Outcome:
             break
         sentence = next((line for line in job.said().splitlines() if _NAMED.search(line)), "")
         named = _NAMED.search(sentence)
-        if (place / "struck-5").exists() or not named or int(named[1]) in outcome.refused:
+        if code != 2 or (place / "struck-5").exists() or not named or int(named[1]) in outcome.refused:
             outcome.failed = f"code {code}: {job.said()[-3000:]}"
             return outcome
         outcome.refused[int(named[1])] = sentence

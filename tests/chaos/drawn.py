@@ -259,7 +259,6 @@ class Training:
         plain = type(self.optimizer) in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.NAdam)
         self.scheduler = rng.choice(SCHEDULERS)(self.optimizer) if plain else None
         self.unfreezes = rng.randrange(20)
-        self.grows = rng.randrange(40)
 
     def sources(self) -> dict[str, Any]:
         named = {"model": self.model, "optimizer": self.optimizer}

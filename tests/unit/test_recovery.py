@@ -48,7 +48,7 @@ def failed_at_start(*signatures: str) -> list[Incident]:
     return [incident(number, at=-1, started=False, signature=each) for number, each in enumerate(signatures, 1)]
 
 
-HOPELESS = (Cause.STATE_REFUSED, Cause.TORCH_MISSING)
+HOPELESS = (Cause.STATE_REFUSED, Cause.STATE_UNSAVABLE, Cause.TORCH_MISSING)
 """Before the first step: no other start would help."""
 
 
@@ -66,6 +66,8 @@ def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
         (Cause.STATE_REFUSED, False, 1, 2),
         (Cause.STATE_REFUSED, False, 2, 0),  # on this number of nodes, and it has trained on another
         (Cause.STATE_REFUSED, True, 1, 0),
+        (Cause.STATE_UNSAVABLE, False, 0, 2),
+        (Cause.STATE_UNSAVABLE, False, 1, 2),
         (Cause.TORCH_MISSING, False, 0, 3),
         (Cause.TORCH_MISSING, False, 1, 0),  # a file system is away, it may be
     ],

@@ -1,0 +1,19 @@
+"""Drawn states come back after a SIGKILL and a NaN, or are refused before the first step. Hundreds of them: tests/chaos/campaign.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .campaign import play
+
+
+def test_what_is_drawn_comes_back(tmp_path: Path) -> None:
+    came = play(0, 30, tmp_path)
+    assert not came.failed, came.failed
+    assert not came.silent, sorted(came.silent)
+    assert len(came.equal) == 30
+
+
+def test_what_cannot_be_kept_ends_the_job_at_its_first_start(tmp_path: Path) -> None:
+    (refused,) = play(243, 244, tmp_path).refused.values()
+    assert "mapping['odd'][0] can't be saved" in refused
