@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mt_resilient.checkpoint import layout, restore, staging
+from mt_resilient.checkpoint.contents import Contents
 from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.image import CHUNK_BYTES
+from mt_resilient.checkpoint.reshard import Saved
 from mt_resilient.cli import main
 from mt_resilient.formats.zarr_store import SnapshotStore
-from mt_resilient.resilience.errors import ResilientError
+from mt_resilient.resilience.errors import ResilientError, SnapshotError
 
-from ..hostile import encoded, reseal, sign_figures, sign_metadata, trained, write_manifest
+from ..hostile import encoded, reseal, sharded, sign_figures, sign_metadata, trained, write_manifest
+from .test_reshard import save, whole
 
 Capture = pytest.CaptureFixture[str]
 Damage = Callable[[Files], object]
@@ -300,7 +305,9 @@ def opened_as_zarr(snapshot: Files) -> int:
         store = SnapshotStore(str(snapshot), as_integers=True)
         try:
             for array in store.arrays.values():
-                store._chunk(array, (0,) * len(array.tensor.shape))
+                first = (0,) * len(array.tensor.shape)
+                if array.box(first) is not None:
+                    store._chunk(array, first)
         finally:
             store.close()
     except ResilientError as error:
@@ -343,6 +350,31 @@ def test_what_only_all_parts_together_show(name: str, snapshot: Files, capsys: C
     code, said = exported(snapshot, capsys)
     assert (code, opened_as_zarr(snapshot)) == (DAMAGED, DAMAGED)
     assert words in said
+
+
+def test_fingerprints_of_what_one_rank_has_alone_and_of_what_is_used_in_part(tmp_path: Path, capsys: Capture) -> None:
+    snapshot = sharded(tmp_path)
+    path = snapshot.path / layout.manifest_name(0)
+    sound = json.loads(path.read_bytes())
+    for number, name in enumerate(["t", "c", "f", "own"]):
+        prints = [*sound["fingerprints"]]
+        prints[number] = "0" * 16
+        write_manifest(snapshot, 0, encoded(sound | {"fingerprints": prints}))
+        reseal(snapshot)
+        code, said = exported(snapshot, capsys)
+        assert (code, opened_as_zarr(snapshot)) == (DAMAGED, DAMAGED)
+        assert f"tensor '{name}' of rank 0 has the fingerprint" in said
+
+
+def test_a_box_is_used_once_the_whole_of_its_piece_is_proved(tmp_path: Path) -> None:
+    values = torch.arange(3 * CHUNK_BYTES // 4, dtype=torch.int32)
+    snapshot = save(tmp_path, [[("t", values, whole("t", values))]])
+    path = snapshot.path / layout.manifest_name(0)
+    write_manifest(snapshot, 0, encoded(json.loads(path.read_bytes()) | {"fingerprints": ["0" * 16]}))
+    reseal(snapshot)
+    contents = Contents(Saved(snapshot, proving=True))
+    with pytest.raises(SnapshotError, match="tensor 't' of rank 0 has the fingerprint"):
+        contents.read_box(contents.tensors["t"], (5,), (3,))
 
 
 def test_the_sound_one(snapshot: Files, capsys: Capture) -> None:
