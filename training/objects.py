@@ -32,6 +32,10 @@ _ORDERED = Kind(
 )
 
 
+_HELD: set[str] = set()
+"""Functions and classes that a state of this process has had: no snapshot puts os.system in the place of another function."""
+
+
 class NotFound(Exception):
     """A class or function is not where its name says."""
 
@@ -39,6 +43,7 @@ class NotFound(Exception):
 def _named(thing: Any) -> str:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     where = f"{module}:{name}"
+    _HELD.add(where)
     if find(where) is not thing:
         raise NotFound(
             f"{where} is something else: it is found by its name after a restart, so define it in a module, under that name"
@@ -54,6 +59,8 @@ def find(where: str) -> Any:
         found = getattr(found, part, None)
     if not isinstance(found, (type, *_FUNCTIONS)):
         raise NotFound(f"{where} is not found: it needs a name in a module, since a restart finds it by that")
+    if not isinstance(found, type) and module.partition(".")[0] in sys.stdlib_module_names and where not in _HELD:
+        raise NotFound(f"{where} is a function of Python's own library, which this script has not held itself")
     return found
 
 

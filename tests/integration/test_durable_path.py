@@ -186,9 +186,9 @@ def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
     node.snapshot(2)
     events = state.tick()
     assert next(events)["event"] == "durable"
-    refusing = tmp_path / "snapshots/loop"
-    refusing.symlink_to(refusing)
-    with pytest.raises(MachineError, match="symbolic links"):
+    refusing = tmp_path / "snapshots/link"
+    refusing.symlink_to("x" * 300)
+    with pytest.raises(MachineError, match="name too long"):
         catalog.look(node.root)
     assert list(events) == []
     refusing.unlink()

@@ -307,6 +307,11 @@ def test_a_hostile_value_is_refused_or_harmless(tag: str, content: Any) -> None:
         pass
 
 
+def test_no_snapshot_puts_a_function_of_python_s_own_where_the_script_had_none() -> None:
+    with pytest.raises(LayoutError, match="os:system is a function of Python's own library"):
+        of({"f": None})["state"].restore(tree.Tagged(("", {"f": tree.Tagged(("function or class", "os:system"))})))
+
+
 names = st.sampled_from(["a", "b", 1, (1, "x"), None])
 fixed = [kind for kind in THINGS if kind not in ("transposed", "expanded")]
 drawn = st.recursive(
