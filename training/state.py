@@ -15,12 +15,13 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.utils.data import DataLoader
 
 from .live import Nested
 from .models import Modules
 from .optimizers import Optimizers, inner_optimizers
 from .packing import changes, is_source
-from .values import Attributes, Known, Stateful, Values
+from .values import Attributes, Iterated, Known, Stateful, Values
 
 
 class Source(Protocol):
@@ -81,7 +82,8 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
         # Megatron's own load adds the steps to those that are counted already.
         return Attributes(thing)
     if is_source(kind):
-        return Stateful(name, thing, known)
+        iterated = isinstance(thing, DataLoader) and hasattr(thing, "_get_iterator")
+        return (Iterated if iterated else Stateful)(name, thing, known)
     if isinstance(thing, MutableMapping) or changes(thing):
         return Values(name, thing, known)
     raise TypeError(f"Session({name}=…): {kind.__name__} is no module, no optimizer, no mapping and has no state_dict")

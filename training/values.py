@@ -77,6 +77,18 @@ class Stateful(Packed):
         self.thing.load_state_dict(self.unpack(kept, None))
 
 
+class Iterated(Stateful):
+    """A DataLoader that has a state (torchdata's). The iterator that the script has of it goes back, too: it gets what a new one has."""
+
+    def restore(self, kept: Nested) -> None:
+        live = self.thing._iterator
+        super().restore(kept)
+        if live is not None:
+            made = self.thing._get_iterator()
+            live.__dict__, made.__dict__ = made.__dict__, live.__dict__
+            self.thing._iterator = live
+
+
 class Values(Packed):
     """Any live thing that `packing.py` takes apart, filled in place: a mapping, a list, an object of plain attributes."""
 

@@ -37,6 +37,7 @@ from mt_resilient.resilience.errors import LayoutError, UsageError
 from mt_resilient.training.batches import OVER, Batches
 from mt_resilient.training.own import own_of
 from mt_resilient.training.randomness import Randomness
+from mt_resilient.training.state import sources_of
 
 SAMPLES, EPOCHS = 14, 3
 
@@ -450,3 +451,42 @@ def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:
     script = runpy.run_path(str(tmp_path / "script.py"))
     for thing, generator in ((script["Samples"](), "noise"), (script["batches"], "shuffled")):
         assert list(own_of(thing=thing).values()) == [script[generator]]
+
+
+class Cycling:
+    """A loop's own way through a loader, from epoch to epoch."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.batches = loader, iter(loader)
+
+    def take(self, count: int) -> list[Any]:
+        taken = []
+        while len(taken) < count:
+            try:
+                taken.append(plain(next(self.batches)))
+            except StopIteration:
+                taken.append("the end")
+                self.batches = iter(self.loader)
+        return taken
+
+
+@pytest.mark.parametrize("before", [2, 4, 5, 7])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"batch_size": 3, "shuffle": True},
+        {"shuffle": True, **SEVERAL},
+        {"shuffle": True, "persistent_workers": True, **SEVERAL},
+    ],
+)
+def test_an_iterator_of_the_loop_s_own_goes_back_with_its_loader(how: dict[str, Any], before: int) -> None:
+    """torchdata's loaders, given to the Session and gone through beside us: a rewind left the live iterator where it was."""
+    lives = [Cycling(StatefulDataLoader(Numbers(), **how)) for _ in range(2)]
+    sources = [sources_of({"loader": life.loader})["loader"] for life in lives]
+    lives[0].take(before)
+    kept, drawn = copy.deepcopy(sources[0].collect()), torch.get_rng_state()
+    expected = lives[0].take(9)
+    for life, source in zip(lives, sources, strict=True):
+        source.restore(copy.deepcopy(kept))
+        torch.set_rng_state(drawn)
+        assert life.take(9) == expected
