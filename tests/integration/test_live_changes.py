@@ -1,6 +1,7 @@
 """Whatever a script does to its live state between two snapshots, the second one holds what is there then."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mt_resilient.resilience.noted import PAGE_BYTES
 from mt_resilient.training.attach import Attachment
 from mt_resilient.training.pace import Pace
 from mt_resilient.training.rewind import Tape
-from mt_resilient.training.state import source_of
+from mt_resilient.training.state import sources_of
 
 
 class Script:
@@ -36,7 +37,8 @@ class Script:
         )  # fmt: skip
         page = Page(memoryview(bytearray(PAGE_BYTES)))
         at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
-        sources = {name: source_of(name, thing) for name, thing in vars(self).items() if not name.startswith("_")}
+        sources = sources_of({name: thing for name, thing in vars(self).items() if not name.startswith("_")})
+        sources["optimizer"].parameters = [partial(sources["model"].known_as, "model")]
         self._tape = Tape(at, sources, Pace(1))
 
     def step(self) -> None:
@@ -95,10 +97,8 @@ CHANGES = {
     "its strides": lambda s: setattr(s.model[2].weight, "data", torch.randn(5, 2).t()),
     "its gradient": lambda s: setattr(s.model[2].weight, "grad", None),
     "the parameter": lambda s: setattr(s.model[2], "weight", nn.Parameter(torch.full((2, 5), 4.0))),
-    "a parameter goes": lambda s: setattr(s.model[2], "bias", None),
     "a buffer": lambda s: setattr(s.model[1], "running_mean", torch.full((5,), 9.0)),
     "a new buffer": lambda s: s.model.register_buffer("more", torch.ones(2)),
-    "a module": lambda s: s.model.append(nn.Linear(2, 2)),
     "state recreated": state_recreated,
     "state of another type": moments_in_another_type,
     "state of one parameter goes": lambda s: s.optimizer.state.pop(s.model[0].weight),
@@ -135,3 +135,31 @@ def test_a_change_is_in_the_next_snapshot(change):
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
         assert torch.equal(found[name], tensor), name
     assert script.plain() == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda script: setattr(script.model[2], "bias", None),
+        lambda script: script.model.append(nn.Linear(2, 2)),
+    ],
+    ids=["a parameter goes", "a module comes"],
+)
+def test_what_no_restart_could_make_is_in_no_snapshot_and_a_rewind_undoes_it(change, capsys):
+    script = Script()
+    script.record(1)
+    script.step()
+    script.record(2)
+    tensors, plain = {name: tensor.clone() for name, tensor in script.tensors().items()}, script.plain()
+    change(script)
+    script.record(3)
+    assert "the modules have changed since the loop began" in capsys.readouterr().err
+    assert not script._tape.keeps(3)
+    script.spoil()
+    script._tape.go_back(2)
+    assert {name: tensor.tolist() for name, tensor in script.tensors().items()} == {
+        n: t.tolist() for n, t in tensors.items()
+    }
+    assert script.plain() == plain
+    script.record(3)
+    assert script._tape.keeps(3)
