@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -147,13 +148,27 @@ class Job:
 
     def helper(self, name: str) -> psutil.Process:
         """The agent's own child whose command line holds `name`."""
-        children = psutil.Process(self.agent.pid).children()
-        living = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
-        return next(child for child in living if name in " ".join(child.cmdline()))
+        return next(found for found, said in self.children() if name in said["cmdline"])
 
     def warm_process(self) -> psutil.Process:
         """The newest one: while it imports, there is another that forks launchers only."""
-        return [child for child in psutil.Process(self.agent.pid).children() if child.name() == "mt-warm"][-1]
+        return [found for found, said in self.children() if said["name"] == "mt-warm"][-1]
+
+    def children(self) -> list[tuple[psutil.Process, dict[str, str]]]:
+        """The agent's own that live, with their names and command lines."""
+        found = []
+        for child in psutil.Process(self.agent.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found.append((child, {"name": child.name(), "cmdline": " ".join(child.cmdline())}))
+        return found
+
+    def zombies(self) -> int:
+        """How many of them have ended, and are not reaped."""
+        ended = 0
+        for child in psutil.Process(self.agent.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                ended += child.status() == psutil.STATUS_ZOMBIE
+        return ended
 
     def finish(self, deadline_s: float = 60) -> int:
         """Open the gate; the exit code."""

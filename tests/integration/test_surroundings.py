@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mt_resilient.resilience.journal import Journal
@@ -78,8 +77,7 @@ def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list
     job = Job(tmp_path, ["--nproc-per-node", "1", str(UNTIDY), str(made), str(left)], *warm)
     until(made.exists)
     assert len(json.loads(made.read_text())) == 3
-    agent = psutil.Process(job.agent.pid)
-    until(lambda: not any(child.status() == psutil.STATUS_ZOMBIE for child in agent.children()), deadline_s=10)
+    until(lambda: not job.zombies(), deadline_s=10)
     job.kill_rank(0)
     assert job.finish() == 0, job.said()
     assert json.loads(left.read_text()) == []
