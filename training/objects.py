@@ -178,10 +178,10 @@ def _frozen(content: Any) -> Any:
 
 def _plain(kind: type) -> bool:
     """Whether all of such an object is in its attributes, or in what its `__getstate__` gives."""
-    if kind.__getstate__ is not object.__getstate__:  # type: ignore[attr-defined]
-        return True
     try:
-        return object.__reduce_ex__(object.__new__(kind), 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
+        made: Any = object.__new__(kind)
+        states = kind.__getstate__ is not object.__getstate__  # type: ignore[attr-defined]
+        return states or object.__reduce_ex__(made, 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
     except Exception:  # `__new__` of a type written in C, or `__getnewargs__` of somebody
         return False
 

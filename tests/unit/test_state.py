@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import sys
 import threading
 from pathlib import Path
@@ -158,6 +159,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an object with one": (threading.Event, r"\['x'\]\[1\]\['_cond'\]\['_lock'\] can't be saved: it is a _thread.lock"),
     "lambda": (lambda: lambda: 0, "<lambda> is not found"),
     "file": (lambda: sys.stdout, "Wrapper|EncodedFile|CaptureIO"),
+    "a file in memory": (lambda: io.BytesIO(b"x"), r"\['x'\]\[1\] can't be saved: it is a _io.BytesIO"),
     "iterator": (lambda: iter([1]), "list_iterator"),
     "generator": (lambda: (each for each in "ab"), "builtins.generator"),
     "module": (lambda: sys, "builtins.module"),
