@@ -58,8 +58,9 @@ class Optimizers:
     def by_parameter(self) -> bool:
         """All of the state belongs to parameters, so that it has places in another parallel layout as well."""
         parts = list(self.parts())
+        apart = _apart(parts)
         return all(
-            name.isdigit() and not further(inner, Contained(parameters_of(inner), _apart(parts)), state_of(inner))
+            name.isdigit() and not further(inner, Contained(parameters_of(inner), apart), state_of(inner))
             for name, _, inner in parts
         )
 
@@ -72,11 +73,12 @@ class Optimizers:
         kept: Nested = {}
         met: set[int] = set()
         parts = list(self.parts())
+        apart = _apart(parts)
         for name, wrapper, inner in parts:
             held = state_of(inner)
             states = {} if id(held) in met else held
             met.add(id(held))
-            kept[name] = self._collect(wrapper, inner, states, Contained(parameters_of(inner), _apart(parts)))
+            kept[name] = self._collect(wrapper, inner, states, Contained(parameters_of(inner), apart))
             if changed := self._groups_of(name, inner).changed():
                 kept[name]["members"] = changed
         return kept
@@ -142,8 +144,9 @@ class Optimizers:
     def restore(self, kept: Nested) -> None:
         parts = list(self.parts())
         load_declared([(inner, kept[name].get("further", {})) for name, _, inner in parts])
+        apart = _apart(parts)
         for name, wrapper, inner in parts:
-            self._restore(wrapper, inner, kept[name], Contained(parameters_of(inner), _apart(parts)))
+            self._restore(wrapper, inner, kept[name], Contained(parameters_of(inner), apart))
 
     def _restore(self, wrapper: Any, inner: torch.optim.Optimizer, kept: Nested, contained: Contained) -> None:
         contained.strides = kept.get("strides", {})
