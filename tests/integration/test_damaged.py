@@ -19,10 +19,9 @@ from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.image import CHUNK_BYTES
 from mt_resilient.checkpoint.reshard import Saved
 from mt_resilient.cli import main
-from mt_resilient.formats.zarr_store import SnapshotStore
 from mt_resilient.resilience.errors import ResilientError, SnapshotError
 
-from ..hostile import encoded, reseal, sharded, sign_figures, sign_metadata, trained, write_manifest
+from ..hostile import encoded, read_as_zarr, reseal, sharded, sign_figures, sign_metadata, trained, write_manifest
 from .test_reshard import save, whole
 
 Capture = pytest.CaptureFixture[str]
@@ -302,14 +301,7 @@ def exported(snapshot: Files, capsys: Capture, to: str = "safetensors") -> tuple
 
 def opened_as_zarr(snapshot: Files) -> int:
     try:
-        store = SnapshotStore(str(snapshot), as_integers=True)
-        try:
-            for array in store.arrays.values():
-                first = (0,) * len(array.tensor.shape)
-                if array.box(first) is not None:
-                    store._chunk(array, first)
-        finally:
-            store.close()
+        read_as_zarr(snapshot)
     except ResilientError as error:
         return error.exit_code
     return SOUND

@@ -9,7 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,9 @@ from mt_resilient.checkpoint.manifest import FORMAT, Commit
 from mt_resilient.checkpoint.reshard import Saved
 from mt_resilient.checkpoint.slot import image_offset
 from mt_resilient.checkpoint.tensors import Table, plan
-from mt_resilient.formats.zarr_store import SnapshotStore
 from mt_resilient.resilience.errors import FormatError, LayoutError, MachineError, SnapshotError, UsageError
 
-from ..hostile import changed, encoded, reseal, scratched, sharded, sign_figures, trained, write_manifest
+from ..hostile import changed, encoded, read_as_zarr, reseal, scratched, sharded, sign_figures, trained, write_manifest
 
 MANY = "HOSTILE_EXAMPLES" in os.environ
 hostile = settings(
@@ -59,6 +58,15 @@ def restored(request: pytest.FixtureRequest) -> Iterator[None]:
         put_back(request.getfixturevalue("sound"))
 
 
+@contextmanager
+def damaging(sound: Sound) -> Iterator[None]:
+    """A block that may do to its files what it likes: they are put back."""
+    try:
+        yield
+    finally:
+        put_back(sound)
+
+
 def put_back(sound: Sound) -> None:
     for path, content in sound[1].items():
         path.write_bytes(content)
@@ -70,7 +78,7 @@ def read_all(snapshot: Files) -> None:
         lambda: catalog.verify(snapshot),
         lambda: catalog.digest(snapshot),
         lambda: Saved(snapshot).digest(),
-        lambda: stored(snapshot),
+        lambda: read_as_zarr(snapshot),
         lambda: contents(snapshot),
     ]
     for read in readers:
@@ -84,41 +92,26 @@ def contents(snapshot: Files) -> None:
         found.read(batch)
 
 
-def stored(snapshot: Files) -> None:
-    store = SnapshotStore(str(snapshot), as_integers=True)
-    try:
-        for array in store.arrays.values():
-            first = (0,) * len(array.tensor.shape)
-            if array.box(first) is not None:
-                store._chunk(array, first)
-    finally:
-        store.close()
-
-
 @hostile
 @given(st.data())
 def test_a_manifest_that_was_meant_to_harm(sound: Sound, data: st.DataObject) -> None:
     snapshot, files = sound
     rank = data.draw(st.integers(0, 1))
     parsed = json.loads(files[snapshot.path / layout.manifest_name(rank)])
-    try:
+    with damaging(sound):
         write_manifest(snapshot, rank, encoded(data.draw(changed(parsed))))
         reseal(snapshot)
         read_all(snapshot)
-    finally:
-        put_back(sound)
 
 
 @hostile
 @given(st.data())
 def test_a_manifest_with_damaged_bytes(sound: Sound, data: st.DataObject) -> None:
     snapshot, files = sound
-    try:
+    with damaging(sound):
         write_manifest(snapshot, 0, data.draw(scratched(files[snapshot.path / layout.manifest_name(0)])))
         reseal(snapshot)
         read_all(snapshot)
-    finally:
-        put_back(sound)
 
 
 @hostile
@@ -126,7 +119,7 @@ def test_a_manifest_with_damaged_bytes(sound: Sound, data: st.DataObject) -> Non
 def test_a_commit(sound: Sound, data: st.DataObject) -> None:
     snapshot, files = sound
     path = snapshot.path / layout.COMMIT
-    try:
+    with damaging(sound):
         if data.draw(st.booleans()):
             found = data.draw(changed(json.loads(files[path])))
             if isinstance(found, dict):
@@ -138,8 +131,6 @@ def test_a_commit(sound: Sound, data: st.DataObject) -> None:
             Commit.from_json(path.read_bytes())
         catalog.stored(Files(snapshot.path.parents[1]), catalog.look(Files(snapshot.path.parents[1])).durable, {})
         read_all(snapshot)
-    finally:
-        put_back(sound)
 
 
 @hostile
@@ -150,7 +141,7 @@ def test_metadata_of_a_slab(sound: Sound, data: st.DataObject) -> None:
     slab = snapshot / layout.slab_name(0)
     path = slab.path / slabs.METADATA
     chunk_bytes = json.loads(files[path])["shape"][1]
-    try:
+    with damaging(sound):
         parsed = json.loads(files[path])
         path.write_bytes(
             data.draw(changed(parsed).map(encoded) if data.draw(st.booleans()) else scratched(files[path]))
@@ -159,8 +150,6 @@ def test_metadata_of_a_slab(sound: Sound, data: st.DataObject) -> None:
             list(slabs.read(slab, chunk_bytes, [0]))
         with suppress(*Refused):
             Saved(snapshot)
-    finally:
-        put_back(sound)
 
 
 @hostile
@@ -230,5 +219,5 @@ def test_the_sound_one_is_read(sound: Sound) -> None:
         assert list(found.tensors) == ["model/c", "model/f", "model/t", "rank-00000/own", "rank-00001/own"]
         assert [tensor.shape for tensor in found.tensors.values()] == [(3, 4), (9,), (3, 4), (5,), (4,)]
     contents(snapshot)
-    stored(snapshot)
+    read_as_zarr(snapshot)
     assert np.array_equal(found.read([found.tensors["model/t"]])[0].shape, (24,) if len(found.tensors) == 4 else (12,))
