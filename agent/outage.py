@@ -37,9 +37,8 @@ class Outage:
         spec: Spec,
         token: str,
     ) -> None:
-        """mend: called in each round in which the store does not answer (embedded etcd: start it again); cause: why it
-        does not, where that is known; spec, token: what the job is, as
-        this agent was told when it joined. Times are in seconds, monotonic."""
+        """mend: called in each round in which the store does not answer (embedded etcd: start it again); cause: why it does not, where that
+        is known; spec, token: what the job is, as this agent was told when it joined. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend = node, telling, mend
         self._cause = cause
         self._store, self._keys, self._spec, self._token = store, keys, spec, token

@@ -34,8 +34,8 @@ WAYS = ("warm", "cold", "torchrun")
 SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", "--step-delay", "0.05")
 STEPS_BEFORE = 20
 BACK_WITHIN_S = 120.0
-WARM, COLD = 0.12, 1.05
-"""Limits, of torchrun's time: a cold start is to take as long, and 5 % is what these medians scatter by."""
+LIMITS = {"warm": 0.12, "cold": 1.05}
+"""Of torchrun's time: a cold start is to take as long, and 5 % is what these medians scatter by."""
 PHASES = ("detect", "stop", "start", "build", "restore", "step")
 
 Figures = dict[str, float]
@@ -111,21 +111,14 @@ def results(measured: dict[str, list[Figures]]) -> list[Result]:
     peer = middle("torchrun", "total")
     rows = [
         Result(
-            name="SIGKILL to first step, warm",
-            ours=middle("warm", "total"),
+            name=f"SIGKILL to first step, {way}",
+            ours=middle(way, "total"),
             peer=peer,
-            limit=None if peer is None else WARM * peer,
+            limit=None if peer is None else share * peer,
             unit="s",
-            target=f"<= {WARM} x torchrun --max-restarts",
-        ),
-        Result(
-            name="SIGKILL to first step, cold",
-            ours=middle("cold", "total"),
-            peer=peer,
-            limit=None if peer is None else COLD * peer,
-            unit="s",
-            target=f"<= {COLD} x torchrun --max-restarts",
-        ),
+            target=f"<= {share} x torchrun --max-restarts",
+        )
+        for way, share in LIMITS.items()
     ]
     outside = {"gone": "SIGKILL to old ranks gone", "begun": "SIGKILL to first new rank begun"}
     for way in ("warm", "cold"):
