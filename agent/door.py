@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from ..resilience.clock import sleep
 from ..resilience.descriptors import high
 from ..resilience.door import sign
+from .orphans import is_ours
 
 _PATIENCE_S = 1.0
 _AGAIN_S = 0.1
@@ -22,7 +23,8 @@ _PEER = struct.Struct("3i")
 
 
 class Door:
-    """Open for as long as this process lives, to processes of the same user that have the token."""
+    """Open for as long as this process lives, to processes of the same user that have the token, and to those below it that have become
+    another user."""
 
     def __init__(self, paths: Collection[str]) -> None:
         """paths: of the files that are given, in this agent's own /proc."""
@@ -49,7 +51,7 @@ class Door:
 
     def _answer(self, asking: socket.socket) -> None:
         pid, uid, _ = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if uid not in (0, os.getuid()):
+        if uid not in (0, os.getuid()) and not is_ours(pid, ()):
             return
         asking.settimeout(_PATIENCE_S)
         asked = json.loads(asking.recv(4096))

@@ -8,8 +8,10 @@ stays in `data_dir`, and the next start goes on from it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -82,7 +84,7 @@ class EmbeddedEtcd:
             "if the data is damaged, move it away and start again (no snapshot is in it)"
         )
         raise MachineError(
-            f"etcd {self._binary.path} {trouble}; its log is {self._log_path}{advice if had_data else ''}"
+            f"etcd {self._binary.path} {trouble}; its log is {self._log_path}{_limits() or (advice if had_data else '')}"
         )
 
     @property
@@ -210,3 +212,21 @@ def _listens(pid: int, port: int) -> bool:
     except psutil.Error:
         return False
     return any(each.status == psutil.CONN_LISTEN and each.laddr[1] == port for each in sockets)
+
+
+def _limits() -> str:
+    """Which limits of the shell may keep it from running, and what to do; empty: none. The least number of files is etcd's own."""
+    least = {
+        "-n": (resource.RLIMIT_NOFILE, 151),
+        "-f": (resource.RLIMIT_FSIZE, math.inf),
+        "-v": (resource.RLIMIT_AS, math.inf),
+    }
+    limits = {option: (resource.getrlimit(limit)[0], wanted) for option, (limit, wanted) in least.items()}
+    low = [
+        f"ulimit {option}" for option, (now, wanted) in limits.items() if now != resource.RLIM_INFINITY and now < wanted
+    ]
+    return (
+        f"; this shell limits what it may use: raise {' and '.join(low)}, or name an etcd of your own with --etcd"
+        if low
+        else ""
+    )

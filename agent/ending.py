@@ -39,7 +39,7 @@ def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
     hundreds of tests did not end.)"""
 
     def told() -> None:
-        with log.open("a") as file:
+        with log.open("a", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
 
     def end() -> None:

@@ -68,7 +68,7 @@ def born(pid: int) -> str:
     """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
     and nobody has asked for its exit code."""
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *fields = _stat(pid)
     except OSError:
         return ""
     return "" if state in "ZX" else fields[18]
@@ -82,9 +82,14 @@ def exit_code(pid: int, pidfd: int) -> int | None:
     return None if status is None else os.waitstatus_to_exitcode(status)
 
 
+def _stat(pid: int) -> list[str]:
+    """From field 3 on: the name before need not be text."""
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+
+
 def _of_zombie(pid: int) -> int | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(fields[49]) if fields[0] in "ZX" else None  # state is field 3, exit_code 52

@@ -14,7 +14,7 @@ from itertools import chain
 from ..checkpoint import commit, layout
 from ..checkpoint.aftermath import settle
 from ..checkpoint.arena import Slot
-from ..checkpoint.header import Stamp
+from ..checkpoint.header import Stamp, State
 from ..checkpoint.layout import Attempt
 from ..checkpoint.stores import Place
 from ..resilience.errors import ResilientError
@@ -130,6 +130,10 @@ class Holdings:
     def memory(self) -> list[Stamp]:
         """What the ranks can go on from in memory, ascending."""
         return self.sound.memory()
+
+    def live_steps(self) -> list[int]:
+        """Of states that no disk ever had, for no new process could take them."""
+        return [header.step for slot in chain(*self.slots) if (header := slot.header()).state is State.LIVE]
 
     def durable_steps(self) -> list[int]:
         """Committed and not rejected, ascending."""

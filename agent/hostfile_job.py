@@ -234,7 +234,7 @@ def _address_towards(host: Host, options: Sequence[str]) -> str:
 
 def _hosts(file: Path) -> tuple[Host, ...]:
     try:
-        hosts = parse(file.read_text(), str(file))
+        hosts = parse(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the hostfile {file} cannot be read ({error}); nothing was started") from error
     alike(hosts)

@@ -214,7 +214,8 @@ def run_job(
         drained = record is not None and not record.over and supervisor.heartbeat.instance in record.dismissed
         if ((code == 0 and not agent.observe) or asked) and not drained:
             node.held.shelf.fresh(AT_THE_END_S)
-            lost = unwritten(node.board.pages, node.held.durable_steps(), node.drain.lost, asked)
+            steps = node.held.durable_steps() + ([] if asked else node.held.live_steps())
+            lost = unwritten(node.board.pages, steps, node.drain.lost, asked)
         if lost and code == 0:
             code = MachineError.exit_code
         newest = max(node.held.durable_steps(), default=None)

@@ -126,7 +126,7 @@ def join(
 
 def _home(run: RunDirectory) -> str:
     """Of two containers of one machine, with the same path each, the directories are two."""
-    return f"{BOOT.read_text().strip()}:{run.root.stat().st_ino}:{run.root}"
+    return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
 
 
 def _token(store: Store, keys: Keys) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from ..resilience import phrases
 from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.keys import Keys
-from ..resilience.orders import GenerationRecord
+from ..resilience.orders import PASSED_ON, GenerationRecord
 from ..resilience.store import Store
 from ..resilience.terms import NodeId
 from ..resilience.wire import dumps
@@ -80,7 +80,7 @@ class Leaving:
     @property
     def signals(self) -> set[int]:
         """Those that are heard."""
-        return heard({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self._preemption.numbers})
+        return heard({*PASSED_ON, *self._preemption.numbers})
 
     def on_signal(self, number: int, _: object) -> None:
         now_s = monotonic_s()

@@ -76,6 +76,8 @@ class Node:
         self.paths = arena.paths(self.arena, os.getpid())
         self.gang: Gang | None = None
         self._orphans = Orphans()
+        self._in_order = False
+        """The last gang has ended by itself, and well."""
         self.held = Holdings(
             [[Slot(path) for path in row] for row in self.paths], root, run, stability or StabilityPolicy(), copies
         )
@@ -195,12 +197,15 @@ class Node:
             self.gang.fence()
             self._orphans.end(self._helpers())
 
-    def stop_gang(self) -> None:
-        """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice."""
+    def stop_gang(self, *, last: bool = False) -> None:
+        """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice.
+        last: no other gang follows. What a script has left running that has ended in order it has meant to: torchrun lets it be, too."""
         self._read()
         if self.gang is not None:
+            self._in_order = last and self.gang.launcher.code == 0
             self.gang.kill()
-            self._orphans.end(self._helpers())
+            if not self._in_order:
+                self._orphans.end(self._helpers())
             self._read()  # what they had done until then
             forget_openmp([process.pid for process in self.gang.watched() if process.ended_s])
             self.gang = None
@@ -208,10 +213,13 @@ class Node:
             self.drain.stop()
             self.copies.fetching = None
 
-    def clear(self, generation: int, since: int = 0) -> None:
+    def clear(self, generation: int, since: int = 0, *, last: bool = False) -> None:
         """`stop_gang`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
         in the training."""
-        self.stop_gang()
+        self.stop_gang(last=last)
+        if self._in_order and not last:  # the job goes on all the same
+            self._in_order = False
+            self._orphans.end(self._helpers())
         self.held.clear(generation, self._finished(), since)
 
     def _helpers(self) -> set[int]:
@@ -222,7 +230,8 @@ class Node:
 
     def close(self) -> None:
         self.stop_gang()
-        self._orphans.end(self._helpers(), TIDY_S)
+        if not self._in_order:
+            self._orphans.end(self._helpers(), TIDY_S)
         self.warm.stop()
         self.drain.stop()
 

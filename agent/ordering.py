@@ -32,6 +32,7 @@ from ..resilience.wishes import Answer, Request, Wish
 from .run_directory import RunDirectory
 
 _LOOK_S = 0.1
+UNDER_WAY = "given, and not done yet; Ctrl-C ends the waiting, not the order"
 LONG_S = 3.0
 """After so long it is told that an order is waited for."""
 
@@ -80,7 +81,7 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
     while True:
         if not told and monotonic_s() - since_s > LONG_S:
             told = True
-            print("given, and not done yet; Ctrl-C ends the waiting, not the order", file=sys.stderr)
+            print(UNDER_WAY, file=sys.stderr)
         present = directory.agent()
         if present is None or (asked.kind in LEAVING and present["pid"] != pid):
             return _without_agent(directory, asked)

@@ -156,7 +156,8 @@ class Performer:
         """End the ranks, let the drain process finish, say so. Called until it is done; True when it is."""
         drain = self._node.drain
         if not self._drain_asked_s:
-            self._node.clear(record.number)  # what nobody is to go on from does not go to disk at the last moment
+            # What nobody is to go on from does not go to disk at the last moment.
+            self._node.clear(record.number, last=True)
         self._node.held.end(record)
         if not self._drain_asked_s:
             self._drain_asked_s = monotonic_s()

@@ -16,7 +16,7 @@ def free_port(host: str = "", wished: int = 0) -> int:
     none is found."""
     if wished and is_free(wished, host):
         return wished
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
     low, high = (first_ephemeral - 10_000, first_ephemeral) if first_ephemeral > 12_000 else (20_000, 30_000)
     for _ in range(_TRIES):
         port = random.randrange(low, high)

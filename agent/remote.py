@@ -23,12 +23,11 @@ from typing import Any
 
 from ..resilience import leash
 from ..resilience.clock import monotonic_s
+from ..resilience.orders import PASSED_ON
 
 KILL_S = 10.0
 """How long the second SIGTERM may take, which ends at once, before SIGKILL."""
-SIGNALS = {
-    number.name: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-}
+SIGNALS = {number.name: number for number in (*PASSED_ON, signal.SIGUSR1, signal.SIGUSR2)}
 UNUSABLE = 3
 """MachineError's exit code: this host cannot start the agent."""
 

@@ -108,8 +108,8 @@ def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
 def _rank_exit(page: Page, process: Watched) -> RankExit:
     words = page.farewell()
     code, step = _code(page, process), words.get("step")
-    if code is None and words:
-        code = 1
+    if words and (code is None or (code < 0 and code != -signal.SIGINT)):
+        code = 1  # an exception ended it, whatever signal met it on its way out: the launcher's, where another rank had failed as well
     kind = str(words.get("kind", "exit"))
     kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
     kind = "broken" if process.missing and not words else kind

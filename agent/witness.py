@@ -90,7 +90,7 @@ class Witness:
 
     def _write(self, path: Path, text: str) -> str:
         with suppress(OSError):
-            path.write_text(text)
+            path.write_text(text, "utf-8", "backslashreplace")
             for old in sorted(self._logs.glob("stacks-*.txt"), key=os.path.getmtime)[:-_KEPT]:
                 old.unlink(missing_ok=True)
         return ""
@@ -132,7 +132,7 @@ def _cpu_s(process: psutil.Process) -> float:
 def _waits_for_a_reader(pid: int) -> bool:
     """Whether its main thread is in a write to its stdout or stderr, and that is a terminal or a pipe."""
     with suppress(OSError, ValueError):
-        call, first, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
+        call, first, *_ = Path(f"/proc/{pid}/syscall").read_text(encoding="utf-8").split()
         if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
             mode = os.stat(f"/proc/{pid}/fd/{int(first, 16)}").st_mode
             return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
@@ -148,7 +148,7 @@ def _catches(pid: int, number: int) -> bool:
 
 def _masks(pid: int) -> Iterator[tuple[str, int]]:
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
             name, _, value = line.partition(":")
             if name in ("SigCgt", "SigBlk"):
                 yield name, int(value, 16)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
-import importlib.util
 import mmap
 import os
 import random
@@ -29,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Result, report
+from measure import Result, program, report
 
 ROOT = Path(__file__).resolve().parent.parent
 TOUCHED_BYTES = 64 << 20
@@ -42,17 +40,7 @@ class Way:
     """A session of one version of the program, loaded as a package of its own name."""
 
     def __init__(self, name: str, root: Path) -> None:
-        spec = importlib.util.spec_from_file_location(
-            name, root / "__init__.py", submodule_search_locations=[str(root)]
-        )
-        assert spec
-        assert spec.loader
-        sys.modules[name] = package = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(package)
-
-        def of(module: str) -> Any:
-            return importlib.import_module(f"{name}.{module}")
-
+        of = program(name, root)
         attach, boundary = of("training.attach"), of("resilience.boundary")
         self._board = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
         pages = [of("resilience.board").Page(self._board[at : at + PAGE_BYTES]) for at in (0, PAGE_BYTES)]

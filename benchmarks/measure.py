@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import math
 import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -63,6 +65,16 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def program(name: str, root: Path) -> Callable[[str], Any]:
+    """The program in the checkout `root`, loaded as a package of its own name: gives its modules, `training.state` for one."""
+    spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
+    assert spec
+    assert spec.loader
+    sys.modules[name] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    return lambda module: importlib.import_module(f"{name}.{module}")
 
 
 def say(sentence: str) -> None:

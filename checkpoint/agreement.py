@@ -5,7 +5,9 @@ tables of ranks → `comparisons`: who must hold the same bits → `Ledger.look`
 
 Who must agree is read off the tables. Ranks that hold the same places of all the model's tensors are data-parallel replicas of each
 other: bit by bit the same, because all of them add the same reduced gradients. (Tensor- and expert-parallel ranks have some tensors in
-common too. Nobody promises that these stay alike to the last bit, so they are not compared.) Where nobody knows the places (a bare
+common too. Nobody promises that these stay alike to the last bit, so they are not compared. Nor are tensors of a model that no optimizer
+trains, where it tells which: DistributedDataParallel makes the statistics of a BatchNorm alike in each forward pass, and the next batch
+makes them differ. So they may be alike in all snapshots behind an evaluation.) Where nobody knows the places (a bare
 module given to `Session`), ranks whose tables name the same tensors may be replicas, and are once all of their optimizers' tensors have
 moved alike.
 
@@ -92,9 +94,11 @@ def comparisons(tables: Sequence[Table]) -> tuple[Comparison, ...]:
         if len(ranks) < 2:
             continue
         rows: dict[Hashable, dict[int, int]] = defaultdict(dict)
+        told = [_trained(tables[rank]) for rank in ranks]
+        trained = told[0] if all(each == told[0] for each in told) else set()
         for rank in ranks:
             for number, piece in enumerate(tables[rank].pieces):
-                if _comparable(piece) and (piece.parts or not placed or _OPTIMIZER.match(piece.name)):
+                if _comparable(piece) and (not placed or _moves_alike(piece, trained)):
                     rows[_key(piece)][rank] = number
         found += list(_compared(tables, rows, placed=placed))
     return tuple(found)
@@ -129,16 +133,25 @@ def _comparable(piece: Piece) -> bool:
     return piece.nbytes > 0 and (piece.dtype.startswith(_FLOATS) or bool(_OPTIMIZER.match(piece.name)))
 
 
-def parameters(tables: Sequence[Table]) -> list[Numbers]:
-    """Of each table the tensors that training is to change: those that an optimizer names; where none does, all of a model's."""
-    trained = {
+def _moves_alike(piece: Piece, trained: set[str]) -> bool:
+    """Whether replicas add the same to it. trained: names of parameters; empty where the optimizer does not tell, as plain SGD."""
+    return bool(_OPTIMIZER.match(piece.name)) or any(part.name in trained for part in piece.parts)
+
+
+def _trained(table: Table) -> set[str]:
+    """The parameters that an optimizer has a state of."""
+    return {
         part.name.split("/", 2)[2]
-        for table in tables
         for piece in table.pieces
         if _OPTIMIZER.match(piece.name)
         for part in piece.parts
         if part.name.count("/") > 1
     }
+
+
+def parameters(tables: Sequence[Table]) -> list[Numbers]:
+    """Of each table the tensors that training is to change: those that an optimizer names; where none does, all of a model's."""
+    trained = set[str]().union(*map(_trained, tables))
     return [
         np.array([n for n, piece in enumerate(table.pieces) if _is_parameter(piece, trained)], np.intp)
         for table in tables

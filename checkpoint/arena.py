@@ -67,14 +67,14 @@ class RankArena:
     def holding(self, step: int) -> Slot | None:
         """The slot that holds `step` whole (of the newest lineage, should there be two)."""
         held = [(slot.header(), slot) for slot in self.slots]
-        fitting = [(header.stamp, slot) for header, slot in held if header.whole and header.step == step]
+        fitting = [(header.stamp, slot) for header, slot in held if header.held and header.step == step]
         return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
-    def seal(self, step: int) -> bool:
-        """Seal `step`; False when no slot holds it (any more)."""
+    def seal(self, step: int, *, live: bool = False) -> bool:
+        """Seal `step`, for live ranks alone or for any; False when no slot holds it (any more)."""
         slot = self.holding(step)
         if slot is not None:
-            slot.seal()
+            slot.seal(live=live or slot.header().state is State.LIVE)
         return slot is not None
 
     def drop_after(self, step: int) -> None:

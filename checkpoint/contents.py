@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -66,7 +66,7 @@ class Contents:
         """Everything that is no tensor, by source; `rank-00003` → source for what is one rank's own. Of an optimizer: `param_groups`, each
         with the `params` that are in it, and the loss `scaler`."""
         found = [_global(saved, name) for name in saved.boxes]
-        described = [manifest.table.described() for manifest in saved.manifests]
+        described = saved.described
         if not all(isinstance(state, dict) for state in described):
             raise SnapshotError(f"{saved.snapshot}: its state is no dict of sources; it is damaged")
         for source in dict.fromkeys(str(name) for state in described for name in state):
@@ -191,10 +191,10 @@ def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str,
     fingerprints."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
-    return _exactly(without_tensors(state)), own
+    return exactly(without_tensors(state)), own
 
 
-def _exactly(values: Any) -> str:
+def exactly(values: Any) -> str:
     return json.dumps(flatten(values, lambda leaf: False)[0])
 
 
@@ -215,8 +215,8 @@ def _is_optimizer(state: Any) -> bool:
 def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str, Any]:
     """The values of groups that have the same ones, once; other values (the loss scaler) as rank 0 has them."""
     groups: dict[str, dict[str, Any]] = {}
-    for parameter, values in sorted(group_values(saved, source).items()):
-        _group(groups, values)["params"].append(parameter)
+    for parameter, told in sorted(parameter_values(saved, source).items()):
+        _group(groups, told.group)["params"].append(parameter)
     for values in loose_groups(saved, source):
         _group(groups, values)
     other = {
@@ -229,18 +229,35 @@ def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict
     """The one of `groups` that has these values, to the bit; a new one where none has."""
     told = without_tensors(values)
     in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
-    return groups.setdefault(_exactly(in_order), {"params": [], **told})
+    return groups.setdefault(exactly(in_order), {"params": [], **told})
 
 
-def group_values(saved: Saved, source: str) -> dict[str, Mapping[str, Any]]:
-    """The values of each parameter's group in the optimizer `source`, by the parameter's global name."""
-    values: dict[str, Mapping[str, Any]] = {}
-    for part in _optimizer_parts(saved, source):
+class Told(NamedTuple):
+    """Of one parameter."""
+
+    group: Mapping[str, Any]
+    """The values of its group,"""
+    state: Mapping[str, Any]
+    """and what of its state is no tensor."""
+
+
+def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
+    """What the optimizer `source` holds of each parameter, by its global name. Raises LayoutError where ranks differ in what is no
+    tensor."""
+    values: dict[str, Told] = {}
+    for part in optimizer_parts(saved, source):
         for key, state in part.state.items():
-            held = [*state.values(), part.main.get(key)]
-            for piece in (piece for piece in held if isinstance(piece, Piece)):
+            plain = {name: value for name, value in state.items() if not isinstance(value, Piece)}
+            told = Told(part.groups[int(key.split(".")[0])], plain)
+            for piece in pieces([state, part.main.get(key)]):
                 for place in piece.parts:
-                    values[place.name.split("/", 2)[2]] = part.groups[int(key.split(".")[0])]
+                    name = place.name.split("/", 2)[2]
+                    before = values.setdefault(name, told)
+                    if before is not told and (plain or before.state) and exactly(before.state) != exactly(plain):
+                        raise LayoutError(
+                            f"{saved.snapshot} cannot be taken to another parallel layout: what {source!r} counts for {name} differs from "
+                            "rank to rank"
+                        )
     return values
 
 
@@ -248,7 +265,7 @@ def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
     """Groups of which no parameter's state is told where they are."""
     return [
         group
-        for part in _optimizer_parts(saved, source)
+        for part in optimizer_parts(saved, source)
         for number, group in enumerate(part.groups)
         if not any(key.startswith(f"{number}.") for key in part.state)
     ]
@@ -260,12 +277,12 @@ class _PartForm(Struct):
     groups: list[dict[Any, Any]]
     state: dict[_Key, dict[Any, Any]]
     main: dict[str, Any]
+    further: Any = None
 
 
-def _optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
+def optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
     """Of all ranks. Raises LayoutError where there is no such optimizer, SnapshotError where it is none."""
-    for manifest in saved.manifests:
-        described = manifest.table.described()
+    for manifest, described in zip(saved.manifests, saved.described, strict=True):
         if not isinstance(described, dict) or source not in described:
             raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
         where = f"{saved.snapshot}: what rank {manifest.rank} says of {source}"

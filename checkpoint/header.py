@@ -31,6 +31,7 @@ class State(IntEnum):
     STAGING = 1  # its writer is at work, or died at it: torn
     STAGED = 2  # this rank's bytes are complete
     SEALED = 3  # every rank of the job had staged the step when this was set
+    LIVE = 4  # so they had, and only these very processes can go back to it
 
 
 class Stamp(NamedTuple):
@@ -84,6 +85,11 @@ class Header:
     def whole(self) -> bool:
         """This rank's part is complete."""
         return self.state in (State.STAGED, State.SEALED)
+
+    @property
+    def held(self) -> bool:
+        """The same; or what is whole for the ranks that live now, and is gone with them."""
+        return self.whole or self.state is State.LIVE
 
     @property
     def stamp(self) -> Stamp:
@@ -151,29 +157,31 @@ def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *
     keeps for their age (`ring.kept`) after all others, and after these the MARKS newest that are marked: whoever takes a lost node's place
     comes with a copy of one of them, and goes back to it with all others.
 
-    Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that is still to be written to disk:
-    rather some steps are left out. It never is for the ring's sake, and where storage has `hung` long, with a slot in hand, that one goes
-    after all others.
+    Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that live ranks alone can go back to,
+    nor the newest that is still to be written to disk: rather some steps are left out. It never is for the ring's sake, and where storage
+    has `hung` long, with a slot in hand, that one goes after all others.
     """
-    newest = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
+    sealed = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
+    certain = [header.stamp for header in headers if header.state in (State.SEALED, State.LIVE)]
+    newest = max(certain, default=None)
     waiting = max(
         (header.stamp for header in headers if header.whole and header.durable and not header.drained), default=None
     )
-    certain = [header.step for header in headers if header.whole and newest is not None and header.stamp <= newest]
+    steps = [header.step for header in headers if header.held and newest is not None and header.stamp <= newest]
     marks = sorted({header.stamp for header in headers if header.whole and header.marked})[-MARKS:]
-    ring = kept(certain, len(headers) - (MARKS if marks else 0), reach_steps)
+    ring = kept(steps, len(headers) - (MARKS if marks else 0), reach_steps)
 
     def may_go(header: Header) -> bool:
-        older = newest is not None and header.stamp < newest
-        return not header.whole or (older and (hung or header.stamp != waiting))
+        older = newest is not None and header.stamp < newest and header.stamp != sealed
+        return not header.held or (older and (hung or header.stamp != waiting))
 
     def worth(index: int) -> tuple[bool, bool, bool, bool, Stamp]:
         header = headers[index]
         return (
-            header.whole,
+            header.held,
             header.whole and header.stamp == waiting,
             header.whole and header.stamp in marks,
-            header.whole and header.step in ring,
+            header.held and header.step in ring,
             header.stamp,
         )
 

@@ -10,7 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +75,11 @@ class Saved:
                     if part.is_main:
                         self.boxes[part.name] += [Box(rank, number, each) for each in boxes(part)]
                         self.first.setdefault(part.name, (piece, part))
+
+    @cached_property
+    def described(self) -> list[Any]:
+        """The state of each rank, with a piece in the place of each tensor."""
+        return [manifest.table.described() for manifest in self.manifests]
 
     def piece(self, box: Box) -> Piece:
         return self.manifests[box.rank].table.pieces[box.piece]

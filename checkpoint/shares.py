@@ -13,7 +13,8 @@ from hashlib import sha256
 import numpy as np
 from crc32c import crc32c
 
-from . import layout, sharing, slabs
+from ..resilience.errors import SnapshotError
+from . import fingerprint, layout, sharing, slabs
 from .arena import View
 from .files import Files
 from .manifest import RankManifest
@@ -71,8 +72,24 @@ class Share:
                 chunk_crc32c=tuple(crcs[i] if i in crcs else crc32c(self.chunk(i)) for i in range(image.chunks)),
                 sources=self.sources,
             )
+            self._prove()
         # It may be there though this fails, and needs its slab.
         snapshot.write(layout.manifest_name(self.rank), manifest.to_json())
+
+    def _prove(self) -> None:
+        """The bytes that the chunks' checksums are of have the tensors' fingerprints: whoever reads some of a tensor later need not read
+        all of it to know. (13 GB/s on one core; checksums 17.) Raises SnapshotError."""
+        found = [0] * len(self.table.pieces)
+        for index, held in self.table.by_chunk().items():
+            chunk = self.chunk(index)
+            for number, done, at, run in held:
+                found[number] ^= fingerprint.of_part(chunk[at : at + run], done)
+        for piece, word, taken in zip(self.table.pieces, found, self.view.fingerprints.tolist(), strict=True):
+            if word != taken:
+                raise SnapshotError(
+                    f"tensor {piece.name!r} of rank {self.rank} has changed in memory since the snapshot was taken: its fingerprint was "
+                    f"{taken:016x}, and is {word:016x}"
+                )
 
 
 def divide(views: Sequence[View]) -> list[Share]:

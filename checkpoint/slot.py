@@ -80,7 +80,7 @@ class Slot:
             page = bytes(self._map[:HEADER_BYTES])
             if page == self._map[:HEADER_BYTES]:  # else its writer is at the fields right now
                 header = Header.unpack(page)
-                return header if not header.whole or self._holds(header) else Header()
+                return header if not header.held or self._holds(header) else Header()
         return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
@@ -124,9 +124,9 @@ class Slot:
         self._store(STATE_OFFSET, State.STAGED)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def seal(self) -> None:
-        """Every rank of the job has staged this step."""
-        self._store(STATE_OFFSET, State.SEALED)
+    def seal(self, *, live: bool = False) -> None:
+        """Every rank of the job has staged this step. live: and no other process can go back to it."""
+        self._store(STATE_OFFSET, State.LIVE if live else State.SEALED)
 
     def release(self) -> None:
         """Let go of the lock alone: what `begin` began and nobody has staged or sealed stays torn."""
@@ -154,7 +154,7 @@ class Slot:
             return
         try:
             header = self.header()
-            if not header.whole or not self._mapped(header.end):
+            if not header.held or not self._mapped(header.end):
                 yield None
                 return
             assert self._map is not None

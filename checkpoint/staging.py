@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = NDArray[np.uint8]
 _LARGE_BYTES = 32 << 20
 """From here on it is worth it to copy with several threads."""
+_HOW = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _OF_TENSOR, _OF_ARRAY = attrgetter("dtype", "shape", "layout", "device"), attrgetter("dtype", "shape")
 """What may change about a live tensor that is still the same object, and an array: with it, the layout does."""
 
@@ -55,8 +56,7 @@ class Stager:
         parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
     ) -> tuple[Layout, bytes, list[Leaf]]:
         """Where each leaf will lie, its table in JSON, and the leaves in that order; `parts` is asked for their places in global tensors
-        when the layout has changed. Raises SnapshotError for what can't be saved: a tensor that has no plain bytes (sparse, quantized), or
-        what `walk.Form` refuses."""
+        when the layout has changed. Raises SnapshotError for what `refuse` and `walk.Form` refuse."""
         walk = Walk(state)
         form = self._form if self._form is not None and self._form.fits(walk) else Form(walk, is_leaf)
         described = [_OF_ARRAY(leaf) if type(leaf) is np.ndarray else _OF_TENSOR(leaf) for leaf in walk.leaves]
@@ -135,16 +135,30 @@ def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
 
 def lay_out(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> Layout:
     """Where these leaves will lie, in this order. Raises SnapshotError for one that has no plain bytes."""
-    dense = {
-        each: str(each) == "torch.strided"
-        for each in {leaf.layout for _, leaf in leaves if not isinstance(leaf, np.ndarray)}
-    }
     for name, leaf in leaves:
-        if not isinstance(leaf, np.ndarray) and not dense[leaf.layout]:
-            raise SnapshotError(f"tensor {name!r} is not dense ({leaf.layout}); it can't be saved")
+        if not (isinstance(leaf, np.ndarray) or leaf.is_meta):  # a layout can be planned without any memory
+            refuse(f"tensor {name!r}", leaf)
     dtypes = {each: str(each).removeprefix("torch.") for each in {leaf.dtype for _, leaf in leaves}}
     described = ((name, dtypes[leaf.dtype], tuple(leaf.shape)) for name, leaf in leaves)
     return tensors.lay_out(described, parts)
+
+
+def refuse(called: str, tensor: Tensor) -> None:
+    """Raises SnapshotError for a tensor that has no plain bytes: which one, of which type, and what to do. called: its name in that."""
+    import torch
+
+    layout, meta, quantized, nested = _HOW(tensor)
+    if meta:
+        raise refusal(called, tensor, "is on the meta device. Give it memory (to_empty) before the Session")
+    if nested or quantized or layout is not torch.strided:
+        what = f"is {tensor.dtype}, quantized" if quantized else f"is not dense ({layout})"
+        what = "is a nested tensor" if nested else what
+        raise refusal(called, tensor, f"{what}. Keep a dense tensor of plain numbers in its place")
+
+
+def refusal(called: str, tensor: Tensor, why: str) -> SnapshotError:
+    kind = type(tensor)
+    return SnapshotError(f"{called}, a {kind.__module__}.{kind.__qualname__}, can't be saved: it {why}")
 
 
 def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]]) -> list[int]:

@@ -36,9 +36,11 @@ class Held(IntEnum):
     """How far a rank is with a snapshot. The worst of all ranks' answers is the job's."""
 
     WHOLE = 0
-    UNDER_WAY = 1
-    MISSED = 2
-    UNSAVABLE = 3
+    IN_PLACE = 1
+    """Whole, for a rewind in place: no new process could make what it is of."""
+    UNDER_WAY = 2
+    MISSED = 3
+    UNSAVABLE = 4
     """Missed, and so will the next one be: the state has come to hold something that can't be saved."""
 
 

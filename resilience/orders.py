@@ -11,6 +11,9 @@ from .machine import Phase
 from .terms import Generation, NodeId, OrderedBy, Step
 from .wishes import Answer, Request
 
+PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
+"""What torchrun passes on to its ranks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewindOrder:
@@ -122,7 +125,7 @@ class GenerationRecord:
     def signal(self) -> int:
         """For ENDING: the signal by which somebody wants the job to end, as torchrun knows it; 0: it ends by itself."""
         number = max(0, self.exit_code - 128)
-        return number if number in (0, signal.SIGHUP, signal.SIGINT, signal.SIGTERM) else signal.SIGTERM
+        return number if number in (0, *PASSED_ON) else signal.SIGTERM
 
     @property
     def over(self) -> bool:

@@ -119,7 +119,7 @@ def plan(
             return _leave("the ranks refuse the state that was kept", restart, size, trained, left)
         return _give_up(
             LayoutError,
-            "a snapshot is for the model and the ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
+            "a snapshot is for the script and ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
         )
     if verdict.cause is Cause.STATE_UNSAVABLE and not verdict.started:
         return _give_up(StateError, "no step was made; mend the script, and give the same command again")

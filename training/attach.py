@@ -21,6 +21,7 @@ from ..resilience.handoff import VARIABLE, Handoff, local_rank
 from ..resilience.leash import die_with, die_with_parent
 from .board import claim
 from .listening import listen
+from .saying import say
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _started_by_the_launcher() -> bool:
 def _launcher() -> int:
     """Its pid, as the parent of the process that leads this session; 0: not known."""
     try:
-        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
     except OSError:
         return 0
 
@@ -81,7 +82,7 @@ def _attach(trains: bool) -> Attachment | None:
     if page is None:
         if trains:
             rank = os.environ["RANK"]
-            print(f"mt-resilient: another process of rank {rank} trains: this loop runs unwatched", file=sys.stderr)
+            say(f"another process of rank {rank} trains: this loop runs unwatched")
         return None
     # The launcher starts its ranks in sessions of their own: without this they would outlive it. The kernel takes the thread that has
     # started a process for its parent: torchrun's lives on, a wrapper's may end.
@@ -95,7 +96,7 @@ def _attach(trains: bool) -> Attachment | None:
         if os.getpid() == page.pid:  # not in a child that the script has forked
             farewell(page, error)
         if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
-            print(f"mt-resilient: {error}", file=sys.stderr)  # nothing in the script is wrong that its lines would show
+            say(str(error))  # nothing in the script is wrong that its lines would show
         else:
             previous(kind, error, trace)
 
@@ -115,10 +116,9 @@ def _attach(trains: bool) -> Attachment | None:
 
 def _unwatched(error: OSError) -> None:
     """Say so once: children of this process are as far from the agent as itself."""
-    print(
-        f"mt-resilient: rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
-        "To have it watched, start it where it sees the agent's processes, or the agent's network",
-        file=sys.stderr,
+    say(
+        f"rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
+        "To have it watched, start it where it sees the agent's processes, or the agent's network"
     )
     del os.environ[VARIABLE]
 

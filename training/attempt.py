@@ -17,6 +17,8 @@ class Attempt:
     job: Job | None = None
     missed: bool = False
     unsavable: bool = False
+    bound: str = ""
+    """Why only this process can go back to it; empty where a new one can."""
     settled: bool = False
     """All ranks know what has become of it."""
 
@@ -24,4 +26,5 @@ class Attempt:
     def held(self) -> Held:
         if self.missed:
             return Held.UNSAVABLE if self.unsavable else Held.MISSED
-        return Held.WHOLE if self.job is None else self.job.held
+        held = Held.WHOLE if self.job is None else self.job.held
+        return Held.IN_PLACE if held is Held.WHOLE and self.bound else held

@@ -10,7 +10,6 @@ number of ranks they begin anew.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,15 +17,17 @@ import torch
 
 from ..resilience.clock import monotonic_s
 from ..resilience.errors import InternalError, LayoutError, UsageError
+from .draws import Draws
 from .live import Nested
 from .loaders import Loadable, Loader
 from .own import collect_own, own_of, restore_own
 from .randomness import Randomness
+from .saying import say
 from .workers import Made
 
 OVER = object()
 """In place of a batch: there are no more."""
-_NOTHING: Nested = {"start": None, "own": {}, "workers": {}, "loader": {}}
+_NOTHING: Nested = {"start": None, "own": {}, "workers": {}, "loader": {}, "draws": {}}
 """What a rank knows of its place that is new, as on another number of ranks."""
 
 
@@ -59,6 +60,9 @@ class Batches:
         """The generators of each worker after its last batch,"""
         self._begun: dict[int, Nested] = {}
         """and as they were where new workers have to begin."""
+        self._draws = Draws()
+        self._again_drawn: dict[int, Nested] = {}
+        """What this epoch's loader drew from, while it is gone through again."""
         self._place: torch.Tensor | None = None
         """Where to go back to,"""
         self._kept: Nested | None = None
@@ -67,6 +71,7 @@ class Batches:
     def keep(self, randomness: Randomness, rank: int) -> None:
         """From now on what is needed to come back here is kept. To be called before a batch is taken."""
         self._randomness, self._tells = randomness, rank == 0
+        self._draws = Draws(rank == 0)
         self._loader.listen()
 
     @property
@@ -148,7 +153,7 @@ class Batches:
         for _ in range(most):
             assert self._live is not None
             try:
-                batch = next(self._live)
+                batch = self._next(self._live)
             except StopIteration:
                 return
             self.offset += 1
@@ -159,10 +164,16 @@ class Batches:
                     self._begun = dict(self._workers)
             yield batch
 
+    def _next(self, live: Iterator[Any]) -> Any:
+        if self._randomness is None or self._loader.skips or self._loader.stateful:
+            return next(live)
+        return self._draws.watched(self.offset, lambda: next(live), self._again_drawn)
+
     def _begin(self) -> None:
         """The next epoch."""
         if self._randomness is not None:
             self._start = {"rank": self._randomness.collect(), "own": collect_own(self._own)}
+            self._draws = self._draws.following()
         self._kept_workers = self._loader.keeps_workers
         if not self._kept_workers:
             self._workers = {}
@@ -194,6 +205,7 @@ class Batches:
             "own": collect_own(self._own),
             "workers": self._begun if begun else {},
             "loader": {} if self.owed else self._loader.state(begun),
+            "draws": dict(self._draws.kept) if begun else {},
         }
 
     def restore(self, kept: Nested) -> None:
@@ -214,12 +226,13 @@ class Batches:
         if kept["loader"]:
             self._loader.thing.load_state_dict(kept["loader"])
         if self.offset:
-            self._again(goes_on=bool(kept["loader"]))
+            self._again(goes_on=bool(kept["loader"]), drawn=kept.get("draws", {}))
         if kept is not _NOTHING:
             restore_own(self._own, kept["own"])
 
-    def _again(self, goes_on: bool) -> None:
-        """goes_on: the loader is there by itself."""
+    def _again(self, goes_on: bool, drawn: dict[int, Nested]) -> None:
+        """goes_on: the loader is there by itself. drawn: what `Draws` kept."""
+        self._draws, self._again_drawn = self._draws.following(), drawn
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
         before = self._to_start if self._kept_workers else None
@@ -229,14 +242,13 @@ class Batches:
         self.offset = skip
         for _ in self._taken(used - skip):
             pass
+        self._again_drawn = {}
         if not self._loader.skips and self._tells:
             self._tells = False
-            print(
-                "mt-resilient: this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
+            say(
+                "this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
                 f"{used}, in {monotonic_s() - began_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is put "
-                "back without that",
-                file=sys.stderr,
-                flush=True,
+                "back without that"
             )
 
     def _to_start(self) -> None:

@@ -6,29 +6,23 @@ row ◀── council ──▶ judgement: go on, go back (`rewind`), leave; and
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..checkpoint import stores
 from ..checkpoint.cadence import AUTO
-from ..resilience import phrases
 from ..resilience.boundary import COURSE, RANDOMNESS, Directive, Judgement, Wanted
 from ..resilience.clock import monotonic_ns, sleep
 from ..resilience.errors import SnapshotError, StateError, UsageError
 from ..resilience.terms import Doing, RankPhase
-from . import modules
 from .accumulation import Accumulation
 from .attach import Attachment, attach
+from .beginning import first_boundary, tell, tell_of_hooks, unless_looped
 from .council import Council, obey
 from .course import Course
 from .figures import Figures
-from .finite import finite, sums
 from .gradients import OwnGradients
 from .optimizers import Optimizers
 from .own_time import OwnTime
@@ -36,6 +30,7 @@ from .pace import Pace
 from .rescue import Rescue
 from .rewind import Tape
 from .state import Modules, sources_of
+from .values import Values
 
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
@@ -52,16 +47,12 @@ class Boundaries:
         """By name: see `state.sources_of` for what can be one."""
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
-        self._at: Attachment | None = _unless_looped(attach())
+        self._at: Attachment | None = unless_looped(attach())
         try:
             self._sources = sources_of(sources, self, look_through=self._at is not None)
         except SnapshotError as error:
             raise StateError(str(error)) from None
-        models = {name: source for name, source in self._sources.items() if isinstance(source, Modules)}
-        self._models = [*models.values()]
-        for source in self._sources.values():
-            if isinstance(source, Optimizers):
-                source.parameters = [partial(model.known_as, name) for name, model in models.items()]
+        self._models = [source for source in self._sources.values() if isinstance(source, Modules)]
         self.fixed_data = True
         """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
         be used again on purpose, and none left out."""
@@ -84,7 +75,10 @@ class Boundaries:
         chunks = [chunk for model in self._models for chunk in model.chunks]
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
-        self._accumulation = Accumulation(chunks, self._tell_once)
+        optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
+        others = [source for source in self._sources.values() if isinstance(source, Values)]
+        self._accumulation = Accumulation(self._models, optimizers, others, partial(tell, self._at))
+        self._tape.alone.gradients = self._accumulation
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
         """None where it can't be told: alone, or on a device."""
 
@@ -95,7 +89,7 @@ class Boundaries:
 
     def restore(self) -> int | None:
         """Go back to the state that the agent chose for this generation; its step, or None where there is none."""
-        self._at = _unless_looped(self._at)
+        self._at = unless_looped(self._at)
         if self._at is None:
             return None
         if self._handoff.resume_step < 0 and self._handoff.origin:
@@ -131,6 +125,7 @@ class Boundaries:
             self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
+        tell_of_hooks(self._at, self._models)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         self._page.tells = 1 if self.fixed_data else 2
@@ -162,7 +157,11 @@ class Boundaries:
         loss, grad_norm = figures.loss, figures.grad_norm
         self._page.beat(step, math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm, entered)
         if self._first:
-            self._first_boundary(step, entered)
+            self._first = False
+            self._rescue.check()
+            first_boundary(self._at, self._course.windows, self.cure if self.fixed_data else "")
+            self._page.first_step = step
+            self._page.stepped_ns = entered  # from here on the agent may start the warm process
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
         held_ns = 0
@@ -196,9 +195,9 @@ class Boundaries:
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT
         if due and (wanted or self._tape.may_record()):
-            finite = finite and self._parameters_finite()
             where = Wanted.ON_DISK if wanted else self._tape.owed
-            self._tape.record(step, where, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0)
+            self._accumulation.ends = last
+            finite = self._tape.record(step, where, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0)
         if judged_now or leave:
             self._tape.finish()
         self._council.contribute(step, finite and self._tape.finite, self.fixed_data, figures)
@@ -300,55 +299,3 @@ class Boundaries:
         finally:
             if self._at is not None:
                 self._page.doing = Doing.STEP
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _parameters_finite(self) -> bool:
-        """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
-        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
-        looked at on their way out (`offload.py`), so that nobody waits."""
-        tensors = [t for model in self._models for t in model.judged(model.tensors())]
-        with torch.no_grad():
-            return finite(sums(t for t in tensors if t.device.type == "cpu"))
-
-    def _tell_once(self, sentence: str) -> None:
-        """For all ranks."""
-        if self._at is not None and self._at.rank == 0:
-            print(f"mt-resilient: {sentence}", file=sys.stderr, flush=True)
-
-    def _tell_unknown_data(self) -> None:
-        said = "Which data this loop uses is not known, so no recovery can put it back"
-        if self._handoff.resume_step >= 0:
-            said = f"Step {self._handoff.resume_step} was restored; which data this loop goes on with is not known"
-        print(f"mt-resilient: {said}: {self.cure}", file=sys.stderr, flush=True)
-
-    def _first_boundary(self, step: int, now_ns: int) -> None:
-        self._first = False
-        assert self._at is not None
-        self._rescue.check()
-        if self._course.windows and self.fixed_data:
-            left_out = ", ".join(map(phrases.batches, self._course.windows))
-            raise UsageError(
-                f"{left_out} of the data are to be left out, but which data a step of this script uses is not known: {self.cure}; or leave "
-                "--skip-data out"
-            )
-        if self.fixed_data and self._at.rank == 0:
-            self._tell_unknown_data()
-        if self._at.local_rank == 0:
-            modules.note(Path(self._handoff.modules), self._at.environment)
-        self._page.first_step = step
-        self._page.stepped_ns = now_ns  # from here on the agent may start the warm process
-
-
-def _unless_looped(at: Attachment | None) -> Attachment | None:
-    """`at`, or None where a loop of this process has begun before: its steps would pass for the first one's, and so would its snapshots."""
-    if at is None or not at.page.restored_ns:
-        return at
-    if at.local_rank == 0:
-        print(
-            "mt-resilient: this script has begun a second training loop, and only the first one is watched. The second takes no snapshots: "
-            "after a fault it starts again from its beginning. To watch both, count them in one: for step in session.steps(first + second)",
-            file=sys.stderr,
-            flush=True,
-        )
-    return None

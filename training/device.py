@@ -105,7 +105,11 @@ def _runtime_call(kind: str, name: str) -> Any:
     shown = getattr(_runtime(kind), f"{kind}{name}", None)
     if shown is not None:
         return shown
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if f"/lib{kind}rt" in line}
+    mapped = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+        if f"/lib{kind}rt" in line
+    }
     for library in sorted(mapped):
         with suppress(OSError, AttributeError):
             function = getattr(ctypes.CDLL(library), f"{kind}{name}")

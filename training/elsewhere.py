@@ -7,32 +7,27 @@ as the script has seeded them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from math import prod
+from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ..checkpoint.contents import LAYOUT_KEYS, group_values, loose_groups
 from ..checkpoint.geometry import Part
-from ..checkpoint.manifest import RankManifest
 from ..checkpoint.reshard import Saved, Wanted, word
 from ..checkpoint.stores import Place
-from ..checkpoint.tensors import Piece
 from ..checkpoint.tree import unflatten
 from ..checkpoint.walk import flatten
 from ..resilience.errors import LayoutError
+from . import agreed
 from .live import local
+from .models import ATTRIBUTES, EXTRA
 from .optimizer_places import owned_parts, state_parts
 from .optimizers import Optimizers, parameters_of
 from .places import model_parts, places_of
-from .state import Modules, Preparing, Source
-
-_GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
-"""What tells Megatron's groups apart (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), but for the layout."""
+from .saying import say
+from .state import Modules, Preparing, Source, put_back
 
 Parts = dict[str, list[Part]]
 
@@ -42,10 +37,9 @@ def parts_of(sources: Mapping[str, Source]) -> Parts:
     try:
         return _parts_of(sources)
     except Exception as error:  # other people's code, on models that it may not know
-        print(
-            f"mt-resilient: where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
-            "snapshots can be restored in the same parallel layout only",
-            file=sys.stderr,
+        say(
+            f"where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
+            "snapshots can be restored in the same parallel layout only"
         )
         return {}
 
@@ -96,14 +90,22 @@ def restore_elsewhere(
     """
     saved = Saved(snapshot)
     placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
-    shared = _shared(saved, sources.keys() - placed - {*alone}, optional)
-    described = saved.manifests[0].table.described()
-    for name in sorted(placed, key=lambda name: isinstance(sources[name], Optimizers)):
-        cast(Modules | Optimizers, sources[name]).follow(described.get(name, {}))
-    for name, source in sources.items():
-        if name in placed and isinstance(source, Optimizers):
-            _make_states(name, source, sources, saved)
-        elif name in shared and isinstance(source, Preparing):
+    kept = agreed.shared(saved, sources.keys() - placed - {*alone}, optional)
+    described = saved.described[0]
+    beside = {
+        name: agreed.beside_tensors(saved, name, source)
+        for name, source in sources.items()
+        if name in placed and isinstance(source, Modules)
+    }
+    for name, source in sorted(sources.items(), key=lambda each: isinstance(each[1], Optimizers)):
+        if name in beside:
+            cast(Modules, source).follow(beside[name])
+        elif name in placed:
+            for index in described.get(name, {}):
+                agreed.agreed(saved, name, index, "members")
+            cast(Optimizers, source).follow(described.get(name, {}))
+            _make_states(name, cast(Optimizers, source), sources, saved)
+        elif name in kept and isinstance(source, Preparing):
             source.prepare(described[name])
     state = {name: sources[name].collect() for name in placed}
     skeleton, leaves = flatten(state, torch.is_tensor)
@@ -115,14 +117,16 @@ def restore_elsewhere(
         memory = buffer.reshape(-1).view(torch.uint8).numpy().view(word(dtype))
         wanted.append(Wanted(name, dtype, parts[name], memory))
     saved.fill(wanted)
-    kept = unflatten(skeleton, dict(leaves) | buffers)
-    for name, source in sources.items():
-        if name in kept and isinstance(source, Optimizers):
-            _group_values(name, source, sources, saved, kept[name])
-        if name in kept:
-            source.restore(kept[name])
-        elif name in shared:
-            source.restore(shared[name])
+    kept |= unflatten(skeleton, dict(leaves) | buffers)
+    for name in placed:
+        if name in beside:
+            modules = cast(Modules, sources[name])
+            kept[name] |= {EXTRA: beside[name][EXTRA], ATTRIBUTES: agreed.attributes(saved, name, modules)}
+            agreed.tell_of_buffers(saved, name, modules)
+        else:
+            agreed.by_parameter(saved, name, _owned(cast(Optimizers, sources[name]), sources), kept[name])
+    put_back(sources, kept)
+    agreed.tell_of_sums(saved)
 
 
 def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved: Saved) -> bool:
@@ -140,52 +144,16 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
         lost = [f"{index}/{key}" for (index, key), parts in owned.items() if not parts]
     else:
         return False
-    held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
-    there = not held or any(piece.parts for piece in held)
-    if isinstance(source, Optimizers) and any("/state/" in piece.name and not piece.parts for piece in held):
-        return False  # of no parameter's shape: what an optimizer has factored, say
+    if isinstance(source, Optimizers):
+        there = agreed.has_places(saved, name)
+    else:
+        held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
+        there = not held or any(piece.parts for piece in held)
     if there and 0 < len(lost) < len(names):
         raise LayoutError(
             f"{saved.snapshot} cannot be taken to another parallel layout: where {lost[0]} of {name!r} lies in the whole is not known"
         )
     return there and not lost
-
-
-def _shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:
-    """The sources `names`, which have to be the same on all ranks."""
-    found = {}
-    for name in sorted(names):
-        kept = [_one(manifest, name) for manifest in saved.manifests]
-        if name in optional and not any(kept):
-            continue
-        if any(other != kept[0] for other in kept) or kept[0] is None:
-            why = "is not in it" if kept[0] is None else "differs from rank to rank"
-            raise LayoutError(
-                f"{saved.snapshot} cannot be taken to another parallel layout: the state of {name!r} {why}"
-            )
-        pieces = [piece for piece in saved.manifests[0].table.pieces if piece.name.startswith(f"{name}/")]
-        tensors = {piece.name: _tensor(piece, saved.content(0, piece)) for piece in pieces}
-        found[name] = unflatten(kept[0][0], tensors)
-    return found
-
-
-def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
-    dtype = getattr(torch, piece.dtype)
-    if not content.size:  # torch lets nobody view that as another type
-        return torch.empty(piece.shape, dtype=dtype)
-    return torch.from_numpy(content).view(dtype).view(piece.shape)
-
-
-def _one(manifest: RankManifest, name: str) -> tuple[Any, list[str]] | None:
-    """One source's skeleton, and the fingerprints of its tensors."""
-    table = manifest.table
-    skeleton = next((node for key, node in table.skeleton.get("dict", ()) if key == name), None)
-    prints = [
-        each
-        for piece, each in zip(table.pieces, manifest.fingerprints, strict=True)
-        if piece.name.startswith(f"{name}/")
-    ]
-    return None if skeleton is None else (skeleton, prints)
 
 
 def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved) -> None:
@@ -203,24 +171,7 @@ def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], s
                     alike = box.part.shape == part.shape
                     dtype = getattr(torch, piece.dtype)
                     inner.state[parameter][state] = (
-                        torch.zeros_like(parameter.detach(), dtype=dtype) if alike else torch.zeros((), dtype=dtype)
+                        torch.zeros_like(parameter.detach(), dtype=dtype)
+                        if alike
+                        else torch.zeros(piece.shape if prod(piece.shape) == 1 else (), dtype=dtype)
                     )
-
-
-def _group_values(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved, kept: Any) -> None:
-    """Into the groups of `kept`, the values of saved groups that have a parameter in common with them; or, where nobody has saved which
-    parameters a group has (Megatron's own checkpoints), of one that is of the same kind."""
-    values, loose = group_values(saved, name), loose_groups(saved, name)
-    for (index, key), parts in _owned(source, sources).items():
-        group = kept[index]["groups"][int(key.split(".")[0])]
-        for part in parts[:1]:
-            found = values.get(part.name) or _alike(group, loose)
-            group.update({k: v for k, v in found.items() if k not in LAYOUT_KEYS and not isinstance(v, Piece)})
-
-
-def _alike(group: Mapping[str, Any], saved: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """As Megatron finds a group again: by its multipliers. One that is of no kind is the only one."""
-    kind = {key: group[key] for key in _GROUP_KINDS if key in group}
-    same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
-    same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))
-    return same[0] if same and (kind or len(same) == 1) else {}

@@ -47,8 +47,8 @@ def serve(site: Callable[[], None]) -> None:
     The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; the file of the ranks' noted `modules`,
     missing to fork launchers only; and what `preload` is told."""
     plan = json.loads(os.environ.pop(VARIABLE))
-    name = _NAME.read_text().rstrip("\n")
-    _NAME.write_text(NAME)
+    name = _NAME.read_bytes().rstrip(b"\n")
+    _NAME.write_bytes(NAME.encode())
     channel = socket.socket(fileno=high(plan["channel"]))
     streams = {number: os.dup(number) for number in (1, 2)}
     streams = {number: high(copy) for number, copy in streams.items()}
@@ -56,28 +56,29 @@ def serve(site: Callable[[], None]) -> None:
     recording = Printed(log)
     os.close(log)
     path = list(sys.path)
-    words = _prepare(plan, site)
+    words = _prepare(plan, site, terminal=any(map(os.isatty, streams.values())))
     sys.path[:] = [*path, *words.get("path", [])]
     printed = recording.end()
     files = words.pop("files", {})
     _say(channel, words)
-    for line in channel.makefile():
+    for line in channel.makefile(encoding="utf-8"):
         order = json.loads(line)
         if changed := next((file for file, seen in files.items() if version(file) != seen), ""):
             _say(channel, {"stale": changed})
         elif environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
-            _NAME.write_text(name)
+            _NAME.write_bytes(name)
             _refresh(environment, words.get("environment", {}))
             print_again(printed)
             return
     os._exit(0)
 
 
-def _prepare(plan: Mapping[str, Any], site: Callable[[], None]) -> dict[str, Any]:
+def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: bool) -> dict[str, Any]:
     """Import what is to be there; what to tell the agent of it: `ready`, `why` not, and what `less` to do in another try."""
     words: dict[str, Any] = {"ready": True}
     if "modules" in plan:
-        words = preload(site, Path(plan["modules"]), plan.get("until"), complete=plan.get("complete", True))
+        noted, complete = Path(plan["modules"]), plan.get("complete", True)
+        words = preload(site, noted, plan.get("until"), complete=complete, terminal=terminal)
     if words["ready"]:
         importlib.import_module("torch.distributed.run")  # the launchers' own
     gc.collect()
@@ -195,9 +196,9 @@ def _received(requests: socket.socket, length: int) -> bytes:
 def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
     """What an interpreter gets anew at each start: environment, numbers drawn from the system, the time of its start. changed: what the
     imports here have made of the environment."""
-    show(None, environment)
     os.environ.clear()
     os.environ.update(environment)
+    show(None, environment)
     for name, value in changed.items():
         if value is None:
             os.environ.pop(name, None)

@@ -10,6 +10,9 @@ import array
 import datetime
 import decimal
 import fractions
+import functools
+import io
+import ipaddress
 import pathlib
 import random
 import re
@@ -48,6 +51,11 @@ def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], An
 
 def _as_text(kind: Any, name: str = "") -> Kind:
     return constant(name or kind.__name__, kind, str, kind)
+
+
+def _of_state(kind: Any, make: Callable[[Any], Any], save: Callable[[Any], Any]) -> Kind:
+    """Of a type written in C that has `__setstate__`."""
+    return Kind(name=kind.__name__, types=(kind,), save=save, make=make, fill=lambda live, c: live.__setstate__(c))
 
 
 def fill_pairs(live: Any, content: Any) -> None:
@@ -107,6 +115,20 @@ def _moment(content: Any) -> datetime.datetime:
 def _time_of_day(content: Any) -> datetime.time:
     *fields, fold = content
     return datetime.time(*fields, fold=fold)
+
+
+def _method(value: Any) -> Any:
+    name = value.__name__
+    if getattr(value.__self__, name, None) != value:
+        raise ValueError(f"its object has another {name}")
+    return value.__self__, name
+
+
+def _bound(content: Any) -> Any:
+    found = getattr(*content)
+    if type(found) is not types.MethodType:
+        raise ValueError(f"{content[1]!r} is no method of a {type(content[0]).__qualname__}")
+    return found
 
 
 def _seeds(source: Any) -> Any:
@@ -184,6 +206,9 @@ CHANGELESS = (
     constant("Fraction", fractions.Fraction, lambda v: (v.numerator, v.denominator), lambda c: fractions.Fraction(*c)),
     constant("UUID", uuid.UUID, lambda v: v.hex, uuid.UUID),
     *map(_as_text, (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)),
+    *map(_as_text, (ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network)),
+    *map(_as_text, (ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network)),
+    constant("method", types.MethodType, _method, _bound),
     constant("date", datetime.date, _date, lambda c: datetime.date(*c)),
     constant("datetime", datetime.datetime, lambda v: (*_date(v), *_time(v)), _moment),
     constant("time", datetime.time, _time, _time_of_day),
@@ -247,6 +272,9 @@ CHANGING = (
         fill=_fill_array,
         fits=lambda live, c: live.typecode == c[0],
     ),
+    _of_state(io.BytesIO, lambda c: io.BytesIO(), lambda v: v.__getstate__()),
+    _of_state(io.StringIO, lambda c: io.StringIO(), lambda v: v.__getstate__()),
+    _of_state(functools.partial, lambda c: functools.partial(int), lambda v: v.__reduce__()[2]),
     Kind(
         name="SimpleNamespace",
         types=(types.SimpleNamespace,),
@@ -290,6 +318,6 @@ CHANGING = (
         save=lambda v: (str(v.device), v.get_state()),
         make=lambda c: torch.Generator(c[0]),
         fill=lambda live, c: live.set_state(c[1]),
-        fits=lambda live, c: str(live.device) == c[0],
+        fits=lambda live, c: live.device.type == torch.device(c[0]).type,
     ),
 )

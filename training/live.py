@@ -46,7 +46,15 @@ def put(live: torch.Tensor, kept: torch.Tensor) -> None:
     )  # 0: a subclass that hides its memory
     if not there:
         with torch.no_grad():
-            live.copy_(kept)
+            _once(live).copy_(_once(kept, live))
+
+
+def _once(tensor: torch.Tensor, expanded: torch.Tensor | None = None) -> torch.Tensor:
+    """Each number in its memory once, where it (or `expanded`) is an expanded one: nothing may be written to it as a whole."""
+    lies = tensor if expanded is None else expanded
+    if 0 not in lies.stride():
+        return tensor
+    return tensor[tuple(slice(0, 1 if stride == 0 else None) for stride in lies.stride())]
 
 
 def update(live: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:

@@ -1,26 +1,30 @@
 """Modules as a source of state: parameters and buffers by name, and beside them, where there is any, what their modules keep otherwise
-(`extra.py`), and what has changed about them since the loop began (`outline.py`).
+(`extra.py`, `module_attributes.py`), and what has changed about them since the loop began (`outline.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from ..checkpoint.staging import refuse
 from ..checkpoint.tensors import Piece
-from ..resilience.errors import LayoutError, SnapshotError
+from ..resilience.errors import LayoutError
 from .extra import Extra
 from .finite import finite, sums
 from .live import Nested, misfit, put
+from .module_attributes import Attributes
 from .names import Named, Names
-from .ordinary import all_ordinary, check, ordinary
-from .outline import Outline
+from .ordinary import all_ordinary, ordinary
+from .outline import Objects, Outline
 
-CHANGED, EXTRA = ".changed", ".extra"
+CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
 """Beside the tensors: torch allows no name that begins with a dot."""
+_STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(None)))
+"""What hooks have for a state that need none."""
 _NAMED = 3
 """Tensors that are named where some do not fit."""
 _MADE = attrgetter("shape", "dtype", "requires_grad")
@@ -34,15 +38,16 @@ class Modules:
         self._names = Names()
         self._outline: Outline | None = None
         """None until the loop begins."""
-        self._extra = Extra({})
+        self._extra, self._attributes = Extra({}), Attributes({})
         self._stale = True
         """The modules look otherwise than when `_extra` was made."""
         self._seen: list[Any] = []
         self._changes: Nested = {}
-        self._otherwise = ""
-        """What no new process could make of them."""
+        self.bound = ""
+        """Why no new process could take what was collected last; empty where it could."""
         self.buffers: frozenset[str] = frozenset()
         """Names of those in what was collected last."""
+        self._made: list[Any] = []
         self._trained: list[str] = []
         self._unjudged: frozenset[str] = frozenset()
 
@@ -56,14 +61,26 @@ class Modules:
         """Parameters by their names in the session, in which the modules are `source`."""
         return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
 
+    def hooked(self) -> str:
+        """The communication hook of DistributedDataParallel that has a state (PowerSGD's errors, say); empty: none. torch's private ones,
+        as for mixed precision, keep nothing from step to step."""
+        hooks = (each for chunk in self.chunks for each in getattr(chunk, "_comm_hooks", ()))
+        named = ((getattr(hook, "__name__", "of the script"), state) for hook, state in hooks)
+        return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
+
+    @property
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """All that were there at the last look."""
+        return self._names.modules
+
+    def by_name(self) -> Mapping[str, torch.nn.Module]:
+        """All modules."""
+        self.named()
+        return self._look().modules
+
     def tensors(self) -> Named:
         """What lies here of each, live. Raises SnapshotError for what cannot be saved."""
-        return self._gather()[1]
-
-    def _gather(self) -> tuple[Named, Named]:
-        """Parameters and buffers as the modules have them, and what lies here of them."""
         parameters, buffers = self.named()
-        self._trained = [name for name, each in parameters.items() if each.requires_grad]
         named = here = parameters | buffers
         if all_ordinary(named):
             self.buffers = frozenset(buffers)
@@ -71,9 +88,11 @@ class Modules:
             apart = ordinary(buffers, _buffer)
             self.buffers = frozenset(apart)
             here = ordinary(parameters, _parameter) | apart
-        if self._stale:
-            check(here, lambda name: _buffer(name) if name in self.buffers else _parameter(name))
-        return named, here
+        for name, tensor in here.items() if self._stale else ():
+            refuse(_buffer(name) if name in self.buffers else _parameter(name), tensor)
+        self._made = list(map(_MADE, named.values()))
+        self._trained = [n for n, (_, _, trained) in zip(parameters, self._made, strict=False) if trained]
+        return here
 
     def parameters(self, collected: Nested) -> list[torch.Tensor]:
         """Those in what was `collected` last."""
@@ -102,25 +121,20 @@ class Modules:
         return [] if self.gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
-        named, kept = self._gather()
+        kept = self.tensors()
         outline = self._look()
-        if self._otherwise:
-            raise SnapshotError(
-                f"the modules have changed since the loop began, {self._otherwise}, and a restart makes them as at the beginning. To have "
-                "all of them at the start, build them before the Session"
-            )
-        seen = [*map(_MADE, named.values()), [module.training for module in self._names.modules]]
+        seen = [*self._made, [module.training for module in self._names.modules]]
         if seen != self._seen:
-            self._seen, self._changes = seen, outline.changes()
-        more = {CHANGED: self._changes, EXTRA: self._extra.collect()}
+            self._seen, self._changes = seen, outline.changes() | ({BOUND: True} if self.bound else {})
+        more = {CHANGED: self._changes, EXTRA: self._extra.collect(), ATTRIBUTES: self._attributes.collect()}
         return kept | {key: value for key, value in more.items() if value}
 
     def prepare(self, described: Nested) -> None:
         live, outline = self.tensors(), self._look()
-        if self._otherwise:
-            outline.put_back()
-            live, outline = self.tensors(), self._look()
         told = described.get(CHANGED, {})
+        if self.bound and not told.get(BOUND):  # else they have been put back by whoever has their objects
+            outline.put_back(outline.began)
+            live, outline = self.tensors(), self._look()
         pieces: dict[str, Piece] = {name: piece for name, piece in described.items() if name[:1] != "."}
         free = outline.may_change(told)
         odd = [f"{name}: only the snapshot holds it" for name in sorted(pieces.keys() - live.keys() - free)]
@@ -143,19 +157,37 @@ class Modules:
         self.tensors()
         self._look().follow(told, {})
 
+    def objects(self) -> Objects:
+        """All of which the modules were made at the last look."""
+        return self._look().now
+
+    def put_back(self, objects: Objects) -> None:
+        """Make the modules of these."""
+        self.named()
+        if self.objects() != objects:
+            self._look().put_back(objects)
+
     def restore(self, kept: Nested) -> None:
         for name, tensor in self.tensors().items():
             put(tensor, kept[name])
+        self._look()
+        self._attributes.restore(kept.get(ATTRIBUTES, {}))
         self._extra.restore(kept.get(EXTRA, {}))
 
     def _look(self) -> Outline:
         """How the modules are made, looked at again where they have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
+            self._attributes = Attributes(self._outline.modules)
         elif self._stale:
-            self._otherwise = self._outline.look()
+            otherwise = self._outline.look()
+            self.bound = otherwise and (
+                f"the modules have changed since the loop began, {otherwise}, and a restart makes them as at the beginning. To have all of "
+                "them at the start, build them before the Session"
+            )
         if self._stale:
             self._extra = Extra(self._outline.modules)
+            self._attributes.look(self._outline.modules)
             self._seen, self._stale = [], False
         return self._outline
 

@@ -45,7 +45,7 @@ class Noted:
     def read(cls, file: Path) -> Noted:
         """Raises ValueError for what is no such note, OSError where there is none."""
         try:
-            known = json.loads(file.read_text())
+            known = json.loads(file.read_text(encoding="utf-8"))
             return cls(known["environment"], {name: (origin, folders) for name, origin, folders in known["modules"]})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} is no note of modules") from error

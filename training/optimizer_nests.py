@@ -6,15 +6,16 @@ are part of the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from .contained import HERE, Contained
 from .live import Nested
+from .optimizer_packing import HERE, OptimizerPacking
+from .unpacking import Unpacking
 
 _FRAMEWORKS = (
     "torch",
@@ -55,39 +56,41 @@ def framework(optimizer: Optimizer) -> bool:
     return _package(optimizer) in _FRAMEWORKS
 
 
-def further(optimizer: Optimizer, contained: Contained, state: Mapping[Any, Any]) -> Nested:
-    """What it keeps beside groups and the states of parameters; empty where that is nothing. state: all of it."""
-    loose = {} if _TENSORS.issuperset(map(type, state)) else _loose(state, contained)
-    found = {"loose": loose, "attributes": _attributes(optimizer, contained)}
-    if contained.left:  # it keeps objects that only it knows
+def further(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
+    """What it keeps beside groups and the states of parameters; empty where that is nothing."""
+    found = {"loose": packing.pack(_loose(optimizer), ".state"), "attributes": _attributes(optimizer, packing)}
+    if packing.left:
         said = optimizer.state_dict().items()
         found["declared"] = {key: value for key, value in said if key not in ("state", "param_groups")}
     return {key: value for key, value in found.items() if value}
 
 
-def _loose(state: Mapping[Any, Any], contained: Contained) -> Nested:
-    return {key: contained.down(value, f"state/{key}") for key, value in state.items() if not torch.is_tensor(key)}
+def _loose(optimizer: Optimizer) -> dict[Any, Any]:
+    """What is in its state under other keys than parameters."""
+    state = state_of(optimizer)
+    if _TENSORS.issuperset(map(type, state)):
+        return {}
+    return {key: value for key, value in state.items() if not torch.is_tensor(key)}
 
 
-def _attributes(optimizer: Optimizer, contained: Contained) -> Nested:
+def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
     """Those that are state, by name."""
     if framework(optimizer):
         averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
         return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
     lenient = type(optimizer).state_dict is not Optimizer.state_dict
     own = [(name, value) for name, value in vars(optimizer).items() if name not in _of_every_optimizer()]
-    down = ((name, contained.down(value, name, lenient=lenient or callable(value))) for name, value in own)
-    return {name: value for name, value in down if not (type(value) is str and value == HERE)}
+    found = {name: packing.attribute(value, name, lenient=lenient or callable(value)) for name, value in own}
+    return {name: value for name, value in found.items() if value is not HERE}
 
 
-def put_further(optimizer: Optimizer, kept: Nested, contained: Contained) -> None:
-    """What it kept, into place. What has come since is gone."""
-    now = further(optimizer, Contained(contained.parameters.items(), contained.apart), state_of(optimizer))
-    device = next((parameter.device for parameter in contained.parameters.values()), torch.device("cpu"))
-    for name in now.get("loose", {}).keys() - kept.get("loose", {}).keys():
-        del optimizer.state[name]
-    for name, value in kept.get("loose", {}).items():
-        optimizer.state[name] = contained.up(optimizer.state.get(name), value, f"state/{name}", device)
+def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpacking) -> None:
+    """What it kept, into place. What has come since is gone. now: what it keeps before that."""
+    before = _loose(optimizer)
+    loose = unpacking.unpack(kept.get("loose", {}), dict(before))
+    for key in before.keys() - loose.keys():
+        del optimizer.state[key]
+    state_of(optimizer).update(loose)
     live, attributes = vars(optimizer), kept.get("attributes", {})
     if framework(optimizer):
         if attributes:
@@ -96,7 +99,7 @@ def put_further(optimizer: Optimizer, kept: Nested, contained: Contained) -> Non
     for name in now.get("attributes", {}).keys() - attributes.keys():
         del live[name]
     for name, value in attributes.items():
-        live[name] = contained.up(live.get(name), value, name, device)
+        live[name] = unpacking.unpack(value, live.get(name))
 
 
 def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:

@@ -36,16 +36,6 @@ def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) 
     return [replace(part, name=f"{prefix}/{state}/{part.name}") for part in held]
 
 
-def group_members(owned: Mapping[tuple[str, str], Iterable[Part]]) -> dict[tuple[str, int], set[str]]:
-    """Global names of the parameters in each (optimizer of a chain, group), out of `owned_parts`. A rank of another layout takes a
-    group's values from any saved group that shares a name with it: they agree, but for `is_expert_parallel`, which says how the
-    layout is and not what the group is. A group without members here needs no values."""
-    found: dict[tuple[str, int], set[str]] = {}
-    for (index, key), parts in owned.items():
-        found.setdefault((index, int(key.split(".")[0])), set()).update(part.name for part in parts)
-    return found
-
-
 @dataclass(frozen=True)
 class _Owner:
     """The model's parameter to which one of an optimizer's belongs, and which of its elements."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ..resilience.errors import SnapshotError
+from ..checkpoint.staging import refusal
 from .live import local
 
 _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
-_PLAIN_BYTES = torch.strided
 
 
 def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
@@ -35,7 +34,7 @@ def all_ordinary(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor], called: Callable[[str], str]) -> None:
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
-        raise _refused(called(name), tensor, "has no shape yet. Run one forward pass before the Session")
+        raise refusal(called(name), tensor, "has no shape yet. Run one forward pass before the Session")
     here = local(tensor)
     if here is not tensor:
         _take_apart(name, here, found, called)
@@ -44,13 +43,13 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
     elif hasattr(tensor, "__tensor_flatten__"):
         for part in tensor.__tensor_flatten__()[0]:
             _take_apart(f"{name}.{part}", getattr(tensor, part), found, called)
-    elif tensor.layout is _PLAIN_BYTES and not tensor.is_nested and _has_memory(tensor):
+    elif tensor.layout is torch.strided and not tensor.is_nested and _has_memory(tensor):
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             found[name] = tensor.detach().as_subclass(torch.Tensor)
     elif tensor.device.type not in ("cpu", "meta"):  # what copies it knows how
         found[name] = tensor
     else:
-        raise _refused(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
+        raise refusal(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
 
 
 def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
@@ -59,19 +58,8 @@ def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
         return tensor
     found = ordinary({called: tensor})
     if called not in found:
-        raise _refused(called, tensor, "is made of several tensors, and a restart could not make it again")
+        raise refusal(called, tensor, "is made of several tensors, and a restart could not make it again")
     return found[called]
-
-
-def check(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] = str) -> None:
-    """Raises SnapshotError for an ordinary tensor that has no plain bytes."""
-    for name, tensor in tensors.items():
-        if tensor.device.type == "meta":
-            raise _refused(called(name), tensor, "is on the meta device. Give it memory (to_empty) before the Session")
-        if tensor.layout is not _PLAIN_BYTES or tensor.is_quantized or tensor.is_nested:
-            what = f"is {tensor.dtype}, quantized" if tensor.is_quantized else f"is not dense ({tensor.layout})"
-            what = "is a nested tensor" if tensor.is_nested else what
-            raise _refused(called(name), tensor, f"{what}. Keep a dense tensor of plain numbers in its place")
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -79,8 +67,3 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
     except RuntimeError:  # a wrapper has none
         return False
-
-
-def _refused(called: str, tensor: torch.Tensor, why: str) -> SnapshotError:
-    kind = type(tensor)
-    return SnapshotError(f"{called}, a {kind.__module__}.{kind.__qualname__}, can't be saved: it {why}")

@@ -2,12 +2,14 @@
 
 A script that starts again makes its modules as at the beginning. What has changed since then, and can be made so again, is told with each
 snapshot: buffers that have come, gone or grown, parameters of another shape, `requires_grad`, train and eval mode. Modules that have come,
-gone or become others cannot be made by us: no snapshot is taken of them. A rewind in place takes them back as they were.
+gone or become others only the script can make. A snapshot of them serves the processes that have them: a rewind in place takes them back as
+they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -16,11 +18,29 @@ from torch.nn import Module
 from ..checkpoint.tensors import Piece
 from .live import Nested
 
-_PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 _ABSENT, _NONE = "absent", "None"
 
 Shapes: TypeAlias = dict[str, str]
 """By name, dtype and shape of a parameter or buffer, or one of the two above."""
+
+
+class Objects:
+    """Of which modules are made at a moment."""
+
+    def __init__(self, modules: Iterable[Module]) -> None:
+        self.made = [(module, type(module), [dict(getattr(module, part)) for part in _PARTS]) for module in modules]
+
+    def __eq__(self, other: object) -> bool:
+        """The same ones, but for buffers and hooks: a buffer is assigned to, and nobody else has it."""
+        return isinstance(other, Objects) and self._ids == other._ids
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def _ids(self) -> list[Any]:
+        held = ([(name, id(each)) for part in parts[:2] for name, each in part.items()] for _, _, parts in self.made)
+        return [(id(module), kind, ids) for (module, kind, _), ids in zip(self.made, held, strict=True)]
 
 
 class Outline:
@@ -29,25 +49,23 @@ class Outline:
         self.modules = named_modules(chunks)
         self._kinds = self._kinds_now()
         self._shapes = self._shapes_now()
-        self._flags = {name: p.requires_grad for name, p in self._parameters().items()}
+        self._flags = {name: each.requires_grad for name, each in self._flagged().items()}
         self._hidden = {name for name in self._shapes if not self._persists(name)}
         self._modes = {name: module.training for name, module in self.modules.items()}
-        self._remember()
-
-    def _remember(self) -> None:
-        self._made = [
-            (module, type(module), [dict(getattr(module, part)) for part in _PARTS]) for module in self.modules.values()
-        ]
+        self.began = self.now = Objects(self.modules.values())
+        """Of which they were made when the loop began, or that have come into their places since; and are made now."""
 
     def look(self) -> str:
         """Look at the modules anew. What is otherwise than when the loop began, and could not be made so by a new process; or nothing."""
         self.modules = named_modules(self._chunks)
-        now = self._kinds_now()
+        now, self.now = self._kinds_now(), Objects(self.modules.values())
         if now == self._kinds:
-            self._remember()
+            self.began = self.now
             return ""
+        shapes = self._shapes_now()
         for name in (*self._kinds, *now):
-            before, after = self._kinds.get(name, ""), now.get(name, "")
+            before = self._kinds.get(name, "a buffer" if name in self._shapes else "")
+            after = now.get(name, "a buffer" if name in shapes else "")
             if before != after:
                 became = f"is {after}, and was {before}" if before and after else "is new" if after else "is gone"
                 return f"{name or 'the module itself'} {became}"
@@ -61,16 +79,18 @@ class Outline:
             for name in (*self._shapes, *(name for name in shapes if name not in self._shapes))
             if self._shapes.get(name) != shapes.get(name)
         }
-        flags = {n: p.requires_grad for n, p in self._parameters().items() if p.requires_grad != self._flags.get(n)}
+        flags = {
+            n: each.requires_grad for n, each in self._flagged().items() if each.requires_grad != self._flags.get(n)
+        }
         modes = {n: m.training for n, m in self.modules.items() if m.training != self._modes.get(n)}
         for key, value in (("tensors", changed), ("requires_grad", flags), ("training", modes)):
             if value:
                 told[key] = value
         return told
 
-    def put_back(self) -> None:
-        """Make the modules as they were when the loop began, of the very same objects."""
-        for module, kind, parts in self._made:
+    def put_back(self, objects: Objects) -> None:
+        """Make the modules of these very objects."""
+        for module, kind, parts in objects.made:
             if type(module) is not kind:
                 module.__class__ = kind
             for part, before in zip(_PARTS, parts, strict=True):
@@ -92,10 +112,10 @@ class Outline:
         for name in self.may_change(told):
             wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), name not in self._hidden])
             self._make(name, wanted[1], bool(wanted[2]), described.get(name))
-        for name, parameter in self._parameters().items():
+        for name, each in self._flagged().items():
             wanted_flag = told.get("requires_grad", {}).get(name, self._flags.get(name))
-            if wanted_flag is not None and wanted_flag != parameter.requires_grad:
-                parameter.requires_grad_(wanted_flag)
+            if wanted_flag is not None and wanted_flag != each.requires_grad:
+                each.requires_grad_(wanted_flag)
         for name, module in self.modules.items():
             module.training = told.get("training", {}).get(name, self._modes.get(name, module.training))
 
@@ -106,7 +126,9 @@ class Outline:
 
     def _make(self, name: str, wanted: str, persists: bool, piece: Piece | None) -> None:
         path, _, key = name.rpartition(".")
-        module = self.modules[path]
+        module = self.modules.get(path)
+        if module is None:  # gone, and its tensors with it
+            return
         live = module._parameters.get(key) if key in module._parameters else module._buffers.get(key)
         if wanted == _ABSENT:
             module._buffers.pop(key, None)
@@ -119,9 +141,16 @@ class Outline:
             module.register_buffer(key, there, persistent=persists)
 
     def _kinds_now(self) -> dict[str, str]:
-        """What only the script can make: modules and parameters, by name."""
+        """What only the script can make: modules and parameters, by name, and which names are of one tensor."""
         kinds = {name: f"a {type(m).__module__}.{type(m).__qualname__}" for name, m in self.modules.items()}
-        return kinds | dict.fromkeys(self._parameters(), "a parameter")
+        first: dict[int, str] = {}
+        for name, each in (parameters := self._parameters()).items():
+            one = first.setdefault(id(each), name)
+            kinds[name] = "a parameter" if one == name else f"the parameter {one}"
+        for name, each in self._buffers().items():
+            if (one := first.setdefault(id(each), name)) != name:
+                kinds[name] = f"the {'parameter' if one in parameters else 'buffer'} {one}"
+        return kinds
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {
@@ -130,6 +159,18 @@ class Outline:
             for key, each in module._parameters.items()
             if each is not None
         }
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {
+            join(path, key): each
+            for path, module in self.modules.items()
+            for key, each in module._buffers.items()
+            if each is not None
+        }
+
+    def _flagged(self) -> dict[str, torch.Tensor]:
+        """What may be told to require gradients."""
+        return self._parameters() | {name: each for name, each in self._buffers().items() if each.is_leaf}
 
     def _shapes_now(self) -> Shapes:
         shapes = {name: shape_of(each) for name, each in self._parameters().items()}

@@ -1,14 +1,16 @@
-"""What a data loader has for itself and moves on with: its generators of random numbers, and the numbers that it counts in.
+"""What a data loader has for itself and moves on with: its generators of random numbers, the numbers that it counts in, and the small
+lists, mappings, sets and arrays that it shuffles or fills.
 
 They are looked for in the loader and in all that it consists of: datasets, samplers, transforms, and what functions among these refer to.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -16,29 +18,52 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ..checkpoint.walk import PLAIN
 from .kinds import packed, unpacked
+from .packing import MAPPINGS
 from .traces import installed
+from .values import Known, Packed
+
+_CHANGES = (int, float, list, set, deque, np.ndarray, *MAPPINGS)
+_SMALL = 1 << 15
+"""Values in a list, or words in an array, with all that it holds: it is looked at with each batch."""
 
 
 @dataclass(frozen=True)
-class Count:
-    """A whole number that an object which gives samples has as an attribute: its epoch, how often it was gone through."""
+class Attribute:
+    """A small value that an object which gives samples has as an attribute: its epoch, the batches that it shuffles, what it has
+    loaded last."""
 
     holder: Any
     name: str
-    first: int
-    """What it was when the loop began. A number that is still the same is not kept: it may be a setting, and another one in the next
+    first: Any
+    """What it was when the loop began. A value that is still the same is not kept: it may be a setting, and another one in the next
     life."""
 
-    def get(self) -> int:
-        return int(getattr(self.holder, self.name, self.first))
+    @property
+    def live(self) -> Any:
+        return getattr(self.holder, self.name, None)
 
-    def put(self, value: int) -> None:
-        if self.get() != value:
-            setattr(self.holder, self.name, value)
+    @property
+    def moved(self) -> bool:
+        """Whether it is another value now, and one that can be kept: a cache may have grown."""
+        return not _equal(self.live, self.first) and _small(self.live)
+
+    def get(self) -> Any:
+        return copy.deepcopy(Packed(self.name, Known()).pack(self.live))
+
+    def put(self, kept: Any) -> None:
+        """Into the live list or mapping, which others may hold. None: what it was at first."""
+        if not _small(self.live) or (kept is None and not self.moved):
+            return
+        packing = Packed(self.name, Known())
+        kept = packing.pack(self.first) if kept is None else kept
+        found = packing.unpack(copy.deepcopy(kept), self.live)
+        if not _equal(found, self.live):  # a list has been filled
+            setattr(self.holder, self.name, found)
 
 
-Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random | Count
+Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random | Attribute
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PARTS = 256
 """So many objects are looked through, in loaders and datasets that may hold everything."""
@@ -58,7 +83,7 @@ def own_of(**holders: Any) -> dict[str, Own]:
             found[name] = thing
             continue
         todo += ((f"{name}.{at}", part) for at, part in _parts(thing) if _has_parts(part))
-        found |= {f"{name}.{each.name}": each for each in _counts(thing)}
+        found |= {f"{name}.{each.name}": each for each in _attributes(thing)}
     return found
 
 
@@ -118,11 +143,50 @@ def _gives(thing: Any) -> bool:
     )
 
 
-def _counts(thing: Any) -> Iterator[Count]:
-    if _gives(thing) and hasattr(thing, "__dict__"):
+def _attributes(thing: Any) -> Iterator[Attribute]:
+    if hasattr(thing, "__dict__") and (_gives(thing) or any(_methods(type(thing)))):
         for name, value in vars(thing).items():
-            if type(value) is int:
-                yield Count(thing, name, value)
+            if _small(value):
+                yield Attribute(thing, name, copy.deepcopy(value))
+
+
+def _small(value: Any) -> bool:
+    return type(value) in _CHANGES and _left(value, _SMALL) >= 0
+
+
+def _left(value: Any, room: int) -> int:
+    """Of `room`, after all values in this one; less than 0: it is too large, or holds others than plain ones."""
+    kind = type(value)
+    parts: Collection[Any] = ()
+    if kind is np.ndarray:
+        return room - value.nbytes // 8 if value.dtype.kind in "biufc" else -1
+    if kind in MAPPINGS:
+        parts = (*value.keys(), *value.values()) if len(value) <= room else range(room + 1)
+    elif kind in (list, tuple, set, deque):
+        parts = value
+    elif kind not in PLAIN:
+        return -1
+    room -= max(1, len(parts))
+    if room < 0 or PLAIN.issuperset(map(type, parts)):
+        return room
+    for part in parts:
+        if (room := _left(part, room)) < 0:
+            break
+    return room
+
+
+def _equal(one: Any, other: Any) -> bool:
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is np.ndarray:
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
+    if kind in MAPPINGS:  # their order counts
+        return _equal([*one.items()], [*other.items()])
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays within
+        return len(one) == len(other) and all(map(_equal, one, other))
 
 
 def _has_parts(thing: Any) -> bool:
@@ -130,9 +194,7 @@ def _has_parts(thing: Any) -> bool:
 
 
 def collect_own(own: Mapping[str, Own]) -> dict[str, Any]:
-    return {
-        name: _state(each) for name, each in own.items() if not (isinstance(each, Count) and each.get() == each.first)
-    }
+    return {name: _state(each) for name, each in own.items() if not isinstance(each, Attribute) or each.moved}
 
 
 def _state(own: Own) -> Any:
@@ -143,14 +205,14 @@ def _state(own: Own) -> Any:
             return own.bit_generator.state
         case random.Random():
             return packed(own.getstate())
-        case Count():
+        case Attribute():
             return own.get()
 
 
 def restore_own(own: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
     for name, each in own.items():
-        if isinstance(each, Count):
-            each.put(kept.get(name, each.first))
+        if isinstance(each, Attribute):
+            each.put(kept.get(name))
         elif name in kept:
             match each:
                 case torch.Generator() | np.random.RandomState():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checkpoint.staging import refuse
 from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN, TOO_DEEP
 from ..resilience.errors import SnapshotError
@@ -24,6 +25,7 @@ from .views import Unsavable
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _EASY_KEYS = frozenset((str, int))
+_ELEMENTS = frozenset((*views.TENSORS, np.ndarray))
 CURE = (
     "Keep it out of what the Session is given, give its class state_dict and load_state_dict, or say how it is saved with "
     "mt_resilient.register (docs/state.md)"
@@ -40,8 +42,10 @@ class _Hidden:
 @cache
 def is_source(kind: Any) -> bool:
     """Whether such a thing has a state of its own, and a way to put it back."""
-    if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):
-        return True
+    return issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) or has_state_dict(kind)
+
+
+def has_state_dict(kind: type) -> bool:
     return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
 
@@ -49,35 +53,48 @@ class Packing:
     """One way down, for one source."""
 
     def __init__(
-        self, name: str, sources: Mapping[int, str], shared: Collection[int], found: Callable[[str, Any], str] | None
+        self,
+        name: str,
+        sources: Mapping[int, str],
+        shared: Collection[int] = (),
+        found: Callable[[str, Any], str] | None = None,
     ) -> None:
         """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
         each further one, for its name."""
-        self._sources, self._found = sources, found
+        self._name = name
         self._at: list[Any] = [name]
-        self._numbers: dict[int, tuple[int, Any]] = {}
-        """By id, with the object, so that no other gets the same id meanwhile."""
-        self._shared = shared
+        self._shared, self._found = shared, found
+        self._known: dict[int, int | str] = dict(sources)
+        """By id: the number of an object that was met, or the name of a source."""
+        self._met: list[Any] = []
+        """By number: no other object gets the id of one of these meanwhile."""
+        self._pointers: Collection[int] = ()
+        """Ids that stand for their objects, as numbers."""
         self._memories: dict[int, Any] = {}
+        """By address."""
         self._lain_in: set[int] = set()
         self.shared: set[int] = set()
         """Addresses of memory that several were found to lie in."""
+        self.trained: list[torch.Tensor] = []
+        """Tensors that may have gradients."""
 
-    def pack(self, value: Any) -> Any:
-        """Raises SnapshotError for what can't be saved."""
+    def pack(self, value: Any, place: str = "") -> Any:
+        """What it consists of. place: where the source has it, such as `.param_groups[0]`. Raises SnapshotError for what can't be saved."""
+        self._at = [self._name + place]
         try:
             return self._down(value)
         except RecursionError:
             raise SnapshotError(TOO_DEEP) from None
         except (Unsavable, NotFound) as error:
-            raise SnapshotError(self.refusal(str(error))) from None
+            raise SnapshotError(f"{self._called()} can't be saved: {error}. {CURE}") from None
 
-    def refusal(self, why: str) -> str:
+    def _called(self) -> str:
+        """The place where it is now, as the script would write it."""
         name, *keys = self._place()
-        said = name + "".join(
+        said = (
             f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys
         )
-        return f"{said[:300]} can't be saved: {why}. {CURE}"
+        return f"{name}{''.join(said)}"[:300]
 
     def _place(self) -> list[Any]:
         """The name of the source, and the keys to where it is now, but for those that are ours."""
@@ -94,26 +111,29 @@ class Packing:
     def _down(self, value: Any) -> Any:
         kind = type(value)
         if kind in PLAIN:
-            return value
-        if kind is tuple:
-            return value if PLAIN.issuperset(map(type, value)) else tuple(self._each(value))
-        known = self._numbers.get(id(value))
+            return Tagged(("id", self._known[value])) if kind is int and value in self._pointers else value
+        known = self._known.get(id(value))
         if known is not None:
-            return Tagged(("alias", known[0]))
+            return Tagged(("source" if type(known) is str else "alias", known))
+        if kind in _ELEMENTS:
+            return self._elements(value)
+        if kind is tuple:
+            return value if self._plain(value) else tuple(self._each(value))
         if kind is list:
             self._number(value)
-            return value if PLAIN.issuperset(map(type, value)) else self._each(value)
+            return value if self._plain(value) else self._each(value)
         if kind in MAPPINGS:
             self._number(value)
             return self._mapping(kind, value)
-        if kind in views.TENSORS or kind is np.ndarray:
-            return self._elements(value)
-        if id(value) in self._sources:
-            return Tagged(("source", self._sources[id(value)]))
         return self._other(kind, value)
 
+    def _plain(self, values: Collection[Any]) -> bool:
+        """Whether all of them are what they are by themselves."""
+        return PLAIN.issuperset(map(type, values)) and not (self._pointers and any(v in self._pointers for v in values))
+
     def _number(self, value: Any) -> None:
-        self._numbers[id(value)] = len(self._numbers), value
+        self._known[id(value)] = len(self._met)
+        self._met.append(value)
 
     def _each(self, values: Any) -> list[Any]:
         self._at.append(0)
@@ -125,9 +145,9 @@ class Packing:
         return found
 
     def _mapping(self, kind: type, value: Any) -> Any:
-        if not _EASY_KEYS.issuperset(map(type, value)):
+        if not _EASY_KEYS.issuperset(map(type, value)) or not self._plain(value.keys()):
             return Tagged(("keys", [MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values())]))
-        if PLAIN.issuperset(map(type, value.values())):
+        if self._plain(value.values()):
             return value
         found: Any = kind()
         self._at.append("")
@@ -139,22 +159,23 @@ class Packing:
 
     def _hashed(self, values: tuple[Any, ...]) -> Any:
         """Keys, or members of a set: those that are what they are by their value."""
-        before = len(self._numbers)
+        before = len(self._met)
         found = self._down(values)
-        if len(self._numbers) != before:
+        if len(self._met) != before:
             raise Unsavable(
                 "among its keys or members are objects that are told apart by where they lie, not by what they are"
             )
         return found
 
     def _elements(self, value: Any) -> Any:
-        self._number(value)
-        if id(value) in self._memories:
-            return value
+        self._known[id(value)] = len(self._met)  # as `_number` does: there are thousands
+        self._met.append(value)
         array = type(value) is np.ndarray
-        plain = (views.is_plain_array if array else views.is_plain_tensor)(value)
+        plain = views.is_plain_array(value) if array else views.is_plain_tensor(value)
+        if not plain and not array and value.requires_grad:
+            self.trained.append(value)
         if not plain:
-            (views.refuse_array if array else views.refuse_tensor)(value)
+            self._refuse(value)
         lies_in = views.address(value)
         if lies_in in self._lain_in:
             self.shared.add(lies_in)
@@ -166,14 +187,24 @@ class Packing:
             return value
         return Tagged(("array", views.save_array(value)) if array else ("tensor", views.save_tensor(value)))
 
+    def _refuse(self, value: Any) -> None:
+        if type(value) is not np.ndarray:
+            refuse(self._called(), value)
+            if value.grad_fn is not None:
+                raise Unsavable("it has a graph of gradients behind it, which is not kept: keep its .detach()")
+        elif value.dtype.hasobject:
+            raise Unsavable("it holds Python objects: keep them in a list")
+
     def _view(self, lies_in: int, value: Any) -> Any:
-        memory = next((each for each in self._memories.values() if views.address(each) == lies_in), None)
-        if memory is None:
-            memory = views.memory_of(value)
-            self._memories[id(memory)] = memory
+        memory = self._memories.get(lies_in)
+        if memory is not None:
+            said: Any = Tagged(("alias", self._known[id(memory)]))
+        else:
+            said = memory = self._memories[lies_in] = views.memory_of(value)
+            self._number(memory)
         if (type(memory) is np.ndarray) != (type(value) is np.ndarray):
             raise Unsavable("an array of numpy and a tensor lie in the same memory: keep one of them")
-        return views.save_view(value, self._down(memory))
+        return views.save_view(value, said)
 
     def _other(self, kind: type, value: Any) -> Any:
         known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None
@@ -188,8 +219,17 @@ class Packing:
         if known.fill is not None:
             self._number(value)
         self._at.append(_Hidden(known.hidden))
-        content = known.save(value)
+        try:
+            content = known.save(value)
+        except (Unsavable, NotFound):
+            raise
+        except Exception as error:  # of a class of the script; of a buffer that is closed
+            raise Unsavable(
+                f"a {kind.__qualname__} does not give its state ({type(error).__name__}: {error})"
+            ) from error
         found = self._hashed(content) if known.name in ("set", "frozenset") else self._down(content)
+        if known.name == "set" and found is not content:
+            found = tuple(sorted(found, key=repr))  # its own order is that of ids
         self._at.pop()
         return Tagged((known.name, found))
 

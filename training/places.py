@@ -17,7 +17,7 @@ from ..checkpoint.geometry import Part, row_major
 _METADATA = {"non_homogeneous_layers": True}
 """Every layer under a name of its own: known to Megatron from 0.12 on. The other form is chosen by options of the layout too."""
 
-_WRAPPED = ("module", "_orig_mod")
+WRAPPED = ("module", "_orig_mod")
 """The one child of a wrapper: DistributedDataParallel's and Float16Module's, torch.compile's."""
 
 
@@ -40,7 +40,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def places_of(chunk: torch.nn.Module) -> dict[int, list[Part]]:
     """Parts by the id of the parameter or buffer."""
     bare, group = chunk, None
-    while len(children := dict(bare.named_children())) == 1 and (inner := next(iter(children))) in _WRAPPED:
+    while len(children := dict(bare.named_children())) == 1 and (inner := next(iter(children))) in WRAPPED:
         group = group or getattr(bare, "process_group", None)
         bare = children[inner]
     if hasattr(bare, "sharded_state_dict"):

@@ -23,16 +23,19 @@ from .printed import sizes
 from .traces import Watch, installed
 
 
-def preload(site: Callable[[], None], noted: Path, until: int | None, *, complete: bool) -> dict[str, Any]:
+def preload(
+    site: Callable[[], None], noted: Path, until: int | None, *, complete: bool, terminal: bool
+) -> dict[str, Any]:
     """Import ahead; what to tell the agent. site: what runs in each rank before the script; noted: the file of what ranks have imported;
-    until: how many statements to run at the most; complete: what the packages want later, too."""
+    until: how many statements to run at the most; complete: what the packages want later, too; terminal: ranks
+    print to one."""
     try:
         known = Noted.read(noted)
         file, namespace, body = _script()
     except (OSError, ValueError, ImportError, SyntaxError) as error:
         return _refused(f"the script cannot be looked at ahead of time ({error})")
     statements, behind = opening(body)
-    watch = Watch(set(known.environment) - set(os.environ))
+    watch = Watch(set(known.environment) - set(os.environ), terminal=terminal)
     if inherited := watch.inherited():
         return _refused(f"Python's start-up (a .pth file, say) {inherited}")
     left = Left()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ..resilience.mapping import memory
@@ -41,6 +42,7 @@ def sizes() -> list[int]:
 
 
 def print_again(printed: Mapping[int, bytes]) -> None:
+    """Where nobody takes it, as `warnings` and `logging` do: without a word."""
     for number, text in printed.items():
-        with open(number, "wb", closefd=False) as stream:
+        with suppress(OSError), open(number, "wb", closefd=False) as stream:
             stream.write(text)

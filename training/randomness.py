@@ -12,7 +12,7 @@ import torch
 from . import device
 from .kinds import packed, unpacked
 from .live import Nested
-from .state import Source
+from .state import Source, put_back
 
 
 class Randomness:
@@ -44,20 +44,23 @@ class Randomness:
 
 
 class Alone:
-    """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data."""
+    """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data, and its gradients."""
 
     def __init__(self, generators: Randomness) -> None:
         self.generators = generators
         self.data: Source | None = None
+        self.gradients: Source | None = None
 
     def collect(self) -> Nested:
-        kept = self.generators.collect()
-        return kept if self.data is None else {**kept, "data": self.data.collect()}
+        return self.generators.collect() | {name: source.collect() for name, source in self._others().items()}
 
     def restore(self, kept: Nested) -> None:
         self.generators.restore(kept)
-        if self.data is not None and "data" in kept:
-            self.data.restore(kept["data"])
+        put_back(self._others(), kept)
+
+    def _others(self) -> dict[str, Source]:
+        named = {"data": self.data, "gradients": self.gradients}
+        return {name: source for name, source in named.items() if source is not None}
 
 
 def collect_host() -> dict[str, Any]:

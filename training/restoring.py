@@ -26,7 +26,7 @@ from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from .elsewhere import parts_of, restore_elsewhere
 from .optimizers import Optimizers
 from .randomness import Alone
-from .state import Preparing, Source
+from .state import Preparing, Source, Unfilled, put_back
 
 """Name of the source that the generators are."""
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
@@ -83,6 +83,8 @@ class Restorer:
             try:
                 try:
                     self._from_own(snapshot, parts_of(self._sources))
+                except Unfilled:
+                    raise
                 except LayoutError:
                     self._from_elsewhere(snapshot)
             except SnapshotError as error:
@@ -107,7 +109,7 @@ class Restorer:
 
     def fill(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:
         """Let `bring` fill the live tensors in place, and hand the rest to the sources. What does not fit is found before anything is
-        touched: LayoutError."""
+        touched: LayoutError. What a source then has against its values, all the same: Unfilled."""
         described = table.described()
         if described.keys() != self._sources.keys():
             raise LayoutError(
@@ -120,8 +122,7 @@ class Restorer:
         leaves = destinations(table, dict(live))
         bring(leaves)
         kept = unflatten(table.skeleton, leaves)
-        for name, source in self._sources.items():
-            source.restore(kept[name])
+        put_back(self._sources, kept)
         self._kept_randomness = kept[RANDOMNESS]
 
     def restore_randomness(self) -> None:

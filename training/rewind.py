@@ -6,9 +6,10 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 from __future__ import annotations
 
 import math
-import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -23,14 +24,19 @@ from ..resilience.boundary import RANDOMNESS, Held, Judgement, Wanted
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, SnapshotError, StateError
 from . import device
+from .accumulation import Halfway
 from .attach import Attachment
 from .attempt import Attempt
 from .elsewhere import parts_of
+from .finite import finite as all_finite
+from .finite import sums
 from .handing_over import HandingOver
 from .offload import Offload
+from .optimizers import Optimizers
 from .pace import Pace, uncollected
 from .randomness import Alone, Randomness
 from .restoring import Restorer, Unrestorable
+from .saying import say
 from .state import Modules, Source
 from .values import Packed
 
@@ -61,6 +67,8 @@ class Tape:
         """Why the state could not be saved, as it was told last."""
         self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
         """What this process has put into each slot, and its table: that need not be believed anew."""
+        self._objects: dict[Slot, dict[str, Any]] = {}
+        """And of which objects its models and optimizers were made then."""
         self.rewinds = 0
         self.owed = Wanted.NOWHERE
         """Where a snapshot is due, while no attempt at it is under way."""
@@ -90,8 +98,10 @@ class Tape:
             if attempt.settled or held is Held.UNDER_WAY:
                 continue
             attempt.settled = True
-            if held is Held.WHOLE:
-                self._arena.seal(attempt.step)
+            if held in (Held.WHOLE, Held.IN_PLACE):
+                if held is Held.IN_PLACE:
+                    self._keep_the_last_one()
+                self._arena.seal(attempt.step, live=held is Held.IN_PLACE)
                 if attempt.job is not None:
                     self._pace.copied(attempt.job.took_s)
                 continue
@@ -109,9 +119,11 @@ class Tape:
         """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
         return len(self._attempts) < 2 or self._attempts[-2].settled
 
-    def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> None:
+    def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> bool:
         """Begin a snapshot of the state after `step` steps, or find that it is there. On a device the copies go on behind it (`finish`
-        waits); a rank that is not `finite`, or has no slot or no memory for it within `patience_s`, has missed it, counted on its page."""
+        waits); a rank that is not `finite`, is halfway in its gradients, or has no slot or no memory for it within `patience_s`, has missed
+        it, counted on its page.
+        Whether this rank, with its parameters on the CPU, is finite."""
         first, self._recorded = not self._recorded, True
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
@@ -120,44 +132,68 @@ class Tape:
         self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
         held = self._arena.holding(step)
         if held is not None:  # the loop leaves at the very step that it has just recorded
+            attempt.bound = next((before.bound for before in self._attempts[:-1] if before.step == step), "")
             if durable:
                 held.want_durable()
-            return
+            return finite
         began_s = monotonic_s()
         until_s = began_s + patience_s
         attempt.missed = True
         while finite and attempt.missed:
             try:
                 with uncollected():
-                    attempt.missed = not self._begin(attempt)
+                    state = {name: _collected(name, source) for name, source in self._sources.items()}
+                    finite = self._parameters_finite(state)
+                    attempt.missed = not (finite and self._begin(attempt, state))
+            except Halfway:
+                self._at.page.skipped += 1
+                return finite
             except SnapshotError as error:
                 if first:  # before the first step: nothing is lost yet, and it is the script's to mend
                     raise StateError(str(error)) from None
                 attempt.unsavable = True
-                self._unsaved(error)
-                break
-            if attempt.missed and monotonic_s() > until_s:
                 self._at.page.skipped += 1
-                return
-            if attempt.missed:
+                self._complain(
+                    str(error),
+                    "Training goes on without new snapshots, and a fault now costs all steps since the last one",
+                )
+                break
+            if finite and attempt.missed and monotonic_s() > until_s:
+                self._at.page.skipped += 1
+                return finite
+            if finite and attempt.missed:
                 sleep(_RETRY_S)
         if finite:
             self._pace.recorded(monotonic_s() - began_s)
+        return finite
 
-    def _unsaved(self, error: SnapshotError) -> None:
-        """The state has become one that can't be saved. Training goes on, and the reason is told once."""
-        self._at.page.skipped += 1
-        self._at.page.unsaved = str(error)
-        if str(error) != self._complaint:
-            self._complaint = str(error)
-            print(
-                f"mt-resilient: {error}. Training goes on without new snapshots, and a fault now costs all steps since the last one",
-                file=sys.stderr,
-                flush=True,
-            )
+    def _parameters_finite(self, state: Mapping[str, Any]) -> bool:
+        """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
+        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
+        looked at on their way out (`offload.py`), so that nobody waits."""
+        models = ((source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules))
+        tensors = (tensor for model, collected in models for tensor in model.judged(collected))
+        with torch.no_grad():
+            return all_finite(sums(tensor for tensor in tensors if tensor.device.type == "cpu"))
 
-    def _begin(self, attempt: Attempt) -> bool:
-        state = {name: source.collect() for name, source in self._sources.items()}
+    def _complain(self, why: str, meaning: str) -> None:
+        """The state has become one that can't be saved, or not for others. Training goes on, and the reason is told once."""
+        self._at.page.unsaved = why
+        if why != self._complaint:
+            self._complaint = why
+            say(f"{why}. {meaning}")
+
+    def _keep_the_last_one(self) -> None:
+        """No snapshot from now on is of use to a restart. The newest one that is, goes to disk."""
+        sealed = [slot for slot in self._arena.slots if slot.header().state is State.SEALED]
+        newest = max(sealed, key=lambda slot: slot.header().stamp, default=None)
+        if newest is not None and not newest.header().durable:
+            newest.want_durable()
+
+    def _begin(self, attempt: Attempt, state: Mapping[str, Any]) -> bool:
+        remade = {name: source for name, source in self._sources.items() if isinstance(source, Modules | Optimizers)}
+        attempt.bound = next((source.bound for source in remade.values() if source.bound), "")
+        where = Wanted.NOWHERE if attempt.bound else attempt.wanted
         layout, encoded, leaves = self._stager.plan(state, torch.is_tensor, lambda: parts_of(self._sources))
         if not self._proved:
             self._prove(Table.of(layout, encoded), leaves)
@@ -167,8 +203,8 @@ class Tape:
             step=attempt.step,
             rank=self._at.rank,
             world=self._at.world,
-            durable=attempt.wanted is Wanted.ON_DISK,
-            marked=self._at.handoff.copies and attempt.wanted is not Wanted.NOWHERE,
+            durable=where is Wanted.ON_DISK,
+            marked=self._at.handoff.copies and where is not Wanted.NOWHERE,
             pieces=len(layout.pieces),
             payload_bytes=layout.payload_bytes,
         )
@@ -185,6 +221,7 @@ class Tape:
             return False
         slot, view = claimed
         self._layouts[slot] = layout, encoded
+        self._objects[slot] = {name: source.objects() for name, source in remade.items()}
         if self._offload is None:
             self._stager.stage(leaves, layout, view)
             slot.staged()
@@ -192,6 +229,11 @@ class Tape:
             attempt.job = self._handing_over.begin(self._offload, slot, view, leaves, layout, state)
         self._at.page.snapshots += 1
         self._at.page.unsaved = ""
+        if attempt.bound:
+            self._complain(
+                attempt.bound,
+                "Snapshots from now on serve rewinds in place, and a restart of the ranks goes back to before this change",
+            )
         return True
 
     def _prove(self, table: Table, leaves: Sequence[Any]) -> None:
@@ -229,7 +271,7 @@ class Tape:
 
     def _in_memory(self) -> list[int]:
         headers = [slot.header() for slot in self._arena.slots]
-        return [header.step for header in headers if header.state is State.SEALED]
+        return [header.step for header in headers if header.state in (State.SEALED, State.LIVE)]
 
     def _on_disk(self) -> list[int]:
         """None where storage does not answer."""
@@ -260,6 +302,8 @@ class Tape:
                 table = (
                     Table.of(known, encoded) if known is not None and same else Table.of_slot(view.header, view.table)
                 )
+                for name, objects in self._objects[slot].items() if same else ():
+                    cast(Modules | Optimizers, self._sources[name]).put_back(objects)
                 if offload is None:
                     self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
                 else:
@@ -277,3 +321,17 @@ class Tape:
     def restore_randomness(self) -> None:
         """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
         self._restorer.restore_randomness()
+
+
+def _collected(name: str, source: Any) -> Any:
+    """What the source holds. Raises SnapshotError also where a `state_dict` of the script fails: without us, nothing would call it."""
+    try:
+        return source.collect()
+    except SnapshotError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise SnapshotError(
+            f"{name} can't be saved: it does not give its state "
+            f"({type(error).__name__}: {error}, {Path(at.filename).name} line {at.lineno})"
+        ) from error

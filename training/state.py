@@ -11,15 +11,21 @@ is a source of its own.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, MutableMapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader
 
+from ..resilience.errors import LayoutError, MachineError, SnapshotError
 from .live import Nested
 from .models import Modules
+from .module_attributes import sources_within
 from .optimizers import Optimizers, inner_optimizers
+from .outline import named_modules
 from .packing import changes, is_source
 from .values import Attributes, Iterated, Known, Stateful, Values
 
@@ -44,6 +50,31 @@ class Preparing(Source, Protocol):
         ...
 
 
+class Unfilled(LayoutError):
+    """A source has not taken its state, after others have taken theirs: this process is of no use any more, and the snapshot is kept."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        super().__init__(
+            f"the state of {name!r} cannot be put back ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
+            f"{at.lineno}). No step is made from a state that is restored in part, and the snapshot is kept"
+        )
+
+
+def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
+    """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
+    tried again by others."""
+    for name, source in sources.items():
+        if name in kept:
+            try:
+                source.restore(kept[name])
+            except (MachineError, MemoryError, OSError, Unfilled):
+                raise
+            except Exception as error:  # of the script's own classes
+                cause = error.__cause__ if isinstance(error, SnapshotError) else None
+                raise Unfilled(name, cause if isinstance(cause, Exception) else error) from error
+
+
 def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool = True) -> dict[str, Source]:
     """The sources of what a session is given, and of what that holds: `models={"g": G}` has the further source `models.g`. The session
     itself may be in there too. Raises TypeError as `source_of` does, and SnapshotError for what can't be saved."""
@@ -60,9 +91,22 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         found[name] = source_of(name, thing, known)
         return name
 
-    for source in list(found.values()) if look_through else ():
+    for name, source in list(found.items()) if look_through else ():
         if isinstance(source, Values):
             source.look_through(further)
+        elif isinstance(source, Modules):
+            if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
+                raise SnapshotError(
+                    f"{name} holds a torch.jit.ScriptModule, whose attributes can't be saved. Train the module that it was made of, as it "
+                    "is or under torch.compile"
+                )
+            for path, thing in sources_within(named_modules(source.chunks)):
+                if id(thing) not in known.names:
+                    further(f"{name}.{path}", thing)
+    models = {name: source for name, source in found.items() if isinstance(source, Modules)}
+    for source in found.values():
+        if isinstance(source, Optimizers):
+            source.parameters = [partial(model.known_as, name) for name, model in models.items()]
     return found
 
 
@@ -77,7 +121,7 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
     if hasattr(thing, "collect") and hasattr(thing, "restore"):
         return thing
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):
-        return Optimizers(thing)
+        return Optimizers(thing, name)
     if kind.__name__ == "OptimizerParamScheduler":
         # Megatron's own load adds the steps to those that are counted already.
         return Attributes(thing)

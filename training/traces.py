@@ -6,6 +6,7 @@ themselves.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import os
 import random
@@ -35,7 +36,15 @@ def installed(origin: str | None) -> bool:
     if origin is None or not os.path.isabs(origin):  # a namespace, built-in, frozen
         return True
     path = Path(origin).resolve()
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, _HOMES))
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, _HOMES)):
+        return True
+    return any(Path(origin).is_relative_to(folder) and _holds_packages(folder) for folder in sys.path[1:])
+
+
+@functools.cache
+def _holds_packages(folder: str) -> bool:
+    """Whether pip has installed packages there, as `pip install --target` does. The script's own folder is first on sys.path."""
+    return os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))
 
 
 def poisoned() -> bool:
@@ -51,9 +60,10 @@ class Watch(importlib.abc.MetaPathFinder):
     """Finds out what code did that ran inside `running`. What it leaves behind is looked for after any code. For questions about the
     time, files or random numbers only the script's own modules are watched: installed packages are made to be imported and forked."""
 
-    def __init__(self, strange: Collection[str]) -> None:
-        """strange: environment variables that every rank has and this process has not."""
-        self._strange = frozenset(strange)
+    def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
+        """strange: environment variables that every rank has and this process has not. terminal: ranks print to one, as this process does
+        not."""
+        self._strange, self._terminal = frozenset(strange), terminal
         self._asked: list[str] = []
         self._importing: list[str] = []
         self._fresh: dict[str, Any] = {}
@@ -69,9 +79,14 @@ class Watch(importlib.abc.MetaPathFinder):
         for environ in both:
             environ.__class__ = watched
         sys.meta_path.insert(0, self)
+        streams: list[Any] = [sys.stdout, sys.stderr] if self._terminal else []
+        for stream in streams:
+            stream.isatty = lambda: self._ask("asks whether it prints to a terminal")
         try:
             yield
         finally:
+            for stream in streams:
+                del stream.isatty
             sys.setprofile(None)
             sys.meta_path.remove(self)
             for environ in both:
@@ -101,7 +116,7 @@ class Watch(importlib.abc.MetaPathFinder):
             "leaves a file open": frozenset(_open_files()),
             "leaves memory shared": frozenset(_shared_mappings()),
             "starts a thread": len(os.listdir("/proc/self/task")),
-            "starts a process": children.exists() and children.read_text(),
+            "starts a process": children.exists() and children.read_text(encoding="utf-8"),
             "starts a timer": [
                 signal.getitimer(each) for each in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
             ],
@@ -111,6 +126,7 @@ class Watch(importlib.abc.MetaPathFinder):
             "changes sys.path": list(sys.path),
             "changes the working directory": os.readlink("/proc/self/cwd"),
             "changes the umask": _umask(),
+            "changes what ps shows of it": [Path(f"/proc/self/{file}").read_bytes() for file in ("comm", "cmdline")],
             "changes a limit of the process": [resource.getrlimit(each) for each in range(_LIMITS)],
             "changes the priority or the cores": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
             "seeds Python's generator of random numbers, or draws from it": random.getstate(),
@@ -209,14 +225,14 @@ def _open_files() -> Iterator[str]:
 
 
 def _shared_mappings() -> Iterator[str]:
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.split(None, 2)[1].endswith("s"):
             yield line
 
 
 def _signal_masks() -> Iterator[int]:
     """Which ones are blocked, ignored and handled: what the kernel knows, and Python may not."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines():
         if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
             yield int(line.split()[1], 16) & ~_OF_GLIBC
 

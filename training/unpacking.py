@@ -114,6 +114,8 @@ class Unpacking:
                 return self._made[content]
             case "source":
                 return self._sources[content]
+            case "id":
+                return id(self._sources[content])
             case "keys":
                 name, keys, values = content
                 return self._mapping(_BY_NAME[name], self._up(keys, None), values, live)

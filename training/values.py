@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import torch
+
 from ..checkpoint.tree import Tagged
 from ..resilience.errors import LayoutError, SnapshotError
 from .live import Nested, plain, update
@@ -38,6 +40,8 @@ class Packed:
     def __init__(self, name: str, known: Known) -> None:
         self._name, self._known = name, known
         self._shared: set[int] = set()
+        self.trained: list[torch.Tensor] = []
+        """Tensors in what was packed last that may have gradients."""
 
     def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
         """Raises SnapshotError for what can't be saved."""
@@ -45,6 +49,7 @@ class Packed:
         for _ in range(_PASSES):
             packing = Packing(self._name, self._known.names, self._shared, found)
             packed = packing.pack(value)
+            self.trained = packing.trained
             if packing.shared == self._shared:
                 break
             self._shared = packing.shared

@@ -43,18 +43,6 @@ def _root(array: Any) -> Any:
 # -- tensors -----------------------------------------------------------------------------------------------------------------
 
 
-def refuse_tensor(tensor: Any) -> None:
-    why = ""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        why = f"its layout is {'nested' if tensor.is_nested else tensor.layout}"
-    elif tensor.is_quantized or tensor.is_meta:
-        why = "it is quantized" if tensor.is_quantized else "it is on the meta device, without any bytes"
-    elif tensor.grad_fn is not None:
-        why = "it has a graph of gradients behind it, which is not kept: keep its .detach()"
-    if why:
-        raise Unsavable(why)
-
-
 def is_plain_tensor(tensor: Any) -> bool:
     return (
         type(tensor) is torch.Tensor
@@ -113,11 +101,6 @@ def _with(tensor: Any, content: Content) -> Any:
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------------
-
-
-def refuse_array(array: Any) -> None:
-    if array.dtype.hasobject:
-        raise Unsavable("it holds Python objects: keep them in a list")
 
 
 def is_plain_array(array: Any) -> bool:

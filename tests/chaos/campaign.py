@@ -1,4 +1,5 @@
-"""Drawn states (`drawn.py`), each hit by a SIGKILL and then by a NaN: python -m tests.chaos.campaign [--states 0:500].
+"""Drawn states (`drawn.py`): python -m tests.chaos.campaign [--states 0:500]. Each meets a SIGKILL of rank 1, a NaN, and a SIGKILL of the
+agent, after which the same command is given again.
 
 Many states share a job. One that is refused before the first step is counted, and the others begin again without it.
 """
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +33,9 @@ class Outcome:
     """How the job ended, where it did not come to its end."""
 
 
-def play(first: int, end: int, place: Path) -> Outcome:
+def play(first: int, end: int, place: Path, device: str = "cpu") -> Outcome:
     outcome = Outcome()
-    words = ["--states", f"{first}:{end}"]
+    words = ["--states", f"{first}:{end}", "--device", device]
     command = [sys.executable, str(SCRIPT), *words, "--marks", str(place)]
     plain = subprocess.run(command, env=environment(), text=True, capture_output=True, check=True)
     expected = dict(_STATE.findall(plain.stdout))
@@ -41,8 +43,15 @@ def play(first: int, end: int, place: Path) -> Outcome:
         without = ",".join(map(str, outcome.refused))
         run = place / f"without-{len(outcome.refused)}"
         run.mkdir()
-        faults = ["--kill-at", "5", "--nan-at", "9", "--marks", str(place)]
-        job = Job(run, ["--nproc-per-node", "2", str(SCRIPT), *words, "--without", without, *faults])
+        faults = ["--kill-at", "5", "--nan-at", "9", "--stop-at", "12", "--marks", str(place)]
+        command = ["--nproc-per-node", "2", str(SCRIPT), *words, "--without", without, *faults]
+        job = Job(run, command, "--durable-every", "5")
+        while job.agent.poll() is None and not (place / "struck-12").exists():
+            time.sleep(0.1)
+        if job.agent.poll() is None:
+            job.agent.kill()
+            job.agent.wait()
+            job.start()
         code = job.finish(180)
         if code == 0:
             break
@@ -63,6 +72,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", default="0:500")
     parser.add_argument("--together", type=int, default=25, help="states in a job")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--keep", type=Path, help="leave what each state was at the end there")
     args = parser.parse_args()
     first, end = map(int, args.states.split(":"))
@@ -71,7 +81,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             place = Path(args.keep or scratch) / str(begin)
             place.mkdir(parents=True)
-            came = play(begin, min(end, begin + args.together), place)
+            came = play(begin, min(end, begin + args.together), place, args.device)
         print(
             f"{begin}: {len(came.equal)} equal, {len(came.refused)} refused, silent {sorted(came.silent)}", flush=True
         )

@@ -1,9 +1,9 @@
 """A script whose state is drawn from seeds: containers, values, tensors, modules, optimizers, schedulers, as many as there are.
 
-    drawn.py --states 0:25 [--without 7,9] [--steps 14] [--kill-at 5] [--nan-at 9] [--marks DIRECTORY]
+    drawn.py --states 0:25 [--without 7,9] [--steps 14] [--kill-at 5] [--nan-at 9] [--stop-at 12] [--marks DIRECTORY] [--device cuda]
 
 Each step changes every state, by a rule that the seed and the step decide. The end prints a digest of each. Faults happen once each: rank 1
-kills itself, and reports NaN.
+kills itself, reports NaN, and waits for the agent to be killed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import os
 import pathlib
 import random
 import signal
+import sys
 import threading
 import time
 import types
@@ -33,6 +34,13 @@ import torch
 from torch import distributed, nn
 
 from mt_resilient import Session
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from rows import ROWS, Written
+
+WRITTEN = 1_000_000
+"""From this number on they are those of `rows.py`."""
 
 
 class Point(NamedTuple):
@@ -64,13 +72,16 @@ class Meter:
         self.sum, self.history = state["sum"], list(state["history"])
 
 
+DEVICE = torch.device("cpu")
+"""Where models and tensors are; `main` sets it."""
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
 Draw = Callable[[random.Random, int], Any]
 
 
 def tensor(rng: random.Random, _: int) -> torch.Tensor:
     dtype, shape = rng.choice([*DTYPES, torch.complex64]), [rng.randint(0, 4) for _ in range(rng.randint(0, 3))]
-    made = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(rng.randrange(1 << 30))).to(dtype)
+    made = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
+    made = made.to(DEVICE, dtype)
     return made.t() if made.dim() == 2 and rng.random() < 0.5 else made
 
 
@@ -82,7 +93,12 @@ def numbers(rng: random.Random, _: int) -> np.ndarray[Any, Any]:
 
 def generator(rng: random.Random, _: int) -> Any:
     seed = rng.randrange(1000)
-    kinds = [random.Random, np.random.default_rng, np.random.RandomState, lambda s: torch.Generator().manual_seed(s)]
+    kinds = [
+        random.Random,
+        np.random.default_rng,
+        np.random.RandomState,
+        lambda s: torch.Generator(DEVICE).manual_seed(s),
+    ]
     return rng.choice(kinds)(seed)
 
 
@@ -102,7 +118,7 @@ VALUES: list[Draw] = [
     lambda r, _: r.choice([np.float64, np.float32, np.int64, np.uint8])(r.randrange(9)),
     lambda r, _: np.bool_(r.random() < 0.5),
     lambda r, _: r.choice([range(3, 30, r.randint(1, 4)), slice(1, None, 2), Phase.WARMUP, Phase.DECAY]),
-    lambda r, _: r.choice([torch.Size([2, 3]), torch.float16, torch.device("cpu")]),
+    lambda r, _: r.choice([torch.Size([2, 3]), torch.float16, DEVICE]),
     lambda r, _: array.array("d", [r.random(), -0.0]),
     tensor,
     tensor,
@@ -252,7 +268,7 @@ class Training:
 
     def __init__(self, rng: random.Random) -> None:
         torch.manual_seed(rng.randrange(1 << 30))
-        self.model = rng.choice(MODULES)()
+        self.model = rng.choice(MODULES)().to(DEVICE)
         averages = rng.random() < 0.3 and not isinstance(self.model, Extra)  # which cannot be averaged by torch
         self.average = torch.optim.swa_utils.AveragedModel(self.model) if averages else None
         self.optimizer = rng.choice(OPTIMIZERS)(self.model.parameters())
@@ -270,7 +286,7 @@ class Training:
         if number == self.unfreezes:
             parameters[0].requires_grad_(not parameters[0].requires_grad)
         batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(number), dtype=parameters[0].dtype)
-        loss = self.model(batch).square().mean()
+        loss = self.model(batch.to(DEVICE)).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -328,7 +344,7 @@ def change(thing: Any, rng: random.Random, depth: int) -> None:
         case random.Random() | np.random.Generator() | np.random.RandomState():
             thing.random()
         case torch.Generator():
-            torch.rand(2, generator=thing)
+            torch.rand(2, generator=thing, device=thing.device)
         case np.ndarray() if thing.dtype.kind in "fiuc" and thing.size:
             thing[0, 0] += 1
         case torch.Tensor() if thing.numel() and thing.dtype is not torch.bool:
@@ -357,7 +373,9 @@ def changed(item: Any, rng: random.Random, depth: int) -> Any:
 
 def told(thing: Any, seen: dict[int, int]) -> str:
     """What it is, to the bit: types, values, and what is the same object as something before."""
-    kept = not isinstance(thing, (int, float, str, bytes, complex, enum.Enum, type(None), torch.dtype, np.generic))
+    kept = not isinstance(
+        thing, (int, float, str, bytes, complex, enum.Enum, type(None), torch.dtype, torch.device, np.generic)
+    )
     if kept and not (isinstance(thing, (tuple, frozenset)) and not isinstance(thing, Point)):
         if id(thing) in seen:
             return f"same as {seen[id(thing)]}"
@@ -373,6 +391,8 @@ def told(thing: Any, seen: dict[int, int]) -> str:
             return f"{kind} {thing.tobytes().hex()}"
         case float() | complex():
             return f"{kind} {thing!r}"
+        case int() if kind == "int":
+            return f"{kind} {thing:#x}"
         case dict():
             return f"{kind} [{', '.join(f'{told(k, seen)}: {told(v, seen)}' for k, v in thing.items())}]"
         case set() | frozenset():
@@ -393,6 +413,8 @@ def told(thing: Any, seen: dict[int, int]) -> str:
             buffers = {name: b for m, module in thing.named_modules() for name, b in _buffers(m, module)}
             extra = [m.get_extra_state() for m in thing.modules() if isinstance(m, Extra)]
             return f"{kind} {told(dict(thing.named_parameters()), seen)} {told(buffers, seen)} {extra}"
+        case torch.optim.Optimizer() if "state" in (held := thing.state_dict()):
+            return f"{kind} {told({**held, 'state': dict(sorted(held['state'].items()))}, {})}"  # the order hangs on the groups
         case _ if hasattr(thing, "state_dict"):
             return f"{kind} {told(thing.state_dict(), {})}"
     return f"{kind} {thing!r}"
@@ -402,6 +424,12 @@ def _buffers(name: str, module: nn.Module) -> list[tuple[str, Any]]:
     return [(f"{name}.{key}", buffer) for key, buffer in module._buffers.items()]
 
 
+def state_of(seed: int) -> Any:
+    if seed >= WRITTEN:
+        return Written(ROWS[seed - WRITTEN])
+    return (Kept if seed % 2 else Training)(random.Random(f"state {seed}"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", default="0:10")
@@ -409,17 +437,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--nan-at", type=int, default=-1)
+    parser.add_argument("--stop-at", type=int, default=-1)
     parser.add_argument("--marks", type=pathlib.Path)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    global DEVICE
+    DEVICE = torch.device(args.device, int(os.environ.get("LOCAL_RANK", 0)) if args.device != "cpu" else None)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
     if "RANK" in os.environ:
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
     first, end = map(int, args.states.split(":"))
     left_out = set(map(int, filter(None, args.without.split(","))))
-    states = {
-        seed: (Kept if seed % 2 else Training)(random.Random(f"state {seed}"))
-        for seed in range(first, end)
-        if seed not in left_out
-    }
+    states = {seed: state_of(seed) for seed in range(first, end) if seed not in left_out}
     named = {f"s{seed}_{name}": source for seed, state in states.items() for name, source in state.sources().items()}
     session = Session(**named) if "RANK" in os.environ else None
     for step in session.steps(args.steps) if session else range(args.steps):
@@ -437,13 +467,15 @@ def main() -> None:
 
 
 def strike(args: argparse.Namespace, session: Session, step: int) -> None:
-    once = step in (args.kill_at, args.nan_at) and distributed.get_rank() == 1
+    once = step in (args.kill_at, args.nan_at, args.stop_at) and distributed.get_rank() == 1
     if once:
         mark = args.marks / f"struck-{step}"
         once = not mark.exists()
         mark.touch()
     if once and step == args.kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
+    if once and step == args.stop_at:
+        signal.pause()
     session.report(loss=float("nan") if once and step == args.nan_at else 1.0)
 
 

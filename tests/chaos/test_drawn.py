@@ -1,10 +1,12 @@
-"""Drawn states come back after a SIGKILL and a NaN, or are refused before the first step. Hundreds of them: tests/chaos/campaign.py."""
+"""Drawn states come back after a SIGKILL of a rank, a NaN and a SIGKILL of the agent, or are refused before the first step. Hundreds of
+them: tests/chaos/campaign.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from .campaign import play
+from .drawn import ROWS, WRITTEN
 
 
 def test_what_is_drawn_comes_back(tmp_path: Path) -> None:
@@ -12,6 +14,12 @@ def test_what_is_drawn_comes_back(tmp_path: Path) -> None:
     assert not came.failed, came.failed
     assert not came.silent, sorted(came.silent)
     assert len(came.equal) == 30
+
+
+def test_what_nobody_draws_comes_back(tmp_path: Path) -> None:
+    came = play(WRITTEN, WRITTEN + len(ROWS), tmp_path)
+    assert not came.failed, came.failed
+    assert (came.silent, came.refused) == (set(), {}), [row.__name__ for row in ROWS]
 
 
 def test_what_cannot_be_kept_ends_the_job_at_its_first_start(tmp_path: Path) -> None:

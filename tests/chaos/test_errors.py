@@ -199,7 +199,18 @@ class Layer:  # its state cannot be saved while it is sparse
     def restore(self, kept):
         pass
 
-session = Session(layer=Layer(eval(sys.argv[1])))
+class Raises:
+    def __init__(self, steps):
+        self.steps, self.failing = 0, steps
+    def state_dict(self):
+        self.steps += 1
+        if self.steps in self.failing:
+            raise RuntimeError("no state now")
+        return {}
+    def load_state_dict(self, kept):
+        pass
+
+session = Session(layer=eval(sys.argv[1]))
 steps, delay_s = sys.argv[2:] or (6, 0)
 for step in session.steps(int(steps)):
     time.sleep(float(delay_s))
@@ -210,19 +221,52 @@ for step in session.steps(int(steps)):
 def test_a_state_that_can_never_be_saved_is_told_before_the_first_step(tmp_path: Path) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)
-    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "range(99)"])
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "Layer(range(99))"])
     assert job.finish() == 2, job.said()
-    assert "'layer/x' is not dense (torch.sparse_coo); it can't be saved" in job.said()
+    assert "'layer/x', a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in job.said()
     assert "step" not in job.printed()
 
 
-def test_a_state_that_can_for_a_while_not_be_saved_costs_snapshots_and_no_step(tmp_path: Path) -> None:
+def test_a_state_dict_that_fails_is_told_before_the_first_step(tmp_path: Path) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)
-    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "range(3, 6)"])
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "Raises(range(99))"])
+    assert job.finish() == 2, job.said()
+    assert (
+        "layer can't be saved: it does not give its state (RuntimeError: no state now, unsaved.py line " in job.said()
+    )
+    assert "step" not in job.printed()
+
+
+@pytest.mark.parametrize("kind", ["Layer", "Raises"])
+def test_a_state_that_can_for_a_while_not_be_saved_costs_snapshots_and_no_step(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "unsaved.py"
+    script.write_text(UNSAVED)
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(script), f"{kind}(range(3, 6))"])
     assert job.finish() == 0, job.said()
     assert [line for line in job.printed().splitlines() if "step" in line] == [f"step {step}" for step in range(6)]
     assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
+
+
+SPARSE_BUFFER = """
+import torch
+from mt_resilient import Session
+
+model = torch.nn.BatchNorm1d(3)
+session = Session(model=model)
+for step in session.steps(6):
+    model.running_mean = torch.zeros(3).to_sparse() if step == 2 else torch.zeros(3)
+    print("step", step, flush=True)
+"""
+
+
+def test_a_buffer_that_can_for_a_while_not_be_saved_ends_no_training(tmp_path: Path) -> None:
+    script = tmp_path / "sparse_buffer.py"
+    script.write_text(SPARSE_BUFFER)
+    job = Job(tmp_path, ["--nproc-per-node", "1", str(script)], "--snapshot-every", "1")
+    assert job.finish() == 0, job.said()
+    assert [line for line in job.printed().splitlines() if "step" in line] == [f"step {step}" for step in range(6)]
+    assert "the buffer running_mean, a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in job.said()
 
 
 def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and_named_at_the_end(
@@ -230,19 +274,19 @@ def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and
 ) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)
-    command = ["--nproc-per-node", "1", str(script), "range(2, 99)", "42", "0"]
+    command = ["--nproc-per-node", "1", str(script), "Layer(range(2, 99))", "42", "0"]
     job = Job(tmp_path, command, "--snapshot-every", "1000", "--durable-every", "10")
     assert job.finish() == 3, job.said()
     assert job.printed().count("tried") == 6, "at the steps 0, 10, 20, 30, 40 and 42"
     assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
     last = job.said().splitlines()[-1]
-    assert "(step 42: tensor 'layer/x' is not dense (torch.sparse_coo); it can't be saved" in last
+    assert "(step 42: tensor 'layer/x', a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in last
 
 
 def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)
-    command = ["--nproc-per-node", "1", str(script), "range(8, 9999)", "9999", "0.01"]
+    command = ["--nproc-per-node", "1", str(script), "Layer(range(8, 9999))", "9999", "0.01"]
     job = Job(tmp_path, command, "--durable-every", "5", "--last-snapshot")
     job.until_said("step 5 is on disk")
     job.until_step(20)
@@ -250,7 +294,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     assert job.finish() == 143, job.said()
     last = job.said().splitlines()[-1]
     assert "ended, asked by SIGTERM, but without the last snapshot (step " in last
-    assert "'layer/x' is not dense (torch.sparse_coo); it can't be saved" in last
+    assert "'layer/x', a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in last
     assert re.search("; the same command goes on from step [67]$", last), "what memory still held is on disk"
     assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
 

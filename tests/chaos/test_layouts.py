@@ -12,15 +12,17 @@ import pytest
 
 from mt_resilient.checkpoint import catalog, commit, stores
 from mt_resilient.checkpoint.reshard import Saved
+from mt_resilient.resilience.errors import LayoutError
 
 from ..harness import FSDP, GPT, PLAIN, Job, digest_of, step_lines, undisturbed
 
+RESHAPED = Path(__file__).parent / "reshaped.py"
 STEPS = 6
 PAIRS = [
     pytest.param(2, ["--tp", "2"], 2, [], id="TP2 to DP2"),
-    pytest.param(2, ["--pp", "2"], 1, [], id="PP2 to PP1"),
+    pytest.param(2, ["--pp", "2"], 1, [], id="PP2 to PP1", marks=pytest.mark.variant),
     pytest.param(2, ["--ep", "2", "--moe"], 1, ["--moe"], id="EP2 to EP1"),
-    pytest.param(2, [], 2, ["--pp", "2"], id="DP2 to PP2"),
+    pytest.param(2, [], 2, ["--pp", "2"], id="DP2 to PP2", marks=pytest.mark.variant),
 ]
 
 
@@ -95,3 +97,48 @@ def test_a_model_that_says_nothing_of_places_goes_on_where_all_ranks_held_the_sa
     two = run(tmp_path / "two", 2, [str(PLAIN), "--steps", "8"], "--start-from", str(three.directory))
     one = run(tmp_path / "one", 1, [str(PLAIN), "--steps", "12"], "--start-from", str(two.directory))
     assert digest_of(one.printed()) == undisturbed(PLAIN, "--steps", "12", ranks=1)[0]
+
+
+COMES_OVER = (
+    *("extra-tensor", "extra-value", "frozen", "adafactor", "bytes", "counted", "counting", "declaring"),
+    *("lookahead", "loose", "plain-sgd", "tensor-rate", "two-groups"),
+)
+STAYS = {
+    "extra-apart": "the extra state of the module 'module.0' of 'models.extra-apart' differs from rank to rank",
+    "sharded-lookahead": "the state of 'optimizers.sharded-lookahead' differs from rank to rank",
+}
+
+
+def held(job: Job, when: str, rank: int = 0) -> dict[str, str]:
+    """What that rank has told of each case."""
+    found = re.findall(rf"^{when} {rank} (\S+) (\w+)$", job.printed(), re.MULTILINE)
+    assert found, job.printed()[-2000:]
+    return dict(found)
+
+
+def test_all_that_ranks_hold_alike_comes_over_to_fewer_and_to_more(tmp_path: Path) -> None:
+    """What modules keep beside parameters and buffers, flags, and whatever optimizers of other people's have."""
+    two = run(tmp_path / "two", 2, [str(RESHAPED), *COMES_OVER, "--steps", "4"])
+    one = run(tmp_path / "one", 1, [str(RESHAPED), *COMES_OVER, "--steps", "7"], "--start-from", str(two.directory))
+    assert held(one, "begins") == held(two, "ends")
+    more = run(tmp_path / "more", 2, [str(RESHAPED), *COMES_OVER, "--steps", "8"], "--start-from", str(one.directory))
+    assert held(more, "begins") == held(more, "begins", 1) == held(one, "ends")
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_what_is_a_rank_s_alone_is_named_before_the_first_step(tmp_path: Path, case: str) -> None:
+    two = run(tmp_path / "two", 2, [str(RESHAPED), case, "--steps", "4"])
+    command = ["--nproc-per-node", "1", str(RESHAPED), case, "--steps", "6"]
+    (tmp_path / "one").mkdir()
+    one = Job(tmp_path / "one", command, "--start-from", str(two.directory))
+    assert one.finish(120) == LayoutError.exit_code, one.said()
+    assert STAYS[case] in one.said().splitlines()[-1], one.said()[-2000:]
+    assert "begins" not in one.printed()
+
+
+def test_a_buffer_that_differs_is_the_first_rank_s_and_told(tmp_path: Path) -> None:
+    two = run(tmp_path / "two", 2, [str(RESHAPED), "buffer-apart", "--steps", "4"])
+    one = run(tmp_path / "one", 1, [str(RESHAPED), "buffer-apart", "--steps", "6"], "--start-from", str(two.directory))
+    assert held(one, "begins") == held(two, "ends") != held(two, "ends", 1)
+    said = "the buffer seen of 'models.buffer-apart' differs from rank to rank in the snapshot: all ranks go on with the first one's"
+    assert one.said().count(said) == 1

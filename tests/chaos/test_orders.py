@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from mt_resilient.agent import inspect
+from mt_resilient.agent.ordering import UNDER_WAY
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint import catalog
 from mt_resilient.checkpoint.files import Files
@@ -28,9 +29,9 @@ def minimal(place: Path, *options: str) -> Job:
 
 
 def order(job: Job, *words: str) -> tuple[int, str]:
-    """Exit code, and what was printed."""
+    """Exit code, and what was printed, but for the word that it takes longer."""
     done = cli(*words, "--run-dir", str(job.directory))
-    return done.returncode, (done.stdout + done.stderr).strip()
+    return done.returncode, (done.stdout + done.stderr.removeprefix(f"{UNDER_WAY}\n")).strip()
 
 
 def on_disk(job: Job) -> int:

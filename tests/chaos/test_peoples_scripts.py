@@ -8,9 +8,17 @@ import pytest
 
 from .ordeals import EQUAL, SCRIPTS, STEPS, Fault, Script, endure, expected
 
+VARIANTS = ("compiled", "fabric", "curves", "progress", "gan", "accumulation", "evaluation", "checkpoints")
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, id=script.name, marks=[pytest.mark.variant] if script.name in VARIANTS else [])
+        for script in SCRIPTS
+    ],
+)
 def test_a_rank_is_killed_then_a_step_gives_nan(tmp_path: Path, script: Script) -> None:
     if script.lacks:
         pytest.skip(f"{script.lacks} is not installed")

@@ -72,7 +72,7 @@ def test_killed_while_the_data_is_away(tmp_path: Path, expected: tuple[str, list
     job.kill_rank(0)
     same(job, expected)
     incidents = job.incidents()
-    assert [i.cause for i in incidents] == ["rank_killed", *["script_raised"] * 3, "rank_killed"]
+    assert [i.cause for i in incidents] == ["rank_killed", *["script_raised"] * 3, "rank_killed"], job.said()
     assert "FileNotFoundError" in incidents[1].summary
     assert incidents[3].phases_s["stop"] >= incidents[3].pause_s == 5
 
@@ -117,7 +117,9 @@ def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expecte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["dp2", "tp2", *(pytest.param(layout, marks=pytest.mark.variant) for layout in ("pp2", "ep2"))]
+)
 def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
     arguments = ["--steps", "40", *LAYOUTS[layout]]
     digest, lines = undisturbed(GPT, *arguments)

@@ -31,7 +31,7 @@ def flipped(place: Path, layout: str, what: str, step: int, *options: str, **ext
     return Job(place, command, "--durable-every", "10", *options, **extra)
 
 
-@pytest.mark.parametrize(("what", "step"), [("parameter", 57), ("exp_avg", 60)])
+@pytest.mark.parametrize(("what", "step"), [("parameter", 57), pytest.param("exp_avg", 60, marks=pytest.mark.variant)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_flipped_bit_is_found_and_blamed(layout: str, what: str, step: int, tmp_path: Path) -> None:
     ranks, script = LAYOUTS[layout]

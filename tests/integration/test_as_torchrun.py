@@ -34,10 +34,15 @@ def save(*_):
     time.sleep(0.5)
     open(place, "w").write("saved")
     sys.exit(0)
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
     signal.signal(number, save)
 open(place, "w").close()
 time.sleep(100)
+"""
+LEAVES = """
+import subprocess, sys
+left = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+open(sys.argv[1], "w").write(str(left.pid))
 """
 MODEL = """
 import os
@@ -90,7 +95,7 @@ def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path:
     assert explained.returncode == 0, explained.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     (script := tmp_path / "saves.py").write_text(SAVES)
     job = Job(tmp_path, [str(script)], SAVED=str(tmp_path / "saved"))
@@ -99,6 +104,15 @@ def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(tmp_path: Path, nu
     assert job.agent.wait(60) == 128 + number, job.said()
     assert (tmp_path / "saved-0").read_text() == "saved"
     assert "passing the signal on to its ranks" in job.said()
+
+
+def test_what_a_script_leaves_running_at_its_end_runs_on(tmp_path: Path) -> None:
+    """An upload, say."""
+    script, pid = tmp_path / "leaves.py", tmp_path / "pid"
+    script.write_text(LEAVES)
+    done = run(tmp_path, "--no-warm", "--", "torchrun", str(script), str(pid))
+    assert done.returncode == 0, done.stderr
+    os.kill(int(pid.read_text()), signal.SIGTERM)  # raises where there is none
 
 
 def test_a_snapshot_of_another_model_ends_the_job_after_one_start(tmp_path: Path) -> None:

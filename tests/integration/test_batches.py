@@ -35,6 +35,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from mt_resilient.resilience.errors import LayoutError, UsageError
 from mt_resilient.training.batches import OVER, Batches
+from mt_resilient.training.draws import MOST
 from mt_resilient.training.own import own_of
 from mt_resilient.training.randomness import Randomness
 from mt_resilient.training.state import sources_of
@@ -137,6 +138,68 @@ class Progressive(Numbers):
         return torch.tensor([float(index), self.given])
 
 
+def cycled(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def beside_a_shorter_one() -> Callable[[], Any]:
+    """As people train with few labels: the shorter loader begins anew in the midst of an epoch, with another order."""
+    labelled = DataLoader(Subset(Numbers(draws=True), range(4)), batch_size=2, shuffle=True)
+    others = DataLoader(Numbers(), batch_size=2, shuffle=True)
+    return lambda: (torch.vstack(pair) for pair in zip(cycled(labelled), others, strict=False))
+
+
+class Shuffling(Sampler[list[int]]):
+    """Its batches, by length say, are shuffled in place before each epoch; those of an array, too, and those that it makes anew."""
+
+    def __init__(self) -> None:
+        self.batches = [[at, at + 1] for at in range(0, SAMPLES, 2)]
+        self.order, self.made = np.arange(len(self.batches)), [*range(len(self.batches))]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random.shuffle(self.batches)
+        np.random.shuffle(self.order)
+        self.made = random.sample(self.made, len(self.made))
+        for at, then in zip(self.order, self.made, strict=True):
+            yield [*self.batches[at], *self.batches[then]]
+
+
+class Mosaic(Numbers):
+    """Samples are mixed with some of those that were loaded last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: list[int] = []
+        self.met: dict[int, list[int]] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.last = [*self.last[-3:], index]
+        self.met.setdefault(index, []).append(len(self.met))
+        return torch.tensor([float(index), random.choice(self.last), len(self.met[index])])
+
+
+EPOCH_BATCHES = """
+import random, torch
+class EpochBatches:
+    def __init__(self):
+        self.epoch, self.difficulty = 0, 0.5
+    def next_epoch(self):
+        self.epoch += 1
+        self.difficulty *= 1.5
+        order = random.Random(self.epoch).sample(range(14), 14)
+        return (torch.tensor([index, self.difficulty]) for index in order)
+"""
+
+
+def epoch_batches() -> Callable[[], Any]:
+    """As fairseq's: it makes the iterator of the next epoch, whose number it counts by itself, and is neither a dataset nor a sampler."""
+    script: dict[str, Any] = {"__name__": "script"}
+    exec(compile(EPOCH_BATCHES, "/script.py", "exec"), script)
+    batches = script["EpochBatches"]()
+    return lambda: batches.next_epoch()
+
+
 class OneIterator(DataLoader[torch.Tensor]):
     """As timm's MultiEpochsDataLoader."""
 
@@ -212,6 +275,17 @@ LOADERS |= {
     "that counts": lambda: DataLoader(Progressive(), batch_size=3, shuffle=True),
     "that counts, by workers": lambda: DataLoader(Progressive(), shuffle=True, **SEVERAL),
     "a function of two": together,
+    "with a sampler that shuffles in place": lambda: DataLoader(Numbers(), batch_sampler=Shuffling()),
+    "with a sampler that shuffles in place, by workers": lambda: DataLoader(
+        Numbers(), batch_sampler=Shuffling(), num_workers=2, persistent_workers=True
+    ),
+    "that mixes what it has met": lambda: DataLoader(Mosaic(), batch_size=3, shuffle=True),
+    "that mixes what it has met, by workers": lambda: DataLoader(Mosaic(), shuffle=True, **SEVERAL),
+    "that mixes what it has met, by workers that are kept": lambda: DataLoader(
+        Mosaic(), shuffle=True, persistent_workers=True, **SEVERAL
+    ),
+    "a function of what counts": epoch_batches,
+    "beside a shorter one": beside_a_shorter_one,
     "with a generator in what collates": lambda: DataLoader(
         Numbers(),
         batch_size=3,
@@ -351,6 +425,24 @@ def test_what_can_only_be_replayed_says_once_what_that_has_cost(capsys: pytest.C
         )
         == 1
     )
+
+
+def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def batches() -> Iterator[float]:
+        while True:
+            yield random.random()
+
+    data = Batches(batches, None, 1, None)
+    data.keep(Randomness(()), 0)
+    for step in range(3 * MOST):
+        if step == 3:
+            go_to = copy.deepcopy(state_of(data))
+        random.random()
+        data.take(step)
+    assert capsys.readouterr().err.count("draw from the same random generators") == 1
+    assert len(data.collect()["draws"]) == MOST
+    put_back(data, go_to)
+    assert len(data.collect()["draws"]) == 2
 
 
 def test_what_is_left_out_is_left_out_after_each_recovery() -> None:

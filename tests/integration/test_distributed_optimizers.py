@@ -10,9 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.distributed.optim.named_optimizer import _NamedOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from mt_resilient.training.models import Modules
 
 from ..unit.lives import Life
 
@@ -64,3 +69,17 @@ def test_goes_on_to_the_same_bits(make: Callable[[nn.Module], Any]) -> None:
     model, optimizer, life = begun()
     life.restore(kept)
     assert trained(model, optimizer, 4, 9) == expected, "in a new process"
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: (None, fp16_compress_hook), ""),
+        (lambda: (dist.group.WORLD, fp16_compress_hook), ""),
+        (lambda: (PowerSGDState(dist.group.WORLD), powerSGD_hook), "powerSGD_hook"),
+    ],
+)
+def test_a_communication_hook_that_has_a_state_is_found(make: Callable[[], Any], told: str) -> None:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.register_comm_hook(*make())
+    assert Modules([model]).hooked() == told

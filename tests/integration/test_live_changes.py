@@ -49,7 +49,7 @@ class Script:
 
     def record(self, step: int) -> None:
         self._tape.record(step, Wanted.NOWHERE)
-        self._tape.settle(Judgement(directive=Directive.GO_ON, newest=Held.WHOLE, earlier=Held.WHOLE))
+        self._tape.settle(Judgement(directive=Directive.GO_ON, newest=self._tape.held[0], earlier=Held.WHOLE))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         state = {f"{n}.{k}": v for n, s in enumerate(self.optimizer.state.values()) for k, v in s.items()}
@@ -61,6 +61,9 @@ class Script:
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         counts = [{k: v for k, v in s.items() if not torch.is_tensor(v)} for s in self.optimizer.state.values()]
         return repr((groups, counts, self.values, self.scheduler.state_dict(), torch.get_rng_state().tolist()))
+
+    def seen(self) -> tuple[dict[str, list[float]], str]:
+        return {name: tensor.tolist() for name, tensor in self.tensors().items()}, self.plain()
 
     def spoil(self) -> None:
         for tensor in self.tensors().values():
@@ -142,24 +145,37 @@ def test_a_change_is_in_the_next_snapshot(change):
     [
         lambda script: setattr(script.model[2], "bias", None),
         lambda script: script.model.append(nn.Linear(2, 2)),
+        lambda script: script.model.insert(1, nn.Tanh()),
+        lambda script: script.optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()}),
     ],
-    ids=["a parameter goes", "a module comes"],
+    ids=["a parameter goes", "a module comes", "modules are others", "a group of unknown parameters"],
 )
-def test_what_no_restart_could_make_is_in_no_snapshot_and_a_rewind_undoes_it(change, capsys):
+def test_what_no_restart_could_make_is_kept_for_a_rewind_and_what_one_could_stays(change, capsys):
     script = Script()
-    script.record(1)
-    script.step()
-    script.record(2)
-    tensors, plain = {name: tensor.clone() for name, tensor in script.tensors().items()}, script.plain()
+    for step in range(3):
+        script.record(step)
+        script.step()
     change(script)
-    script.record(3)
-    assert "the modules have changed since the loop began" in capsys.readouterr().err
-    assert not script._tape.keeps(3)
-    script.spoil()
-    script._tape.go_back(2)
-    assert {name: tensor.tolist() for name, tensor in script.tensors().items()} == {
-        n: t.tolist() for n, t in tensors.items()
+    kept = {}
+    for step in range(3, 7):
+        script.record(step)
+        kept[step] = script.seen()
+        script.step()
+    said = capsys.readouterr().err
+    assert said.count("since the loop began") == 1
+    assert "Snapshots from now on serve rewinds in place" in said
+    headers = {header.step: header for header in (slot.header() for slot in script._tape._arena.slots)}
+    assert {step: header.state for step, header in headers.items()} == {
+        2: arena.State.SEALED,
+        5: arena.State.LIVE,
+        6: arena.State.LIVE,
     }
-    assert script.plain() == plain
+    assert headers[2].durable, "the last one that a restart could use goes to disk"
+    assert arena.restorable([[*headers.values()]], 1) == {2}
+    script.spoil()
+    script._tape.go_back(5)
+    assert script.seen() == kept[5]
+    script._tape.go_back(2)
+    assert not script._tape.keeps(5)
     script.record(3)
-    assert script._tape.keeps(3)
+    assert arena.restorable([[slot.header() for slot in script._tape._arena.slots]], 1) == {2, 3}

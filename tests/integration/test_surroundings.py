@@ -45,7 +45,7 @@ def until(what: Callable[[], bool], deadline_s: float = 60) -> None:
 def run_in_shell(place: Path, before: str, words: str, *options: str, **extra: str) -> subprocess.Popen[bytes]:
     """`mt-resilient run` as a shell starts it after `before`; words: of torchrun, with redirections behind them."""
     ours = f"{BIN}/mt-resilient run --run-dir {place}/run --metrics-port 0 {' '.join(options)} -- torchrun {words}"
-    return subprocess.Popen(["sh", "-c", f"{before}; exec {ours}"], env=environment(**extra))
+    return subprocess.Popen(["sh", "-c", f"{before}\nexec {ours}"], env=environment(**extra))
 
 
 def test_started_with_nohup_and_without_stdout(tmp_path: Path) -> None:
@@ -82,6 +82,15 @@ def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list
     assert job.finish() == 0, job.said()
     assert json.loads(left.read_text()) == []
     assert [incident.cause for incident in job.incidents()] == ["rank_killed"]
+
+
+def test_a_stderr_that_takes_nothing_ends_no_rank(tmp_path: Path) -> None:
+    """Its disk is full, say. The script prints nothing there; we do."""
+    script = tmp_path / "script.py"
+    loop = "from torch import nn\nfrom mt_resilient import Session\nfor step in Session(model=nn.Linear(2, 2)).steps(2): pass\n"
+    script.write_text(loop)
+    agent = run_in_shell(tmp_path, "", f"{script} 2>/dev/full", "--no-warm")
+    assert agent.wait(120) == 0
 
 
 class Refused(Job):
@@ -127,6 +136,17 @@ def test_what_cannot_be_done_without_is_said_at_the_start(tmp_path: Path, before
     (said,) = done.stderr.splitlines()
     assert sentence in said
     assert "nothing was started" in said
+
+
+@pytest.mark.parametrize("limit", ["-n 64", "-f 1024"])
+def test_limits_that_keep_etcd_from_running_are_named(tmp_path: Path, limit: str) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    words = [str(BIN / "mt-resilient"), "run", "--run-dir", str(tmp_path / "run"), "--metrics-port", "0"]
+    limited = ["bash", "-c", f'ulimit {limit}; exec "$@"', "limited", *words, "--", "torchrun", str(script)]
+    done = subprocess.run(limited, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 3
+    assert f"raise ulimit {limit.split()[0]}, or name an etcd of your own with --etcd" in done.stderr
 
 
 def test_a_terminal_that_nobody_reads_holds_up_nobody(tmp_path: Path) -> None:

@@ -31,10 +31,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for title, source in sources.items():
             names.append(name_of(kind, title))
             (place / f"{names[-1]}.py").write_text(textwrap.dedent(source))
-    command = [sys.executable, "-u", str(WATCHED), str(place), *names, *PACKAGES]
+    (installed := place / "site-packages").mkdir()
+    (installed / "coloured.py").write_text("import sys; COLOURS = sys.stderr.isatty()")
+    command = [sys.executable, "-u", str(WATCHED), str(place), *names, *PACKAGES, "coloured"]
     with (place / "printed").open("w") as printed:
         done = subprocess.run(
-            command, env=environment(PLACE=str(place), PYTHONWARNINGS=""), stdin=-3, stdout=printed, stderr=printed
+            command,
+            env=environment(PLACE=str(place), PYTHONWARNINGS="", PYTHONPATH=str(installed)),
+            stdin=-3,
+            stdout=printed,
+            stderr=printed,
         )
     assert done.returncode == 0, (place / "printed").read_text()
     return dict(map(json.loads, (place / "found").read_text().splitlines()))
@@ -55,3 +61,8 @@ def test_nothing_is_found_in_packages(found: dict[str, str]) -> None:
 
 def test_a_package_that_keeps_the_rank_it_was_imported_with_is_found(found: dict[str, str]) -> None:
     assert found.get("lightning", "LOCAL_RANK").count("LOCAL_RANK") == 1
+
+
+def test_a_package_that_chooses_its_colours_at_import_is_found(found: dict[str, str]) -> None:
+    """As loguru does."""
+    assert found["coloured"] == "asks whether it prints to a terminal (in coloured)"

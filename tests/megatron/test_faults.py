@@ -13,6 +13,7 @@ from .loops import (
     LOOPS,
     MEGATRON_DP2,
     MEGATRON_INTERLEAVED,
+    MEGATRON_OVERLAPPED,
     Loop,
     behind,
     read_record,
@@ -21,8 +22,9 @@ from .loops import (
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
+VARIANTS = (MEGATRON_OVERLAPPED, MEGATRON_INTERLEAVED)
 ALL = [
-    *(pytest.param(loop, id=loop.name) for loop in LOOPS),
+    *(pytest.param(loop, id=loop.name, marks=pytest.mark.variant if loop in VARIANTS else ()) for loop in LOOPS),
     *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),
 ]
 
@@ -62,7 +64,11 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "loop", [pytest.param(loop, id=loop.name) for loop in (MEGATRON_DP2, MEGATRON_INTERLEAVED, BRIDGE_DP2)]
+    "loop",
+    [
+        pytest.param(MEGATRON_DP2, id=MEGATRON_DP2.name),
+        *(pytest.param(loop, id=loop.name, marks=pytest.mark.variant) for loop in (MEGATRON_INTERLEAVED, BRIDGE_DP2)),
+    ],
 )
 def test_data_that_gives_nan_is_left_out(loop: Loop, tmp_path: Path) -> None:
     """NaN at two replays too: its batch is left out. The run ends as one that has never had that batch, a kill behind it or not."""

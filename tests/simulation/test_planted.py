@@ -1,4 +1,4 @@
-"""The campaign finds what it is there for: each planted bug, within the seeds that CI plays; without the bug the same seed is green."""
+"""The campaign finds what it is there for, each planted bug; without the bug the same seed is green."""
 
 import pytest
 
@@ -9,6 +9,15 @@ from .planted import BUGS
 WITHIN = 5_000
 
 
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_seed_shows(bug: str) -> None:
+    seed, plant = BUGS[bug]
+    with plant():
+        assert play(draw(seed)).invariant
+    assert not play(draw(seed)).violated
+
+
+@pytest.mark.variant
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_campaign_finds(bug: str) -> None:
     _, plant = BUGS[bug]

@@ -9,6 +9,9 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
+import io
+import ipaddress
 import json
 import pathlib
 import random
@@ -49,6 +52,10 @@ class Best:
     loss: float
     history: list[Any]
 
+    @classmethod
+    def of(cls, loss: float) -> Best:
+        return cls(loss, [])
+
 
 @dataclasses.dataclass(frozen=True)
 class Key:
@@ -64,6 +71,9 @@ class Meter:
     def __init__(self) -> None:
         self.total = 0.0
         self.seen = [1]
+
+    def add(self, amount: list[int]) -> None:
+        self.seen += amount
 
 
 class Slotted:
@@ -163,6 +173,16 @@ THINGS: dict[str, Callable[[], Any]] = {
     },
     "pattern": lambda: re.compile("a+", re.I),
     "function": lambda: [schedule, Meter, len, np.float32],
+    "method": lambda: (lambda meter: [meter, meter.add])(Meter()),
+    "method of a class": lambda: Best.of,
+    "partial": lambda: functools.partial(schedule, 3),
+    "partial of a method": lambda: functools.partial(Meter().add, amount=[2]),
+    "address": lambda: [
+        ipaddress.ip_address("10.0.0.1"),
+        ipaddress.ip_network("10.0.0.0/8"),
+        ipaddress.ip_interface("::1/64"),
+    ],
+    "file in memory": lambda: [io.BytesIO(b"ab"), io.StringIO("a\nb")],
     "object": Meter,
     "object of slots": Slotted,
     "object of a state": Stated,

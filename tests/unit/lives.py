@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +16,27 @@ from mt_resilient.training.models import Modules
 from mt_resilient.training.optimizers import Optimizers
 from mt_resilient.training.randomness import Alone, Randomness
 from mt_resilient.training.restoring import Restorer
-from mt_resilient.training.state import Source, source_of
+from mt_resilient.training.state import sources_of
 
 
 class Life:
     """The sources of one process."""
 
     def __init__(self, **things: Any) -> None:
-        self.sources: dict[str, Source] = {name: source_of(name, thing) for name, thing in things.items()}
-        self.models = {name: source for name, source in self.sources.items() if isinstance(source, Modules)}
-        for source in self.sources.values():
-            if isinstance(source, Optimizers):
-                source.parameters = [partial(model.known_as, name) for name, model in self.models.items()]
+        self.sources = sources_of(things)
         self._alone = Alone(Randomness(()))
+
+    @property
+    def bound(self) -> str:
+        """Why only this process could take the last snapshot."""
+        return next((each.bound for each in self._remade().values() if each.bound), "")
+
+    def objects(self) -> dict[str, Any]:
+        """Of which models and optimizers are made now."""
+        return {name: source.objects() for name, source in self._remade().items()}
+
+    def _remade(self) -> dict[str, Modules | Optimizers]:
+        return {name: each for name, each in self.sources.items() if isinstance(each, Modules | Optimizers)}
 
     def snapshot(self) -> tuple[bytes, dict[str, bytes]]:
         """The table in JSON, and each tensor's bytes."""
@@ -39,7 +46,10 @@ class Life:
         table = Table(skeleton=skeleton, pieces=layout.pieces, payload_bytes=layout.payload_bytes)
         return table.to_json(), {name: _bytes(leaf) for name, leaf in leaves}
 
-    def restore(self, snapshot: tuple[bytes, Mapping[str, bytes]]) -> None:
+    def restore(self, snapshot: tuple[bytes, Mapping[str, bytes]], objects: Mapping[str, Any] | None = None) -> None:
+        """objects: of the same process, at the snapshot."""
+        for name, each in (objects or {}).items():
+            self._remade()[name].put_back(each)
         table, content = Table.from_json(snapshot[0]), copy.copy(snapshot[1])
 
         def bring(into: dict[str, torch.Tensor]) -> None:

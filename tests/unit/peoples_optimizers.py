@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+from collections import defaultdict, deque
 from typing import Any
 
 import torch
@@ -172,10 +173,43 @@ class Declaring(Optimizer):
 
 
 class Hiding(Declaring):
-    """The same, and nobody knows."""
+    """The same, and its state_dict leaves it out."""
 
     state_dict = Optimizer.state_dict
     load_state_dict = Optimizer.load_state_dict
+
+
+class Ticking(Optimizer):
+    """An iterator, which nobody can put back."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.ticks = itertools.count()
+
+    def step(self, closure: Any = None) -> None:
+        next(self.ticks)
+
+
+class Kinds(Optimizer):
+    """Values of other kinds than lists and mappings: a queue, a factory without a name, a set of parameters, a generator; and a state by
+    parameter within the state of one."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.recent: deque[torch.Tensor] = deque(maxlen=3)
+        self.steps: Any = defaultdict(lambda: 0.5)
+        self.done: set[torch.Tensor] = set()
+        self.noise = torch.Generator().manual_seed(3)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.recent.append(p.grad.norm())
+                self.steps[id(p)] += 1
+                rate = group["lr"] / self.steps[id(p)] / (1 + sum(self.recent)) * (2 if p in self.done else 1)
+                mean = self.state[p].setdefault(p, torch.zeros_like(p.data)).mul_(0.5).add_(p.grad)
+                p.data.sub_(mean + torch.rand(p.shape, generator=self.noise), alpha=float(rate))
+            self.done.add(group["params"][len(self.done) % len(group["params"])])
 
 
 class Face(Optimizer):

@@ -265,18 +265,20 @@ def test_what_is_due_is_restorable_wanted_and_missing(by_rank, already):
 @given(st.lists(headers, max_size=5), st.booleans())
 def test_the_order_of_overwriting_spares_what_may_be_needed_yet(slots, hung):
     order = overwrite_order(slots, hung=hung)
-    newest = max((header.stamp for header in slots if header.state is State.SEALED), default=None)
+    sealed = max((header.stamp for header in slots if header.state is State.SEALED), default=None)
+    newest = max((header.stamp for header in slots if header.state in (State.SEALED, State.LIVE)), default=None)
     wanted = [header.stamp for header in slots if header.whole and header.durable and not header.drained]
     for index, header in enumerate(slots):
-        later = newest is None or header.stamp >= newest
+        later = newest is None or header.stamp >= newest or header.stamp == sealed
         waiting = not hung and header.stamp == max(wanted, default=None)
-        assert (index not in order) == (header.whole and (later or waiting))
-    whole = [slots[index].whole for index in order]
-    assert whole == sorted(whole), "free and torn ones first"
+        assert (index not in order) == (header.held and (later or waiting))
+    held = [slots[index].held for index in order]
+    assert held == sorted(held), "free and torn ones first"
 
 
 SEALED = Header(state=State.SEALED, generation=1, step=10, world=2)
 STAGED = replace(SEALED, state=State.STAGED)
+LIVE = replace(SEALED, state=State.LIVE)
 TORN = replace(SEALED, state=State.STAGING)
 FREE = Header()
 
@@ -288,6 +290,8 @@ FREE = Header()
         ([[SEALED], [STAGED]], {10}),
         ([[STAGED], [STAGED]], set()),
         ([[SEALED], [TORN]], set()),
+        ([[SEALED], [LIVE]], set()),
+        ([[LIVE], [LIVE]], set()),
         ([[SEALED], [FREE]], set()),
         ([[SEALED], []], set()),
         ([[SEALED], [replace(SEALED, generation=2)]], set()),

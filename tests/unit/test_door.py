@@ -73,3 +73,30 @@ def test_whatever_is_said_to_it_it_stays_open(file: str, change: Callable[[dict[
         asking.send(change({"path": file, "flags": 0, "token": token, "rank": "1", "pid": 7}))
         assert not asking.recv(100)
     assert read(file, environ(door)) == SAYS
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("below", [True, False])
+def test_a_rank_that_has_become_another_user_is_given_the_file(file: str, below: bool) -> None:
+    """And nobody else of that user: whom the agent has not started has no business there."""
+    Path(file).chmod(0o600)
+    door = Door([file])
+    known = {VARIABLE: door.environment[VARIABLE], "LOCAL_RANK": "0"}
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        between = os.getpid()
+        if not below and os.fork():
+            os._exit(0)
+        os.setuid(65534)
+        while os.getppid() == between:  # until somebody else than this test has adopted it
+            os.sched_yield()
+        try:
+            os.write(writing, read(file, known))
+        except OSError as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        assert (told.read() == SAYS) is below

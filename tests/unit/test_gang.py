@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mt_resilient.agent.exits import open_pidfd
+from mt_resilient.agent.exits import born, exit_code, open_pidfd
 from mt_resilient.agent.gang import Gang, Watched
 
 
@@ -35,6 +35,19 @@ def test_who_has_ended_and_nobody_else(two: tuple[int, int]) -> None:
     assert gang.living_fds() == [pidfd]
     for each in gang.watched():
         os.close(each.pidfd)
+
+
+def test_a_rank_that_has_called_itself_what_is_no_text() -> None:
+    """A title in Chinese, cut off by the kernel after 15 bytes, ends in the middle of a character."""
+    words = r"printf '\350\256' >/proc/$$/comm; echo; read -r"
+    rank = subprocess.Popen(["bash", "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    assert born(rank.pid)
+    rank.kill()
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    assert exit_code(rank.pid, -1) == -signal.SIGKILL
+    rank.communicate()
 
 
 def test_another_process_of_the_rank_trains(two: tuple[int, int]) -> None:

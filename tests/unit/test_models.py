@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import random
+import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +221,92 @@ def test_wrapped_weights_come_back() -> None:
     assert another[1].bias is another[0].bias
 
 
+class Keeping(nn.Linear):
+    """Has plain attributes that belong to the state, and others that do not."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.calls, self.rate, self.hidden, self.table = 0, 0.5, None, {}
+        self.mean, self.dice = torch.zeros(2), random.Random(1)
+        self.rule, self.lock, self.all = (lambda: 1), threading.Lock(), [self.weight]
+        self.drop, self.place = nn.Dropout(0.5), torch.device("cpu")
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean += inputs.mean(0)
+        self.last = super().forward(inputs)  # with a graph behind it
+        self.table[self.calls % 2] = self.mean.clone()
+        self.hidden = self.mean * self.dice.random()
+        if self.calls == 2:
+            self.drop.p, self.late, self.later = 0.25, "late", [self.calls]
+        return self.last
+
+    def looks(self) -> Any:
+        table = {key: each.tolist() for key, each in self.table.items()}
+        hidden = None if self.hidden is None else self.hidden.tolist()
+        late = getattr(self, "late", ""), getattr(self, "later", None)
+        return self.calls, self.drop.p, late, hidden, table, self.mean.tolist(), self.dice.getstate()
+
+
+def test_plain_attributes_come_back() -> None:
+    def made() -> tuple[Keeping, Life]:
+        model = Keeping()
+        return model, Life(model=model)
+
+    model, life = made()
+    states = []
+    for number in range(4):
+        states.append((life.snapshot(), model.looks()))
+        model(torch.full((3, 2), number / 7))
+    for kept, looks in reversed(states):
+        live = model.mean, model.table
+        life.restore(kept)
+        assert model.looks() == looks
+        assert (model.mean, model.table) == live, "in place"
+        another, fresh = made()
+        fresh.restore(kept)
+        assert another.looks() == looks
+        assert fresh.snapshot()[0] == kept[0]
+    assert model.all[0] is model.weight
+    assert b"rule" not in states[-1][0][0]
+    assert b"/all" not in states[-1][0][0]
+    assert b"place" not in states[-1][0][0], "the device of another rank may be another one"
+
+
+def test_layers_that_are_as_at_the_beginning_tell_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
+    life = Life(model=model)
+    assert b".attributes" not in life.snapshot()[0]
+    model[1].momentum = 0.3
+    assert b"momentum" in life.snapshot()[0]
+
+
+def test_expanded_buffers_come_back() -> None:
+    def made() -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.register_buffer("wide", torch.zeros(3, 1).expand(3, 4))
+        return model
+
+    model, another = made(), made()
+    model.wide[:, 0] = torch.arange(3.0)
+    kept = Life(model=model).snapshot()
+    Life(model=another).restore(kept)
+    assert torch.equal(another.wide, model.wide)
+    assert another.wide.stride() == (1, 0)
+
+
+def test_a_buffer_that_is_trained_from_some_step_on() -> None:
+    model, another = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    life = Life(model=model)
+    begun = life.snapshot()
+    model.running_mean.requires_grad_()
+    kept = life.snapshot()
+    Life(model=another).restore(kept)
+    assert another.running_mean.requires_grad
+    life.restore(begun)
+    assert not model.running_mean.requires_grad
+
+
 # -- what changes on the way ----------------------------------------------------------------------------------------------
 
 
@@ -367,14 +456,38 @@ def test_modules_that_a_restart_could_not_make(change: Callable[[nn.Sequential],
     kept, before, inputs = life.snapshot(), model[0].weight, torch.ones(1, 2)
     expected = model(inputs)
     change(model)
-    with pytest.raises(SnapshotError, match=f"have changed since the loop began.*{said}.*before the Session"):
-        life.snapshot()
+    changed, objects, then = life.snapshot(), life.objects(), model(inputs)
+    assert re.search(f"have changed since the loop began.*{said}.*before the Session", life.bound)
+    append(model)
     with torch.no_grad():
-        before.mul_(2)
+        for parameter in (*model.parameters(), before):
+            parameter.mul_(2)
+    life.restore(changed, objects)
+    assert torch.equal(model(inputs), then), "a rewind in place takes them back, to behind the change"
+    assert life.snapshot() == changed
+    assert life.bound
     life.restore(kept)
-    assert torch.equal(model(inputs), expected), "a rewind in place takes them back"
+    assert torch.equal(model(inputs), expected), "and to before it"
     assert model[0].weight is before
-    assert life.snapshot() == kept, "and snapshots are taken again"
+    assert life.snapshot() == kept, "and restarts can use them again"
+    assert not life.bound
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_tensors_that_become_one_or_two_are_told(together: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    own, shared = model[1].running_mean, model[0].running_mean
+    model[1].running_mean = own if together else shared
+    life = Life(model=model)
+    life.snapshot()
+    model[1].running_mean = shared if together else own
+    said = (
+        r"1.running_mean is the buffer 0.running_mean, and was a buffer"
+        if together
+        else "is a buffer, and was the buffer"
+    )
+    life.snapshot()
+    assert re.search(said, life.bound)
 
 
 # -- what is judged -------------------------------------------------------------------------------------------------------

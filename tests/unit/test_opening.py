@@ -1,10 +1,13 @@
 """Which statements at the top of a script may run once, ahead of time, for all ranks."""
 
 import ast
+import sys
+from pathlib import Path
 
 import pytest
 
 from mt_resilient.training.opening import opening
+from mt_resilient.training.traces import installed
 
 
 def texts(source: str) -> tuple[list[str], int]:
@@ -82,3 +85,13 @@ def test_no_import_depends_on_it(statement: str) -> None:
 )
 def test_the_opening_ends_before_it(statement: str) -> None:
     assert texts(f"import a\n{statement}\nimport b") == (["import a"], 3 if statement.startswith("@") else 2)
+
+
+def test_packages_that_pip_installed_with_target_are_not_the_script_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, packages = tmp_path / "own", tmp_path / "packages"
+    (packages / "tqdm-4.70.1.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(own), str(packages), *sys.path[1:]])
+    assert installed(str(packages / "tqdm" / "std.py"))
+    assert not installed(str(own / "train.py"))

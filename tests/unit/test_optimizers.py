@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,11 @@ from .peoples_optimizers import (
     Declaring,
     Face,
     Hiding,
+    Kinds,
     Lists,
     Lookahead,
     Sam,
+    Ticking,
     Turned,
 )
 
@@ -70,6 +73,8 @@ MADE: dict[str, Make] = {
     "lists": lambda m: Lists(m.parameters()),
     "bytes": lambda m: Bytes(m.parameters()),
     "declaring": lambda m: Declaring(m.parameters()),
+    "hiding": lambda m: Hiding(m.parameters()),
+    "kinds": lambda m: Kinds(m.parameters()),
     "face": lambda m: Face(torch.optim.Adam(m.parameters(), 0.05)),
     "by id": lambda m: ById(m.parameters()),
     "turned": lambda m: Turned(m.parameters()),
@@ -136,9 +141,18 @@ def test_values_of_groups_come_back_in_value_and_type() -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda m: torch.optim.SGD(groups(m, rule=lambda step: step), lr=0.1), "optimizer/0/groups/0/rule"),
-        (lambda m: torch.optim.SGD(groups(m, thing=object()), lr=0.1), "optimizer/0/groups/0/thing"),
-        (lambda m: Hiding(m.parameters()), "optimizer/0/further/attributes/clock"),
+        (
+            lambda m: torch.optim.SGD(groups(m, rule=lambda step: step), lr=0.1),
+            r"optimizer\.param_groups\[0\]\['rule'\] can't",
+        ),
+        (
+            lambda m: torch.optim.SGD(groups(m, thing=object()), lr=0.1),
+            r"optimizer\.param_groups\[0\]\['thing'\] can't",
+        ),
+        (
+            lambda m: Lookahead(Ticking(m.parameters())),
+            r"optimizer\.optimizer\.ticks can't be saved: it is a itertools\.count",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(make: Make, named: str) -> None:
@@ -232,14 +246,97 @@ def test_a_group_that_comes_on_the_way_is_made_again(wrapped: bool) -> None:
     assert training.train(3, 9) == expected, "from before it came"
 
 
-def test_a_group_of_parameters_that_nobody_knows_is_refused() -> None:
-    model, other = network(), network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def swap(optimizer: Any) -> None:
+    one, other = optimizer.param_groups[0]["params"], optimizer.param_groups[2]["params"]
+    one[:], other[:] = list(other), list(one)
+
+
+def drop(optimizer: Any) -> None:
+    for parameter in optimizer.param_groups.pop(1)["params"]:
+        del optimizer.state[parameter]
+
+
+@pytest.mark.parametrize("change", [swap, drop, lambda o: o.param_groups.reverse()], ids=["swap", "drop", "reverse"])
+def test_groups_that_change_their_parameters(change: Callable[[Any], None]) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam([{**group, "lr": 0.1 / (n + 1)} for n, group in enumerate(groups(model))])
+
+    training = Training(make)
+    before = training.life.snapshot()
+    training.train(0, 3)
+    change(training.optimizer)
+    kept = training.life.snapshot()
+    expected = training.train(3, 9)
+    another = Training(make)
+    another.life.restore(kept)
+    assert another.train(3, 9) == expected, "in a new process"
+    training.life.restore(kept)
+    assert training.train(3, 9) == expected, "in place"
+    training.life.restore(before)
+    training.train(0, 3)
+    change(training.optimizer)
+    assert training.train(3, 9) == expected, "from before it"
+
+
+def test_parameters_of_no_model_are_the_optimizers() -> None:
+    def made() -> tuple[nn.Parameter, torch.optim.Optimizer, Life]:
+        model, scale = network(), nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([*model.parameters(), scale], 0.1)
+        return scale, optimizer, Life(model=model, optimizer=optimizer)
+
+    scale, optimizer, life = made()
+    scale.data += 1
+    kept = life.snapshot()
+    assert optimizer.param_groups[0]["params"][4] is scale
+    assert kept[0].count(b"/main/") == kept[0].count(b"/main/0.4"), "and no others"
+    scale.data += 1
+    life.restore(kept)
+    another, _, fresh = made()
+    fresh.restore(kept)
+    assert scale.tolist() == another.tolist() == [2.0, 2.0]
+
+
+def test_a_group_of_parameters_that_nobody_knows_is_there_for_a_rewind_in_place() -> None:
+    model, other, third = network(), network(), network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
     life = Life(model=model, optimizer=optimizer)
-    life.snapshot()
+
+    def step() -> None:
+        for each in (model, other, third):
+            each(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    begun = life.snapshot(), life.objects()
+    step()
     optimizer.add_param_group({"params": other.parameters()})
-    with pytest.raises(SnapshotError, match=r"parameter group 1 has changed since the loop began.*Give the Session"):
-        life.snapshot()
+    step()
+    kept, objects = life.snapshot(), life.objects()
+    assert re.search("parameter group 1 has changed since the loop began.*Give the Session", life.bound)
+    step()
+    optimizer.add_param_group({"params": third.parameters()})
+    step()
+    life.restore(kept, objects)
+    assert life.snapshot() == kept
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4, 4]
+    assert not any(parameter in optimizer.state for parameter in third.parameters())
+    life.restore(*begun)
+    assert life.snapshot() == begun[0]
+    assert not life.bound
+
+
+def test_groups_of_a_model_whose_layer_is_another_object_go_back_with_it() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    life = Life(model=model, optimizer=optimizer)
+    kept, objects, before = life.snapshot(), life.objects(), [*model.parameters()]
+    model[2] = nn.Linear(8, 2)
+    optimizer.param_groups[0]["params"][2:] = model[2].parameters()
+    assert "members" not in life.sources["optimizer"].collect()["0"], "a restart makes it again, by its name"  # type: ignore[attr-defined]
+    assert not life.bound
+    for there in ({}, objects):
+        life.restore(kept, there)
+        assert [*map(id, optimizer.param_groups[0]["params"])] == [*map(id, model.parameters())]
+    assert [*map(id, model.parameters())] == [*map(id, before)]
 
 
 def test_other_groups_at_the_start_are_another_optimizer() -> None:

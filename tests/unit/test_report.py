@@ -45,6 +45,14 @@ def gang(*codes: object, launcher: int | str | None = "alive", at_s: float = NOW
     return Gang(3, watched(99, launcher), "warm", ranks)
 
 
+@pytest.mark.parametrize(("code", "told"), [(-15, 1), (-6, 1), (3, 3), (-2, -2)])
+def test_a_rank_that_has_told_its_exception_ended_by_it(code: int, told: int) -> None:
+    """Both ranks raise; the launcher sees one gone, and sends the other, which is on its way out, a signal."""
+    board = pages(RankPhase.ATTACHED, step=-1)
+    board[0].say_farewell(error="FileNotFoundError: train.bin")
+    assert [gone.code for gone in exits(gang(code, "alive"), board)] == [told]
+
+
 # -- which end was meant -----------------------------------------------------------------------------------------------------
 
 BY_CODE = {0: True, 1: False, -9: False}

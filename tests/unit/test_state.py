@@ -6,6 +6,7 @@ import collections
 import io
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -154,18 +155,33 @@ def test_a_list_that_holds_itself() -> None:
     assert state["a"][1] is state["a"]
 
 
+class Silent:
+    def __getstate__(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def closed() -> io.BytesIO:
+    buffer = io.BytesIO(b"x")
+    buffer.close()
+    return buffer
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "lock": (threading.Lock, r"\['x'\]\[1\] can't be saved: it is a _thread.lock"),
     "an object with one": (threading.Event, r"\['x'\]\[1\]\['_cond'\]\['_lock'\] can't be saved: it is a _thread.lock"),
     "lambda": (lambda: lambda: 0, "<lambda> is not found"),
     "file": (lambda: sys.stdout, "Wrapper|EncodedFile|CaptureIO"),
-    "a file in memory": (lambda: io.BytesIO(b"x"), r"\['x'\]\[1\] can't be saved: it is a _io.BytesIO"),
+    "a closed file in memory": (
+        closed,
+        r"a BytesIO does not give its state \(ValueError: I/O operation on closed file",
+    ),
+    "a method of nobody": (lambda: types.MethodType(lambda self: 0, [1]), "its object has another <lambda>"),
+    "a method of a list": (lambda: [].append, "append is something else|not found"),
+    "a class that gives no state": (Silent, r"a Silent does not give its state \(RuntimeError: not now"),
     "iterator": (lambda: iter([1]), "list_iterator"),
     "generator": (lambda: (each for each in "ab"), "builtins.generator"),
     "module": (lambda: sys, "builtins.module"),
     "sentinel": (object, "builtins.object"),
-    "sparse": (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo"),
-    "meta": (lambda: torch.ones(2, device="meta"), "meta device"),
     "graph": (lambda: torch.ones(1, requires_grad=True) * 2, "graph of gradients"),
     "objects": (lambda: np.array([[], None], dtype=object), "Python objects"),
     "masked": (lambda: np.ma.array([1]), "numpy.ma.MaskedArray"),
@@ -183,6 +199,60 @@ def test_what_cannot_be_kept_is_refused_before_the_first_step(kind: str) -> None
         of({"x": [0, make()]})
     assert "state['x'][1]" in str(refusal.value)
     assert "mt_resilient.register (docs/state.md)" in str(refusal.value)
+
+
+NO_BYTES: dict[str, Any] = {
+    "is not dense (torch.sparse_coo). Keep a dense tensor of plain numbers in its place": lambda: torch.eye(
+        2
+    ).to_sparse(),
+    "is on the meta device. Give it memory (to_empty) before the Session": lambda: torch.ones(2, device="meta"),
+    "is torch.qint8, quantized. Keep a dense tensor of plain numbers in its place": lambda: torch.quantize_per_tensor(
+        torch.ones(3), 0.1, 0, torch.qint8
+    ),
+    "is a nested tensor. Keep a dense tensor of plain numbers in its place": lambda: torch.nested.nested_tensor(
+        [torch.ones(2)], layout=torch.strided
+    ),
+}
+
+
+def _module(tensor: Any) -> Any:
+    made = torch.nn.Module()
+    made.register_buffer("it", tensor)
+    return made
+
+
+def _optimizer(tensor: Any) -> Any:
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "it": [tensor]}], 0.1)
+
+
+class Saying:
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> Any:
+        return {"it": self.tensor}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.tensor = state["it"]
+
+
+HOLDING: dict[str, Any] = {
+    "state['it']": lambda tensor: {"it": tensor},
+    "the buffer it": _module,
+    "state.param_groups[0]['it'][0]": _optimizer,
+    "state['it'] ": Saying,
+}
+
+
+@pytest.mark.parametrize("named", HOLDING)
+@pytest.mark.parametrize("why", NO_BYTES)
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_without_bytes_is_refused_in_one_sentence_wherever_it_is(why: str, named: str) -> None:
+    with pytest.raises(SnapshotError) as refusal:
+        Snapshot(of(HOLDING[named](NO_BYTES[why]())))
+    name, _, rest = str(refusal.value).partition(", ")
+    assert rest == f"a torch.Tensor, can't be saved: it {why}"
+    assert name in (named.strip(), "tensor 'state/it'")
 
 
 class Forgets:
@@ -244,6 +314,24 @@ def test_models_and_optimizers_inside_are_sources_of_their_own() -> None:
     assert models.keys() == {"g", "d"}
     assert trainer.model is models["g"]  # type: ignore[attr-defined]
     assert schedule.last_epoch == 0
+
+
+class Whole(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.optimizer = torch.optim.Adam(self.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+
+
+def test_optimizers_that_a_module_holds_are_sources_of_their_own() -> None:
+    whole = Whole()
+    given = {"model": nn.Sequential(whole), "schedule": whole.schedule}
+    assert [*sources_of(given)] == ["model", "schedule", "model.0.optimizer"]
+
+
+def test_a_module_of_torchscript_is_refused() -> None:
+    with pytest.raises(SnapshotError, match=r"model holds a torch.jit.ScriptModule.*Train the module"):
+        sources_of({"model": torch.jit.script(nn.Linear(2, 2))})
 
 
 def test_the_session_itself_may_be_in_what_it_is_given() -> None:

@@ -102,13 +102,15 @@ def process() -> dict[str, object]:
 
 def own_words() -> dict[str, object]:
     """The command line, the name and the environment that others see of this process, and what C sees of its environment."""
-    environ = _read(_SELF / "environ")
+    environ, shown = _read(_SELF / "environ"), (_SELF / "cmdline").read_bytes()
+    first = ctypes.POINTER(ctypes.c_void_p).in_dll(_LIBC, "environ")[0] or 0
     getenv = _LIBC.getenv
     getenv.restype = ctypes.c_char_p
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONPATH", "PROBED")
     return {
         "cmdline": _read(_SELF / "cmdline").split("\0"),
         "comm": _read(_SELF / "comm").strip(),
+        "environ_behind_cmdline": ctypes.string_at(first - len(shown), len(shown)) == shown,  # setproctitle needs it
         "environ": dict(word.split("=", 1) for word in environ.split("\0") if "=" in word),
         "getenv": {name: (getenv(name.encode()) or b"").decode() for name in names},
     }

@@ -145,6 +145,7 @@ LITTER = {
     # -- settings of the process that the launcher would have, too, or that it restores
     "working directory": "import os; os.chdir('/')",
     "umask": "import os; os.umask(0o077)",
+    "title": "from ctypes import pythonapi; pythonapi.prctl(15, b'named', 0, 0, 0)",
     "limit": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
     "priority": "import os; os.nice(1)",
     "affinity": "import os; os.sched_setaffinity(0, {0})",
