@@ -194,6 +194,8 @@ class Boundaries:
         finite = figures is None or figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT
+        if wanted and not self._tape.may_record():  # two copies outlast this boundary, and the third would find no slot
+            self._council.settle()
         if due and (wanted or self._tape.may_record()):
             where = Wanted.ON_DISK if wanted else self._tape.owed
             self._accumulation.ends = last

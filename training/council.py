@@ -142,6 +142,12 @@ class Council:
             return judgement._replace(directive=Directive.REWIND)
         return judgement
 
+    def settle(self) -> None:
+        """Wait for the copies under way, and let all ranks know what has become of them. Collective; no row may be pending."""
+        self._tape.finish()
+        newest, earlier = (Held(int(held)) for held in self._sentinel.greatest(*self._tape.held))
+        self._tape.settle(Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier))
+
     def _sighted(self, judgement: Judgement) -> None:
         """Something is wrong, and these ranks only observe: note it for the agent, once per fault."""
         finding, answer, page = judgement.finding, judgement.answer, self._at.page
