@@ -9,7 +9,7 @@ common too. Nobody promises that these stay alike to the last bit, so they are n
 trains, where it tells which: DistributedDataParallel makes the statistics of a BatchNorm alike in each forward pass, and the next batch
 makes them differ. So they may be alike in all snapshots behind an evaluation.) Where nobody knows the places (a bare
 module given to `Session`), ranks whose tables name the same tensors may be replicas, and are once all of their optimizers' tensors have
-moved alike.
+moved alike. Compared are these, and the parameters that optimizers name.
 
 And it is learned: a tensor counts once it has taken TRUSTED values one after the other and was alike on all ranks in each of them; one
 that differs before that differs on purpose (statistics of a batch, parameters that are gathered later) and is left out for good. So a
@@ -98,7 +98,7 @@ def comparisons(tables: Sequence[Table]) -> tuple[Comparison, ...]:
         trained = told[0] if all(each == told[0] for each in told) else set()
         for rank in ranks:
             for number, piece in enumerate(tables[rank].pieces):
-                if _comparable(piece) and (not placed or _moves_alike(piece, trained)):
+                if _comparable(piece) and _moves_alike(piece, trained, placed):
                     rows[_key(piece)][rank] = number
         found += list(_compared(tables, rows, placed=placed))
     return tuple(found)
@@ -133,9 +133,11 @@ def _comparable(piece: Piece) -> bool:
     return piece.nbytes > 0 and (piece.dtype.startswith(_FLOATS) or bool(_OPTIMIZER.match(piece.name)))
 
 
-def _moves_alike(piece: Piece, trained: set[str]) -> bool:
-    """Whether replicas add the same to it. trained: names of parameters; empty where the optimizer does not tell, as plain SGD."""
-    return bool(_OPTIMIZER.match(piece.name)) or any(part.name in trained for part in piece.parts)
+def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
+    """Whether replicas add the same to it. trained: global names of parameters; empty where the optimizer does not tell, as plain SGD."""
+    if _OPTIMIZER.match(piece.name):
+        return True
+    return any(part.name in trained for part in piece.parts) if placed else piece.trained
 
 
 def _trained(table: Table) -> set[str]:
@@ -183,8 +185,8 @@ class Digest:
 
 def digest(tables: Sequence[Table]) -> Digest | None:
     """Of a node's ranks: their trained parameters, and the optimizer's tensors. Of a distributed optimizer, which has other shards on each
-    rank, and so does not tell what is trained, all that the model holds alone; where nobody knows places, all that there is. Integers are
-    left out. None where a rank has nothing of the kind."""
+    rank, and so does not tell what is trained, all that the model holds alone; where nobody knows places, what
+    optimizers name and keep. Integers are left out. None where a rank has nothing of the kind."""
     keys, rows = blake2b(digest_size=6), []
     for table in tables:
         chosen = sorted((repr(_key(table.pieces[n])), n) for n in _replicated(table))
@@ -201,7 +203,7 @@ def _replicated(table: Table) -> list[int]:
     ]
     model = [(n, piece) for n, piece in held if piece.parts and not _OPTIMIZER.match(piece.name)]
     if not model:
-        return [n for n, _ in held]
+        return [n for n, piece in held if _moves_alike(piece, set(), placed=False)]
     whole = {(part.name, part.offset, part.box, part.flat) for _, piece in model for part in piece.parts}
     own = [
         (part.name.split("/", 2)[2], part.offset, part.box, part.flat)

@@ -54,6 +54,7 @@ class PieceForm(Struct, array_like=True, forbid_unknown_fields=True):
     shape: Axes
     offset: Size
     parts: list[PartForm] = []
+    trained: bool = False
 
 
 class TableForm(Struct, forbid_unknown_fields=True):

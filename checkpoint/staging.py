@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from types import MappingProxyType
@@ -54,16 +54,19 @@ class Stager:
         state: Any,
         is_leaf: Callable[[Any], bool],
         parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
+        trained: Callable[[], Collection[str]] = frozenset,
     ) -> tuple[Layout, bytes, list[Leaf]]:
-        """Where each leaf will lie, its table in JSON, and the leaves in that order; `parts` is asked for their places in global tensors
-        when the layout has changed. Raises SnapshotError for what `refuse` and `walk.Form` refuse."""
+        """Where each leaf will lie, its table in JSON, and the leaves in that order.
+
+        When the layout has changed, `parts` is asked for their places in global tensors, and `trained` for the names of the parameters that
+        optimizers have. Raises SnapshotError for what `refuse` and `walk.Form` refuse."""
         walk = Walk(state)
         form = self._form if self._form is not None and self._form.fits(walk) else Form(walk, is_leaf)
         described = [_OF_ARRAY(leaf) if type(leaf) is np.ndarray else _OF_TENSOR(leaf) for leaf in walk.leaves]
         if form is not self._form or described != self._described:
             leaves, places = list(zip(form.names, walk.leaves, strict=True)), parts()
             ordered = order(leaves, places)
-            self._layout, self._runs = lay_out([leaves[index] for index in ordered], places), {}
+            self._layout, self._runs = lay_out([leaves[index] for index in ordered], places, trained()), {}
             self._form, self._described, self._order = form, described, ordered
             self._pieces_json = tensors.pieces_json(self._layout.pieces)
         encoded = tensors.encoded(form.skeleton(walk.values), self._pieces_json, self._layout.payload_bytes)
@@ -133,14 +136,18 @@ def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
     return words
 
 
-def lay_out(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> Layout:
+def lay_out(
+    leaves: Sequence[tuple[str, Leaf]],
+    parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+    trained: Collection[str] = (),
+) -> Layout:
     """Where these leaves will lie, in this order. Raises SnapshotError for one that has no plain bytes."""
     for name, leaf in leaves:
         if not (isinstance(leaf, np.ndarray) or leaf.is_meta):  # a layout can be planned without any memory
             refuse(f"tensor {name!r}", leaf)
     dtypes = {each: str(each).removeprefix("torch.") for each in {leaf.dtype for _, leaf in leaves}}
     described = ((name, dtypes[leaf.dtype], tuple(leaf.shape)) for name, leaf in leaves)
-    return tensors.lay_out(described, parts)
+    return tensors.lay_out(described, parts, trained)
 
 
 def refuse(called: str, tensor: Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -51,6 +51,8 @@ class Piece:
     nbytes: int
     parts: tuple[Part, ...] = ()
     """Where it lies in global tensors; empty where nobody knows."""
+    trained: bool = False
+    """An optimizer names it as a parameter of its own. Told only where no parts are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +143,20 @@ def plan(
     skeleton: Json,
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+    trained: Collection[str] = (),
 ) -> Table:
     """The table of a state with this skeleton, laid out as `lay_out` does."""
-    layout = lay_out(tensors, parts)
+    layout = lay_out(tensors, parts, trained)
     return Table(skeleton=skeleton, pieces=layout.pieces, payload_bytes=layout.payload_bytes)
 
 
 def lay_out(
-    tensors: Iterable[tuple[str, str, tuple[int, ...]]], parts: Mapping[str, Sequence[Part]] = MappingProxyType({})
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+    trained: Collection[str] = (),
 ) -> Layout:
-    """Lay out tensors given as (name, dtype, shape), in that order; `parts` by name, where they are known. Raises SnapshotError for an
-    unknown dtype."""
+    """Lay out tensors given as (name, dtype, shape), in that order. parts: by name, where they are known. trained: names of parameters
+    that optimizers have. Raises SnapshotError for an unknown dtype."""
     pieces: list[Piece] = []
     end = 0
     for name, dtype, shape in tensors:
@@ -164,8 +169,17 @@ def lay_out(
             )
         offset = _WHOLE.aligned(end, ALIGN_BYTES)
         nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+        known = tuple(parts.get(name, ()))
         pieces.append(
-            Piece(name=name, dtype=dtype, shape=shape, offset=offset, nbytes=nbytes, parts=tuple(parts.get(name, ())))
+            Piece(
+                name=name,
+                dtype=dtype,
+                shape=shape,
+                offset=offset,
+                nbytes=nbytes,
+                parts=known,
+                trained=not known and name in trained,
+            )
         )
         end = offset + nbytes
     return Layout(pieces=tuple(pieces), payload_bytes=padded(max(end, 1)))
@@ -187,7 +201,8 @@ def _rows(pieces: Sequence[Piece]) -> list[Json]:
             each.dtype,
             list(each.shape),
             each.offset,
-            *([[part_row(part) for part in each.parts]] if each.parts else []),
+            *([[part_row(part) for part in each.parts]] if each.parts or each.trained else []),
+            *([True] if each.trained else []),
         ]
         for each in pieces
     ]
@@ -219,6 +234,7 @@ def _piece(form: PieceForm) -> Piece:
         offset=form.offset,
         nbytes=elements * ITEM_BYTES[form.dtype],
         parts=tuple(_part(part, elements) for part in form.parts),
+        trained=form.trained,
     )
 
 

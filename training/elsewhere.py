@@ -65,6 +65,14 @@ def _parts_of(sources: Mapping[str, Source]) -> Parts:
     return found
 
 
+def trained_of(sources: Mapping[str, Source]) -> set[str]:
+    """The parameters that optimizers have themselves (Megatron's may have shards of their own), by their names in a snapshot."""
+    optimizers = [source for source in sources.values() if isinstance(source, Optimizers)]
+    listed = {id(each) for source in optimizers for *_, inner in source.parts() for _, each in parameters_of(inner)}
+    models = (source.known_as(name) for name, source in sources.items() if isinstance(source, Modules))
+    return {name for named in models for name, parameter in named.items() if id(parameter) in listed}
+
+
 def _owned(source: Optimizers, sources: Mapping[str, Source]) -> dict[tuple[str, str], list[Part]]:
     """Parts of the parameter that each of the optimizer's own ones belongs to."""
     places: dict[int, list[Part]] = {}

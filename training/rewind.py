@@ -27,7 +27,7 @@ from . import device
 from .accumulation import Halfway
 from .attach import Attachment
 from .attempt import Attempt
-from .elsewhere import parts_of
+from .elsewhere import parts_of, trained_of
 from .finite import finite as all_finite
 from .finite import sums
 from .handing_over import HandingOver
@@ -194,7 +194,9 @@ class Tape:
         remade = {name: source for name, source in self._sources.items() if isinstance(source, Modules | Optimizers)}
         attempt.bound = next((source.bound for source in remade.values() if source.bound), "")
         where = Wanted.NOWHERE if attempt.bound else attempt.wanted
-        layout, encoded, leaves = self._stager.plan(state, torch.is_tensor, lambda: parts_of(self._sources))
+        layout, encoded, leaves = self._stager.plan(
+            state, torch.is_tensor, lambda: parts_of(self._sources), lambda: trained_of(self._sources)
+        )
         if not self._proved:
             self._prove(Table.of(layout, encoded), leaves)
         described = Header(

@@ -12,8 +12,12 @@ MUSA = ROOT / "tests" / "musa"
 STEPS = 60
 
 
+def on_musa() -> str:
+    return os.pathsep.join(filter(None, [str(MUSA / "standin"), os.environ.get("PYTHONPATH")]))
+
+
 def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
-    path = os.pathsep.join(filter(None, [str(MUSA / "standin"), os.environ.get("PYTHONPATH")]))
+    path = on_musa()
     script = [str(MUSA / "train.py"), str(STEPS), str(tmp_path / "marker")]
     plain = subprocess.run(
         ["torchrun", "--standalone", "--nproc-per-node", "2", *script],
@@ -30,3 +34,12 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
     assert step_lines(job.printed()) == step_lines(plain.stdout)
     rewind, restart = sorted(job.incidents(), key=lambda incident: incident.rung)
     assert (rewind.rung, restart.rung, restart.launch) == (1, 2, "warm")
+
+
+def test_the_last_snapshot_waits_for_two_whose_copies_outlast_the_loop(tmp_path: Path) -> None:
+    """Of three slots, one holds the newest snapshot, and two hold those that are under way."""
+    script = [str(MUSA / "train.py"), "7", str(tmp_path / "marker")]
+    slow = {"MUSA_STANDIN_COPY_DELAY_S": "0.3", "EVALUATES_S": "4"}
+    job = Job(tmp_path, ["--nproc-per-node", "2", *script], PYTHONPATH=on_musa(), **slow)
+    assert job.finish() == 0, job.said()
+    assert "step 7 is on disk" in job.said()

@@ -1,4 +1,5 @@
-"""A loop of one's own on a MUSA device, with the stand-in for torch_musa: dropout on the device, gradients averaged over the ranks."""
+"""A loop of one's own on a MUSA device, with the stand-in for torch_musa: dropout on the device, gradients added up over ADDED steps and
+averaged over the ranks. With EVALUATES_S, it only computes the loss, and its fourth step takes so much longer."""
 
 import hashlib
 import os
@@ -13,6 +14,7 @@ from torch import distributed, nn
 from mt_resilient import Session
 
 steps, marker = int(sys.argv[1]), Path(sys.argv[2])
+ADDED, evaluates_s = 3, float(os.environ.get("EVALUATES_S", "0"))
 distributed.init_process_group("mccl")
 rank, world = distributed.get_rank(), distributed.get_world_size()
 device = torch.device("musa", 0)
@@ -26,22 +28,25 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 
 session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in session.steps(steps):
-    time.sleep(0.01)
+    time.sleep(0.01 + (evaluates_s if step == 3 else 0))
     generator = torch.Generator().manual_seed(step * world + rank)
     inputs = torch.randn(32, 16, generator=generator)
     loss = nn.functional.mse_loss(model(inputs.to(device)), inputs.sin().sum(1, keepdim=True).to(device))
-    optimizer.zero_grad()
-    loss.backward()
-    for parameter in model.parameters():
-        distributed.all_reduce(parameter.grad)
-        parameter.grad /= world
+    if step % ADDED == 0:
+        optimizer.zero_grad()
+    if not evaluates_s:
+        loss.backward()
     if step == 11 and rank == 1 and "POISON" in os.environ and not marker.exists():
         marker.touch()
         model[0].weight.grad[0, 0] = float("nan")
-    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    scheduler.step()
-    session.report(loss=loss, grad_norm=grad_norm)
+    if step % ADDED == ADDED - 1 and not evaluates_s:
+        for parameter in model.parameters():
+            distributed.all_reduce(parameter.grad)
+            parameter.grad /= world
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    session.report(loss=loss)
     if rank == 0:
         print(f"step {step} loss {float(loss.detach())!r}", flush=True)
 

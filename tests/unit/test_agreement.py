@@ -63,18 +63,21 @@ def test_computing_it_again_convicts(right: int, who: list[int] | None) -> None:
 
 
 Spec = tuple[str, str, str]
-"""Name in the table, dtype, name of the global tensor with the place in it, or nothing."""
+"""Name in the table, dtype, name of the global tensor with the place in it, or TRAINED, or nothing."""
+TRAINED = "?"
+"""Nobody knows its place, and an optimizer names it."""
 
 
 def table(*specs: Spec, replica: int = 0) -> Table:
     """Tensors of four elements, each a quarter of a global one."""
     parts = {}
     for name, _, place in specs:
-        if place:
+        if place not in ("", TRAINED):
             whole, _, quarter = place.partition("@")
             at = 4 * int(quarter or 0)
             parts[name] = [Part(name=whole, shape=(16,), offset=(at,), box=(4,), replica=(replica,))]
-    return plan(None, [(name, dtype, (4,)) for name, dtype, _ in specs], parts)
+    trained = [name for name, _, place in specs if place == TRAINED]
+    return plan(None, [(name, dtype, (4,)) for name, dtype, _ in specs], parts, trained)
 
 
 WEIGHT = ("model/w", "float32", "model/w")
@@ -89,8 +92,8 @@ def cut(spec: Spec, quarter: int) -> Spec:
     return spec[0], spec[1], f"{spec[2]}@{quarter}"
 
 
-def bare(spec: Spec) -> Spec:
-    return spec[0], spec[1], ""
+def bare(spec: Spec, trained: str = TRAINED) -> Spec:
+    return spec[0], spec[1], trained
 
 
 REPLICATED = [table(WEIGHT, NORM, COUNTER, MOMENT, RANDOM, replica=rank) for rank in range(3)]
@@ -126,7 +129,7 @@ def named(tables: Sequence[Table]) -> list[tuple[tuple[int, ...], list[str]]]:
         ([table(WEIGHT, BUFFER) for _ in range(2)], []),
         # No places at all.
         (
-            [table(bare(WEIGHT), bare(MOMENT), bare(COUNTER), RANDOM) for _ in range(2)],
+            [table(bare(WEIGHT), bare(BUFFER, ""), bare(MOMENT), bare(COUNTER), RANDOM) for _ in range(2)],
             [((0, 1), ["model/w", "opt/0/state/0.0/exp_avg"])],
         ),
         ([table(bare(WEIGHT)), table(bare(NORM))], []),
@@ -173,6 +176,13 @@ def test_what_differs_before_it_is_trusted_differs_on_purpose() -> None:
     for value in range(1, 9):
         assert ledger.look(words(tables, value, exp_avg=(1, 100 + value))) == []
     assert ledger.look(words(tables, 20, exp_avg=(1, 5), w=(1, 21))) == [Apart(name="model/w", words={0: 20, 1: 21})]
+
+
+@pytest.mark.parametrize("name", ["model/mean", "randomness/gradients/sums/0", "metrics/average"])
+def test_without_places_what_no_optimizer_names_may_be_alike_for_some_time(name: str) -> None:
+    """Gradients are right behind a reduction, and not before it."""
+    tables = [table(bare(WEIGHT), bare(MOMENT), (name, "float32", "")) for _ in range(2)]
+    assert trusting(tables).look(words(tables, 20, **{name.rpartition("/")[2]: (1, 21)})) == []
 
 
 def test_statistics_of_a_batch_may_be_alike_behind_each_evaluation() -> None:
@@ -246,7 +256,7 @@ def test_parameters_are_what_an_optimizer_names() -> None:
         ([cut(WEIGHT, 1), cut(MOMENT, 1)], ["model/w", "opt/0/state/0.0/exp_avg"]),
         ([WEIGHT, bare(MOMENT)], ["model/w"]),
         ([WEIGHT, NORM], None),  # nor what is trained
-        ([bare(WEIGHT), bare(MOMENT), bare(COUNTER), RANDOM], ["model/w", "opt/0/state/0.0/exp_avg"]),
+        ([bare(WEIGHT), bare(BUFFER, ""), bare(MOMENT), bare(COUNTER), RANDOM], ["model/w", "opt/0/state/0.0/exp_avg"]),
         ([COUNTER, RANDOM], None),
     ],
 )
