@@ -60,6 +60,10 @@ class Replicas:
         """By generation of the ranks."""
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
         """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
+        self._parted: Stamp | None = None
+        """The first snapshot in which no moment was alike, and nobody in a minority."""
+        self.left = Step(-1)
+        """From that step on nothing is compared any more: the script trains its ranks each by itself."""
         self._stillness = Stillness()
         self._held: dict[Snapshot, int] = {}
         """The digests of the last snapshots that all nodes look at,"""
@@ -115,6 +119,9 @@ class Replicas:
             return None
         layout = layout if layout.fits(sight) else _Layout.of((), len(sight.words))
         found = layout.ledger.look(sight.words)
+        if layout.ledger.parted and self._on_purpose(sight.stamp, found):
+            layout.ledger.leave()
+            self.left, found = Step(sight.stamp.step), []
         self._agreed[sight.stamp] = not found
         for old in list(self._agreed)[:-REMEMBERED]:
             del self._agreed[old]
@@ -126,6 +133,21 @@ class Replicas:
             self._hold(sight, layout.digest)
         self.frozen = self._stillness.look(sight, layout.parameters)
         return found
+
+    def _on_purpose(self, stamp: Stamp, found: Sequence[Apart]) -> bool:
+        """Whether ranks whose moments are all apart were so already when they came by here before. Then the script trains each
+        by itself, as local SGD does behind its warm-up: bits flip in one tensor, and seldom twice."""
+        if any(agreement.wrong(each.words) is not None for each in found):
+            return False
+        first = self._parted
+        if first is None or stamp[:2] == first[:2]:
+            self._parted = min(stamp, first or stamp)
+            return False
+        later = (seen for seen, agreed in self._agreed.items() if agreed and seen[:2] > first[:2])
+        if any(seen.step >= first.step for seen in later):  # it was not so when it was computed again
+            self._parted = stamp
+            return False
+        return True
 
     def _layout(self, tables: tuple[bytes, ...], wait: bool) -> _Layout | None:
         future = next((future for known, future in self._layouts if known == tables), None)

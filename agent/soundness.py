@@ -24,6 +24,10 @@ from .shelf import Shelf
 from .sights import Sight, stored
 
 _NEVER = sys.maxsize
+_LEFT = (
+    "at step {} every moment of the optimizers differs between the ranks, as it did before they went back. The script seems to train each "
+    "rank by itself. Replicas are no longer compared"
+)
 _APART = "it was taken after data-parallel replicas had gone apart"
 
 
@@ -37,7 +41,7 @@ class Soundness:
         self._finished = -1
         self._doubted = _NEVER
         self._refused: set[str] = set()
-        self._introduced = False
+        self._introduced = self._left = False
         self.sentences: list[tuple[str, str]] = []
         """For people, with their mood; whoever tells them takes them out."""
 
@@ -56,6 +60,9 @@ class Soundness:
         if not self._introduced and (words := self._replicas.copies()):
             self._introduced = True
             self.sentences.append((words, "info"))
+        if self._replicas.left >= 0 and not self._left:
+            self._left = True
+            self.sentences.append((_LEFT.format(self._replicas.left), "info"))
         self._mark()
         return news
 

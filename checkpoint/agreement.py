@@ -19,6 +19,7 @@ wrong before it is trusted.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ class Comparison:
     """Of the tensors, as people know them."""
     pieces: Numbers
     """Their numbers in the tables, one row a tensor, one column a rank."""
+    moments: NDArray[np.bool_]
+    """The rows that an optimizer makes of gradients: its tensors, but for single numbers, which count steps."""
     telling: NDArray[np.bool_] | None = None
     """Where places are not known: the rows that all have to move alike before any counts."""
 
@@ -112,9 +115,12 @@ def _compared(
         if len(held) > 1:
             by_ranks[tuple(held)].append(tuple(held.values()))
     for ranks, numbers in by_ranks.items():
-        names = tuple(tables[ranks[0]].pieces[row[0]].name for row in numbers)
-        telling = None if placed else np.array([bool(_OPTIMIZER.match(name)) for name in names])
-        yield Comparison(ranks=ranks, names=names, pieces=np.array(numbers, np.intp), telling=telling)
+        pieces = [tables[ranks[0]].pieces[row[0]] for row in numbers]
+        names = tuple(piece.name for piece in pieces)
+        kept = np.array([bool(_OPTIMIZER.match(name)) for name in names])
+        moments = kept & np.array([math.prod(piece.shape) > 1 for piece in pieces])
+        telling = None if placed else kept
+        yield Comparison(ranks=ranks, names=names, pieces=np.array(numbers, np.intp), moments=moments, telling=telling)
 
 
 def _class(table: Table) -> tuple[bool, Hashable]:
@@ -229,14 +235,18 @@ class Ledger:
         self._alike = [np.zeros(len(each.names), np.uint64) for each in self.comparisons]
         self._values = [np.zeros(len(each.names), np.intp) for each in self.comparisons]
         self._apart = [np.zeros(len(each.names), np.bool_) for each in self.comparisons]
+        self.parted = False
+        """In what was looked at last, no trusted moment was alike: the ranks have trained each by itself."""
 
     def look(self, words: Sequence[Words]) -> list[Apart]:
         """What of the snapshot with these fingerprints, rank by rank, was the same before and is not any more."""
         found: list[Apart] = []
+        moments: list[bool] = []
         for number, each in enumerate(self.comparisons):
             held = _held(each, words)
             alike = (held == held[:, :1]).all(axis=1)
             trusted = self._trusted(number)
+            moments += alike[trusted & each.moments].tolist()
             found += [
                 Apart(name=each.names[row], words=dict(zip(each.ranks, held[row].tolist(), strict=True)))
                 for row in np.flatnonzero(trusted & ~alike).tolist()
@@ -245,7 +255,13 @@ class Ledger:
             moved = alike & ((self._values[number] == 0) | (held[:, 0] != self._alike[number]))
             self._values[number] += moved
             self._alike[number] = np.where(alike, held[:, 0], self._alike[number])
+        self.parted = bool(moments) and not any(moments)
         return found
+
+    def leave(self) -> None:
+        """Trust nothing any more."""
+        for apart in self._apart:
+            apart[:] = True
 
     def value(self, name: str, ranks: Sequence[int], words: Sequence[Words]) -> int | None:
         """The fingerprint of that tensor where those ranks all hold the same; None otherwise."""

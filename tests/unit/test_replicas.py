@@ -59,13 +59,15 @@ class Ranks:
         value: int | None = None,
         *,
         odd: Mapping[int, int] | None = None,
+        moments: Mapping[int, int] | None = None,
         generation: int = 1,
         rewinds: int = 0,
         durable: bool = False,
         marked: bool = False,
         lr: float = 0.1,
     ) -> None:
-        """Its parameter has the fingerprint `value` (the step's number), but on the `odd` ranks; its moment that of the step."""
+        """Its parameter has the fingerprint `value` (the step's number), but on the `odd` ranks; its moment that of the step, but where
+        `moments` says another one."""
         for rank, row in enumerate(self.arenas):
             table = self.table(rank, lr)
             header = Header(
@@ -82,7 +84,10 @@ class Ranks:
             claimed = row.claim(header, table.to_json())
             assert claimed
             slot, view = claimed
-            view.fingerprints[:] = (odd or {}).get(rank, step if value is None else value), step
+            view.fingerprints[:] = (
+                (odd or {}).get(rank, step if value is None else value),
+                (moments or {}).get(rank, step),
+            )
             slot.staged()
             slot.seal()
 
@@ -217,6 +222,48 @@ def test_of_two_copies_the_replay_tells(again: int, who: tuple[int, ...]) -> Non
     ranks.look(replicas)  # although it has just looked
     (found,) = replicas.mismatches
     assert (found.wrong, found.replayed) == (who, bool(who))
+    ranks.close()
+
+
+APART = {0: 90, 1: 91, 2: 92}
+
+
+def test_ranks_that_train_each_by_themselves_are_left_alone(ranks: Ranks, replicas: Replicas) -> None:
+    """Local SGD behind its warm-up: at first it is a mismatch like any other."""
+    ranks.trusted(replicas)
+    ranks.snapshot(14, moments=APART)
+    assert ranks.look(replicas, every=True)
+    ranks.snapshot(11, generation=2)
+    ranks.snapshot(12, moments=APART, generation=2)
+    assert not ranks.look(replicas, every=True, generation=2)
+    assert (replicas.left, len(replicas.mismatches), replicas.agreed(stamp(12, 2))) == (12, 1, True)
+    ranks.snapshot(13, odd=APART, moments=APART, generation=2)
+    assert not ranks.look(replicas, every=True, generation=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "agreed"),
+    [
+        ({"odd": APART}, {"odd": APART}, None),  # one tensor of two
+        ({"odd": APART}, {"moments": APART}, None),
+        ({"moments": APART}, {"moments": APART}, 14),  # what was computed again was alike
+        ({"moments": {1: 99}}, {"moments": {1: 99}}, None),  # of three, one is in a minority
+    ],
+)
+def test_moments_that_go_apart_otherwise_are_mismatches(
+    first: dict[str, dict[int, int]], again: dict[str, dict[int, int]], agreed: int | None
+) -> None:
+    ranks = Ranks(3)
+    replicas = Replicas(ranks.slots, POLICY)
+    ranks.trusted(replicas)
+    ranks.snapshot(14, **first)  # type: ignore[arg-type]
+    assert ranks.look(replicas, every=True)
+    if agreed:
+        ranks.snapshot(agreed, generation=2)
+        assert not ranks.look(replicas, every=True, generation=2)
+    ranks.snapshot(15, **again, generation=2)  # type: ignore[arg-type]
+    assert ranks.look(replicas, every=True, generation=2)
+    assert replicas.left == -1
     ranks.close()
 
 
