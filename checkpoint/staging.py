@@ -199,7 +199,10 @@ def flat(tensor: Tensor) -> Tensor:
     """The bytes of `tensor`, row-major, in one dimension: its own memory where it lies so, a copy otherwise."""
     import torch
 
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    row = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if row.stride() != (1,):  # one element alone, cut out of a matrix: contiguous all the same
+        row = row.as_strided(row.shape, (1,))
+    return row.view(torch.uint8)
 
 
 def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:

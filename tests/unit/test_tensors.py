@@ -99,11 +99,12 @@ def every_kind() -> dict[str, torch.Tensor]:
         "weight": torch.ones(3, requires_grad=True),
     }
     state |= {f"{name}-strided": tensor.t()[::2] for name, tensor in list(state.items()) if tensor.dim() == 2}
+    state |= {"one of many": torch.rand(3, 5)[1:2, 0], "imaginary": torch.randn(1, dtype=torch.complex64).conj().imag}
     return {**state, "conj": torch.randn(3, dtype=torch.complex64).conj(), "expanded": torch.ones(1).expand(5)}
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
-    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).tolist()
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1).view(torch.uint8).tolist()
 
 
 class Slot:
@@ -173,6 +174,14 @@ def test_tensors_that_cut_through_chunks_fill_live_ones_in_place():
     assert back["a"].data_ptr() == live["a"].data_ptr()
     assert not live["b"].any(), "another shape is another tensor"
     assert not live["c"].any(), "one that is not contiguous is put in place by its owner"
+
+
+def test_one_element_of_a_matrix_is_filled_where_it_lies():
+    whole, live = torch.rand(3, 5), torch.zeros(3, 5)
+    slot = Slot(staging.lay_out([("x", whole[1:2, 2])])).stage([whole[1:2, 2]])
+    slot.back({"x": live[1:2, 2]})
+    assert live[1, 2] == whole[1, 2]
+    assert live.count_nonzero() == 1
 
 
 @pytest.mark.parametrize("at", [0, CHUNK_BYTES - 1, CHUNK_BYTES + 4, CHUNK_BYTES + 2000])
