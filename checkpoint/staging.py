@@ -5,6 +5,7 @@ The only module of checkpoint/, with `fingerprint.py`, that handles tensors; tor
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -87,10 +88,11 @@ class Stager:
             view.fingerprints[alike] = contents.view("<u8")[:, 0]
         done = {index for alike in scalars for index in alike}
         indexes = [index for index in indexes if index not in done]
-        sources = [
-            flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf))).numpy(force=True)
+        flats = [
+            flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf)))
             for leaf in (leaves[index] for index in indexes)
         ]
+        sources = list(map(lying, flats))  # as long as `flats` are there
         copies: list[tuple[Bytes, Bytes, int]] = []
         owners: list[int] = []
         for index, source in zip(indexes, sources, strict=True):
@@ -205,6 +207,15 @@ def flat(tensor: Tensor) -> Tensor:
     return row.view(torch.uint8)
 
 
+def lying(content: Tensor) -> Bytes:
+    """The bytes of a `flat` tensor where they lie, as long as it is there. `numpy()` would forbid its script to resize it from then on."""
+    if not content.is_cpu:
+        return content.numpy(force=True)
+    if not content.numel():
+        return np.zeros(0, np.uint8)
+    return np.frombuffer((ctypes.c_ubyte * content.numel()).from_address(content.data_ptr()), np.uint8)
+
+
 def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
     """A tensor for each piece to be filled: the one that `live` has by that name, if it fits, so that nothing has to be copied again; a
     new one on the CPU otherwise."""
@@ -251,14 +262,15 @@ def fill(
         for number, done, at, run in by_chunk.get(index, ()):
             if number not in flats:
                 continue
-            target, content = flats[number][done : done + run], source[at : at + run]
+            content = source[at : at + run]
             missing[number] -= 1
             if number in away:
-                target.copy_(torch.from_numpy(content))
+                flats[number][done : done + run].copy_(torch.from_numpy(content))
             else:
-                np.copyto(target.numpy(), content)
+                target = lying(flats[number])
+                np.copyto(target[done : done + run], content)
                 if missing[number] == 0:  # while the storage works on
-                    found[number] = fingerprint.of_bytes(flats[number].numpy().data)
+                    found[number] = fingerprint.of_bytes(target.data)
     if away:
         words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
         found.update(zip(away, words.tolist(), strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checkpoint.staging import flat
+from ..checkpoint.staging import flat, lying
 from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN, text
 from ..resilience.errors import LayoutError, SnapshotError
@@ -197,4 +197,5 @@ def _same_memory(one: Any, other: Any) -> bool:
 def _bits(thing: Any) -> Any:
     if isinstance(thing, np.ndarray):
         return thing.dtype, thing.shape, thing.tobytes()
-    return thing.dtype, thing.shape, flat(thing).numpy(force=True).tobytes()
+    content = flat(thing)
+    return thing.dtype, thing.shape, lying(content).tobytes()

@@ -184,6 +184,16 @@ def test_one_element_of_a_matrix_is_filled_where_it_lies():
     assert live.count_nonzero() == 1
 
 
+def test_what_was_saved_and_filled_can_be_resized_afterwards():
+    """As the observers of torch.ao.quantization do in their first pass."""
+    kept, live = {"x": torch.ones(3), "none": torch.ones(0)}, {"x": torch.zeros(3), "none": torch.ones(0)}
+    slot = Slot(staging.lay_out(list(kept.items()))).stage(list(kept.values()))
+    slot.back(live)
+    assert live["x"].tolist() == [1, 1, 1]
+    for each in (*kept.values(), *live.values()):
+        assert each.resize_(6).shape == (6,)
+
+
 @pytest.mark.parametrize("at", [0, CHUNK_BYTES - 1, CHUNK_BYTES + 4, CHUNK_BYTES + 2000])
 def test_what_arrives_otherwise_than_it_left_is_named(at):
     leaves = [("a", torch.randn(CHUNK_BYTES // 4)), ("b", torch.randn(600))]
