@@ -129,11 +129,18 @@ class Attributes:
 
 
 def sources_within(modules: Mapping[str, Module]) -> Iterator[tuple[str, Any]]:
-    """Optimizers and schedules that modules hold as attributes, by their places."""
+    """Optimizers and schedules that modules hold as attributes, and modules that they hold as no part of their own (a teacher in a list, so
+    that it is not trained), by their places."""
+    parts = set(map(id, modules.values()))
     for path, module in modules.items():
         for name, value in _own(module) if _is_open(module) else ():
+            place = f"{path}.{name}" if path else name
             if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
-                yield f"{path}.{name}" if path else name, value
+                yield place, value
+            held = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()
+            for key, each in (("", value), *((f".{key}", each) for key, each in held)):
+                if isinstance(each, Module) and id(each) not in parts:
+                    yield f"{place}{key}", each
 
 
 def _own(module: Module) -> Iterator[tuple[str, Any]]:

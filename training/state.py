@@ -91,6 +91,8 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         found[name] = source_of(name, thing, known)
         return name
 
+    chunks = [chunk for source in found.values() if isinstance(source, Modules) for chunk in source.chunks]
+    parts = {id(each) for chunk in chunks for each in chunk.modules()}
     for name, source in list(found.items()) if look_through else ():
         if isinstance(source, Values):
             source.look_through(further)
@@ -101,7 +103,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
                     "is or under torch.compile"
                 )
             for path, thing in sources_within(named_modules(source.chunks)):
-                if id(thing) not in known.names:
+                if id(thing) not in known.names and id(thing) not in parts:
                     further(f"{name}.{path}", thing)
     models = {name: source for name, source in found.items() if isinstance(source, Modules)}
     for source in found.values():

@@ -273,6 +273,36 @@ def test_plain_attributes_come_back() -> None:
     assert b"place" not in states[-1][0][0], "the device of another rank may be another one"
 
 
+class Learner(nn.Module):
+    """Whose teachers are no part of it, so that no optimizer has them; and that knows its own layer by a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+        self.teachers, self.others = [nn.BatchNorm1d(2)], {"slow": nn.Linear(2, 2)}
+        self.__dict__["last"] = nn.Linear(2, 1)
+        self.all = [self.net]
+
+    def hidden(self) -> list[nn.Module]:
+        return [*self.teachers, *self.others.values(), self.last]
+
+
+def test_modules_that_are_no_part_of_theirs_come_back() -> None:
+    model = Learner()
+    life = Life(model=model)
+    assert [*life.sources] == ["model", "model.teachers.0", "model.others.slow", "model.last"]
+    kept = life.snapshot()
+    before = [each.clone() for hidden in model.hidden() for each in hidden.state_dict().values()]
+    another = Learner()
+    with torch.no_grad():
+        for tensor in (each for hidden in model.hidden() for each in hidden.state_dict().values()):
+            tensor += 1
+    for live, sources in ((model, life), (another, Life(model=another))):
+        sources.restore(kept)
+        after = [each for hidden in live.hidden() for each in hidden.state_dict().values()]
+        assert all(map(torch.equal, after, before))
+
+
 def test_layers_that_are_as_at_the_beginning_tell_nothing() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
     life = Life(model=model)
