@@ -121,6 +121,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
         started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # it may have had no step left to do
+        through=page.phase == RankPhase.FINISHED,
         kind=kind,
         step=Step(step if isinstance(step, int) and -1 <= step <= MOST else -1),
     )

@@ -75,6 +75,8 @@ class Suspicion:
     """Equal for two faults that are the same fault."""
     rank: Rank | None = None
     started: bool = False
+    through: bool = False
+    """The rank's loop was over."""
     step: Step = Step(-1)
     details: tuple[str, ...] = ()
     """Further lines for whoever asks for the story."""
@@ -143,6 +145,7 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         at_s=gone.at_s,
         evidence=text,
         started=gone.started,
+        through=gone.through,
         signature=f"{cause}:{gone.code}:{gone.kind if gone.kind == 'nonsense' else gone.error}",
         step=gone.step,
         broken=gone.kind == "broken",

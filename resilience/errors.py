@@ -6,7 +6,7 @@
     │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank)
     │   ├── StateError         2   what the script gives to its Session can't be saved (raised by a rank)
     │   ├── FormatError        2   a snapshot that another version of this program has written
-    │   └── ScriptError        5   the wrapped script dies before its first step, twice in the same way, and has not trained before
+    │   └── ScriptError        5   the wrapped script fails twice in the same way: before its first step (never trained), or behind its loop
     ├── SiteError            whoever runs this machine or cluster
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
     │   ├── NodeUnfit          8   this machine has failed a check before it joined (`--preflight`)

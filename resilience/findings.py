@@ -25,6 +25,8 @@ class RankExit:
     """The kernel killed it for want of memory."""
     started: bool = False
     """Whether it had finished a step in this generation."""
+    through: bool = False
+    """Whether its loop was over: it had done all steps, and failed behind them."""
     kind: str = "exit"
     """`exit`, or what the rank itself named as its end: a `spikes.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now), `refused` (a
     snapshot of something else), `unsavable` (what its Session is given), `broken` (the script is not there, or is no Python). `wrapper`: of

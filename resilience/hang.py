@@ -88,7 +88,7 @@ class Progress:
 
 def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
     """None: nothing is expected of it, since it may be a script that tells nothing."""
-    if rank.phase in (RankPhase.FINISHED, RankPhase.STOPPED):
+    if rank.phase in (RankPhase.FINISHED, RankPhase.STOPPED) or rank.doing is Doing.LEFT:
         return Stage.TAIL
     if rank.phase in (RankPhase.ABSENT, RankPhase.ATTACHED):
         return Stage.START if rank.tells else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from . import describe, phrases
 from .assignment import Seats
@@ -52,7 +53,8 @@ class RecoveryPolicy:
     unwatched_progress_s: float = 600.0
     """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
     same_failure_at_start: int = 2
-    """How often the script may fail in the same way before its first step until that counts as an error in the script."""
+    """How often the script may fail in the same way before its first step, or behind its last one, until that counts as an error in the
+    script."""
     failed_starts: int = 7
     """So many starts in a row that fail before any step, in whatever way, stop a job that has trained before: what has changed is around
     the script (its data is away, a disk is full), and may come back. After the second and each further one the next waits: 1, 5, 25, 125,
@@ -132,6 +134,12 @@ def plan(
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
             said = f"the script {what} {alike} times in the same way before its first step"
+            return _give_up(ScriptError, f"{said}: an error of its own")
+    if verdict.cause is Cause.SCRIPT_RAISED and verdict.through:
+        same = takewhile(lambda incident: incident.signature == verdict.signature, reversed(restarts))
+        alike = 1 + len([*same])
+        if alike >= policy.same_failure_at_start:
+            said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
             return _give_up(ScriptError, f"{said}: an error of its own")
     if verdict.cause in RANKS_ENDED and not verdict.started and trained:
         return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)

@@ -38,6 +38,8 @@ class Doing(IntEnum):
     """The script writes a checkpoint of its own."""
     PAUSED = 3
     """It waits at a boundary, since a pause is ordered, and beats meanwhile."""
+    LEFT = 4
+    """It has left its loop before the end, by a `break` or by what it raised: what comes is the script's own."""
 
 
 class Order(IntEnum):

@@ -68,6 +68,11 @@ class Verdict:
         return any(s.started for s in self.blamed)
 
     @property
+    def through(self) -> bool:
+        """Whether the loops of all blamed ranks were over."""
+        return all(s.through for s in self.blamed)
+
+    @property
     def broken(self) -> bool:
         """Whether the script cannot be run at all."""
         return any(s.broken for s in self.blamed)

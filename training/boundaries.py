@@ -286,6 +286,11 @@ class Boundaries:
         if self._at is not None and self._page.phase != RankPhase.STOPPED:
             self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
 
+    def leave(self) -> None:
+        """The loop is left before its end: nothing is expected of this rank from now on."""
+        if self._at is not None:
+            self._page.doing = Doing.LEFT
+
     @contextmanager
     def pausing(self, what: str) -> Iterator[None]:
         """Around what the loop does between two steps and may take long, `evaluation` or `checkpoint`: its silence is measured by

@@ -82,6 +82,9 @@ class Session(Boundaries):
         self._put_back(data)
         try:
             yield from self._computed(step, total, data)
+        except GeneratorExit:
+            self.leave()
+            raise
         finally:
             if data is not None:
                 data.end()

@@ -11,10 +11,12 @@ import pytest
 from mt_resilient.checkpoint import catalog
 from mt_resilient.checkpoint.files import Files
 from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.resilience.errors import ScriptError
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 
 STEPS = 120
+TAILS = Path(__file__).with_name("tails.py")
 
 
 def minimal(place: Path, *options: str) -> Job:
@@ -82,3 +84,18 @@ def test_the_last_step_is_on_disk_and_a_finished_run_is_not_run_again(tmp_path: 
     assert "is finished; name another directory with --run-dir" in job.said()
     done = cli("status", "--run-dir", str(job.directory))
     assert (done.returncode, "the training is over" in done.stdout) == (0, True)
+
+
+def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "raises"])
+    assert job.agent.wait(120) == ScriptError.exit_code, job.said()
+    assert "failed 2 times in the same way behind its loop" in job.said()
+    assert "no such bucket" in job.said()
+
+
+def test_a_loop_that_was_left_by_a_break_is_not_waited_for(tmp_path: Path) -> None:
+    """All ranks are silent for longer than a step may be."""
+    impatient = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=0.5"]
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "breaks", "10"], *impatient)
+    assert job.finish(120) == 0, job.said()
+    assert job.incidents() == []

@@ -68,6 +68,8 @@ def rank(silent_s: float = 0.0, phase: RankPhase = RankPhase.TRAINING, **fields:
         (rank(phase=RankPhase.RESTORING, warmup_s=30.0), Stage.START, 1000),
         (rank(phase=RankPhase.FINISHED), Stage.TAIL, 100),
         (rank(phase=RankPhase.STOPPED), Stage.TAIL, 100),
+        (rank(doing=Doing.LEFT), Stage.TAIL, 100),
+        (rank(doing=Doing.LEFT, done=4), Stage.TAIL, 100),
         (rank(phase=RankPhase.FINISHED, doing=Doing.EVALUATION), Stage.TAIL, 100),
     ],
 )

@@ -238,6 +238,14 @@ def test_the_same_failure_before_the_first_step_is_the_script_s_own(
         assert "failed 2 times in the same way" in answer.reason
 
 
+@pytest.mark.parametrize(("before", "code"), [("", 0), ("rank_killed:-9:", 0), (IMPORT, ScriptError.exit_code)])
+def test_the_same_failure_behind_the_last_step_is_the_script_s_own(before: str, code: int) -> None:
+    past = [incident(1, at=60, resume_step=60, signature=before)] if before else []
+    (blamed,) = verdict(Cause.SCRIPT_RAISED, True, IMPORT).blamed
+    seen = Verdict(cause=Cause.SCRIPT_RAISED, blamed=(replace(blamed, through=True),), consequences=(), at_s=1.0)
+    assert plan(seen, 60, 60, past, POLICY, trained=1).exit_code == code
+
+
 def test_the_same_failure_after_a_long_life_is_another_one() -> None:
     past = [incident(1, at=-1, started=False, signature=IMPORT, at_s=1.0 - POLICY.unwatched_progress_s)]
     assert plan(verdict(Cause.SCRIPT_RAISED, False, IMPORT), -1, -1, past, POLICY).event is Event.FAULT
