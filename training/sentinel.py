@@ -18,6 +18,8 @@ import torch.distributed as dist
 from ..resilience.board import Page
 from ..resilience.boundary import ROW
 from ..resilience.clock import sleep
+from ..resilience.errors import UsageError
+from ..resilience.terms import RankPhase
 from .attach import Attachment
 from .board import page_of
 from .nodes import NO_END, Rounds, Row, Speaker
@@ -126,11 +128,15 @@ class Nodes:
 
 def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
     """What this page says under that number, waited for: for ever, since the agent looks after ranks that hang. Raises what has ended
-    the `speaker` that is to say it."""
+    the `speaker` that is to say it; UsageError where its rank has left the loop."""
     pause_s = _SHORTEST_S
     while (said := page.hear(ordinal)) is None:
         if speaker and speaker.failure:
             raise speaker.failure
+        if page.phase == RankPhase.FINISHED and page.hear(ordinal) is None:
+            raise UsageError(
+                f"rank {page.rank} has done all its steps, {page.step}, and this rank has more: all ranks of a Session do the same number"
+            )
         sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)
     return said

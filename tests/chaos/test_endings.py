@@ -93,6 +93,13 @@ def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> N
     assert "no such bucket" in job.said()
 
 
+def test_ranks_that_do_not_do_the_same_number_of_steps_are_told(tmp_path: Path) -> None:
+    """As with torch.distributed's Join. They waited for each other until the hang was found."""
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "uneven", "60"])
+    job.until_said("rank 1 has done all its steps, 15, and this rank has more")
+    job.kill_everything()
+
+
 def test_a_loop_that_was_left_by_a_break_is_not_waited_for(tmp_path: Path) -> None:
     """All ranks are silent for longer than a step may be."""
     impatient = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=0.5"]
