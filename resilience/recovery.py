@@ -140,7 +140,8 @@ def plan(
         alike = 1 + len([*same])
         if alike >= policy.same_failure_at_start:
             said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
-            return _give_up(ScriptError, f"{said}: an error of its own")
+            empty = "A start from the last step runs its loop's body no more: what only that makes (a loss, a step) is not there"
+            return _give_up(ScriptError, f"{said}: an error of its own. {empty}")
     if verdict.cause in RANKS_ENDED and not verdict.started and trained:
         return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
     if verdict.cause is Cause.TORCH_MISSING:
