@@ -1,8 +1,13 @@
-"""What every test leaves behind: nothing."""
+"""Workers that run beside each other and share nothing but a folder; and what every test leaves behind: nothing."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+import socket
+import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,8 +16,40 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from .once import SHARED
+
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+_NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of sched.h; Python 3.12 has os.unshare
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        _in_namespaces_of_its_own()
+    elif SHARED not in os.environ:
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="mt-resilient-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
+
+
+def _in_namespaces_of_its_own() -> None:
+    """From now on this worker of xdist, with all that it starts, has a /dev/shm and a loopback interface that no other one sees."""
+    address = socket.gethostbyname(socket.gethostname())
+    if ctypes.CDLL(None).unshare(_NEW_MOUNTS | _NEW_NETWORK):
+        raise pytest.UsageError("tests run side by side in namespaces, which takes root; without it: -n 0")
+    commands = ["mount --make-rprivate /", "mount -t tmpfs tmpfs /dev/shm", "ip link set lo up"]
+    if not address.startswith("127."):  # what the host's own name leads to stays within reach
+        commands.append(f"ip addr add {address}/32 dev lo")
+    for command in commands:
+        subprocess.run(command.split(), check=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.xdist_group("timing"))
+
 
 MARK = "MT_RESILIENT_TEST"
 """Environment variable that every process started by a test inherits, however far down."""

@@ -22,6 +22,8 @@ from .fresh.kept import KEPT_BY_A_FORK
 from .fresh.litter import LITTER
 from .fresh.running import COLD, PLAIN, SCRIPTS, WARM, Run, an_odd_parent
 
+pytestmark = pytest.mark.xdist_group("fresh interpreter")
+
 FORKED = "forked"
 ARGUMENTS = ("a b", "ü", "", "--flag=-1", "*", "$HOME")
 
