@@ -26,6 +26,8 @@ _NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of 
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
+        for name in ("COLUMNS", "LINES"):  # readline has put them there for the workers; tests ask the terminal
+            os.environ.pop(name, None)
         _in_namespaces_of_its_own()
     elif SHARED not in os.environ:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="mt-resilient-tests-")
@@ -51,11 +53,14 @@ def _in_namespaces_of_its_own() -> None:
         subprocess.run(command.split(), check=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups stay on one worker each. xdist 3.8 ends a test's id with its group, by a field that pytest 9.2 no longer reads."""
     for item in items:
+        groups = [mark.args[0] for mark in item.iter_markers("xdist_group")]
         if item.get_closest_marker("timing"):
-            item.add_marker(pytest.mark.xdist_group("timing"))
+            groups = ["timing"]
+        if groups and hasattr(item.config, "workerinput"):
+            item._id = type(item.id).parse(f"{item.nodeid}@{groups[0]}")
 
 
 MARK = "MT_RESILIENT_TEST"
