@@ -1,8 +1,13 @@
-"""What every test leaves behind: nothing."""
+"""Workers that run beside each other and share nothing but a folder; and what every test leaves behind: nothing."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+import socket
+import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,8 +16,54 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from .once import SHARED
+
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+_NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of sched.h; Python 3.12 has os.unshare
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        for name in ("COLUMNS", "LINES"):  # readline has put them there for the workers; tests ask the terminal
+            os.environ.pop(name, None)
+        _in_namespaces_of_its_own()
+    elif SHARED not in os.environ:
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="mt-resilient-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
+
+
+def _in_namespaces_of_its_own() -> None:
+    """From now on this worker of xdist, with all that it starts, has a /dev/shm and a loopback interface that no other one sees."""
+    address = socket.gethostbyname(socket.gethostname())
+    if ctypes.CDLL(None).unshare(_NEW_MOUNTS | _NEW_NETWORK):
+        raise pytest.UsageError("tests run side by side in namespaces, which takes root; without it: -n 0")
+    names = Path(os.environ[SHARED], "nsswitch.conf")
+    names.write_text("hosts: files\n")  # no name server is there to ask, and torch would warn that none answers
+    if address.startswith("127."):
+        address = "198.51.100.1"  # of those for documentation
+    commands = [
+        "mount --make-rprivate /",
+        "mount -t tmpfs tmpfs /dev/shm",
+        f"mount --bind {names} /etc/nsswitch.conf",
+        "ip link set lo up",
+        f"ip addr add {address}/32 dev lo",  # this host has an address, and a way to others that leads nowhere
+        f"ip route add default dev lo src {address}",
+    ]
+    for command in commands:
+        subprocess.run(command.split(), check=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups stay on one worker each. xdist 3.8 ends a test's id with its group, by a field that pytest 9.2 no longer reads."""
+    for item in items:
+        groups = [mark.args[0] for mark in item.iter_markers("xdist_group")]
+        if item.get_closest_marker("timing"):
+            groups = ["timing"]
+        if groups and hasattr(item.config, "workerinput"):
+            item._id = type(item.id).parse(f"{item.nodeid}@{groups[0]}")
+
 
 MARK = "MT_RESILIENT_TEST"
 """Environment variable that every process started by a test inherits, however far down."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import signal
@@ -20,6 +19,8 @@ from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.incident import Incident
 from mt_resilient.resilience.journal import Journal
 from mt_resilient.resilience.reports import NodeStatus
+
+from .once import once
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -51,19 +52,15 @@ def undisturbed(script: Path, *arguments: str, ranks: int = 2, **extra: str) -> 
     if "--step-delay" in words:
         at = words.index("--step-delay")
         del words[at : at + 2]
-    digest, lines = _undisturbed(script, tuple(words), ranks, tuple(extra.items()))
-    return digest, list(lines)
+    return once(_undisturbed, script, words, ranks, extra)
 
 
-@functools.cache
-def _undisturbed(
-    script: Path, arguments: tuple[str, ...], ranks: int, extra: tuple[tuple[str, str], ...]
-) -> tuple[str, tuple[str, ...]]:
+def _undisturbed(script: Path, arguments: list[str], ranks: int, extra: dict[str, str]) -> tuple[str, list[str]]:
     command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
-    done = subprocess.run(command, env=environment(**dict(extra)), text=True, capture_output=True, timeout=240)
+    done = subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=240)
     # Not its exit code: under plain torchrun, gloo's threads abort the interpreter's teardown in about 1 of 20 runs (torch 2.13).
     assert "final state sha256" in done.stdout, done.stderr[-3000:]
-    return digest_of(done.stdout), tuple(step_lines(done.stdout))
+    return digest_of(done.stdout), step_lines(done.stdout)
 
 
 def digest_of(output: str) -> str:

@@ -45,6 +45,7 @@ class Node:
         self.fds = arena.create(len(ranks), slots)
         self.paths = arena.paths(self.fds, os.getpid())
         self.arenas = [RankArena(row) for row in self.paths]
+        self._drains: list[DrainProcess] = []
 
     def snapshot(
         self, step: int, *, seed: int = 0, generation: int = 1, durable: bool = True, values: Mapping[str, object] = {}
@@ -87,7 +88,8 @@ class Node:
             "keep": 2,
             "poll_s": 0.01,
         }
-        return DrainProcess(config | more, before)
+        self._drains.append(DrainProcess(config | more, before))
+        return self._drains[-1]
 
     def drain_here(self, step: int, *, generation: int = 1) -> Place:
         """The snapshot of `step`, written by this very process."""
@@ -99,6 +101,9 @@ class Node:
         return report.snapshot
 
     def close(self) -> None:
+        """With its drain processes, whatever has become of the test."""
+        for process in self._drains:
+            process.kill()
         for slots in self.arenas:
             slots.close()
         for fd in chain(*self.fds):

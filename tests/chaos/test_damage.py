@@ -14,7 +14,7 @@ from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 STEPS = 60
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def expected() -> str:
     return undisturbed(MINIMAL, "--steps", str(STEPS))[0]
 

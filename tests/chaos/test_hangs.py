@@ -16,13 +16,15 @@ from mt_resilient.resilience.errors import ScriptError
 from ..harness import GATED, HANGING, MINIMAL, ROOT, Job, digest_of, step_lines, undisturbed
 from .test_visible import metrics_of
 
+pytestmark = pytest.mark.timing
+
 STEPS = 60
 QUICK = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=1"]
 HUNG = 'mt_resilient_recoveries_total{cause="rank_hung",job="run",rung="2"}'
 SUSPECTED = 'mt_resilient_suspected_hangs_total{job="run"}'
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def expected() -> tuple[str, list[str]]:
     return undisturbed(MINIMAL, "--steps", str(STEPS))
 

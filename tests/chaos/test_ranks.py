@@ -17,7 +17,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def expected() -> tuple[str, list[str]]:
     return undisturbed(MINIMAL, "--steps", str(STEPS))
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from mt_resilient.resilience.incident import Incident
 
 from ..harness import Job, cli
 from .test_visible import metrics_of
+
+pytestmark = pytest.mark.timing
 
 SLOWED = Path(__file__).with_name("slowed.py")
 QUICK = (

@@ -8,6 +8,8 @@ import pytest
 
 from .ordeals import EQUAL, Fault, Script, endure, expected
 
+pytestmark = pytest.mark.xdist_group("values")
+
 HOLDS = Script(name="holds", folder=Path(__file__).parent)
 
 

@@ -25,6 +25,8 @@ from mt_resilient.training.council import Incurable
 from mt_resilient.training.figures import Figures
 from mt_resilient.training.session import Session
 
+pytestmark = pytest.mark.timing
+
 STEPS = 800
 
 

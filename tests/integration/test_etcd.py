@@ -27,6 +27,8 @@ from mt_resilient.resilience.store import Put, Store
 
 from ..contract_store import Compact, StoreContract, Tick
 
+pytestmark = pytest.mark.xdist_group("etcd")
+
 
 def embedded(folder: Path) -> EmbeddedEtcd:
     return EmbeddedEtcd(find_server(), folder / "data", folder / "etcd.log")

@@ -18,6 +18,8 @@ from mt_resilient.resilience.store import Change, Store
 from ..contract_store import Compact, StoreContract, Tick, taken, told
 from ..etcd_cluster import Cluster, answers, ask, eventually
 
+pytestmark = pytest.mark.xdist_group("etcd cluster")
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

@@ -17,6 +17,8 @@ from ..contract_store import Compact, StoreContract, Tick, taken, told
 from ..etcd_cluster import Authority, Cluster, answers, ask, eventually
 from ..harness import MINIMAL, Job, cli
 
+pytestmark = pytest.mark.xdist_group("etcd security")
+
 SECRET = "correct horse"
 ROOT = "battery staple"
 

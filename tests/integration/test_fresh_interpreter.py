@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import textwrap
 import zipfile
@@ -16,11 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from ..harness import environment
 from .fresh.ending import WAYS
 from .fresh.expected import differences
 from .fresh.kept import KEPT_BY_A_FORK
 from .fresh.litter import LITTER
 from .fresh.running import COLD, PLAIN, SCRIPTS, WARM, Run, an_odd_parent
+
+pytestmark = pytest.mark.xdist_group("fresh interpreter")
 
 FORKED = "forked"
 ARGUMENTS = ("a b", "ü", "", "--flag=-1", "*", "$HOME")
@@ -294,7 +298,6 @@ VARIABLES = {
     "PYTHONHASHSEED": "7",
     "PYTHONIOENCODING": "latin-1:replace",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONPYCACHEPREFIX": "/nowhere",
     "PYTHONSAFEPATH": "1",
     "PYTHONUNBUFFERED": "1",
     "PYTHONINTMAXSTRDIGITS": "5000",
@@ -308,8 +311,13 @@ VARIABLES = {
 
 def test_what_the_environment_tells_python_it_tells_a_rank_too(tmp_path: Path) -> None:
     site = b"import os\nos.environ['OF_SITECUSTOMIZE'] = '1'\n"
+    # Written beforehand, or each process would compile all of torch anew: 3 s of a core, ten times.
+    bytecode = {"PYTHONOPTIMIZE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
+    command = [sys.executable, "-c", "import mt_resilient.cli, torch.distributed.run"]
+    subprocess.run(command, env=environment(**bytecode), check=True)
+    variables = VARIABLES | bytecode
     found, left = started(
-        tmp_path, lambda here: _put(here, "sitecustomize.py", site), "script.py", "OUT", forked=True, **VARIABLES
+        tmp_path, lambda here: _put(here, "sitecustomize.py", site), "script.py", "OUT", forked=True, **variables
     )
     assert not found, "\n".join(found)
     assert left == [0, 0]

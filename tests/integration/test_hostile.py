@@ -32,6 +32,8 @@ from mt_resilient.resilience.errors import FormatError, LayoutError, MachineErro
 
 from ..hostile import changed, encoded, read_as_zarr, reseal, scratched, sharded, sign_figures, trained, write_manifest
 
+pytestmark = pytest.mark.xdist_group("hostile")
+
 MANY = "HOSTILE_EXAMPLES" in os.environ
 hostile = settings(
     deadline=2000 if MANY else None,

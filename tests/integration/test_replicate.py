@@ -481,6 +481,7 @@ def test_garbage_hurts_nobody(node, buddy, guests, port):
 # Slow and absent buddies
 
 
+@pytest.mark.alone
 def test_a_stopped_buddy_delays_neither_training_nor_the_disk(node, buddy, guests, port):
     node.nbytes = 12 << 20
     there, here = keeping(buddy, guests, port), sending(node, port, stall_s=0.5, hold_s=1.0)
@@ -611,6 +612,7 @@ def test_memory_is_taken_ahead_of_what_is_fetched(node, buddy, guests, port, tmp
     fresh.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("back", [True, False])
 def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, buddy, guests, port, tmp_path, back):
     node.nbytes = 40 << 20
@@ -724,6 +726,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
+@pytest.mark.alone
 def test_between_two_hosts_over_a_slow_link_that_breaks(node, buddy, guests, port, namespaces):
     near, far = namespaces
     keeping(buddy, guests, port, host=FAR, before=["ip", "netns", "exec", far])
@@ -745,6 +748,7 @@ def test_between_two_hosts_over_a_slow_link_that_breaks(node, buddy, guests, por
     assert guests.check() == 4
 
 
+@pytest.mark.alone
 def test_a_link_that_is_too_slow_holds_no_slot_longer_than_it_may(node, buddy, guests, port, namespaces):
     near, far = namespaces
     keeping(buddy, guests, port, host=FAR, before=["ip", "netns", "exec", far])

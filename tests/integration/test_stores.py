@@ -28,6 +28,8 @@ from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 from ..played import Node, noise
 from ..swift import BIN, KEYS, REGION, Swift
 
+pytestmark = pytest.mark.xdist_group("swift")
+
 KINDS = ["file", "memory", "s3"]
 BUCKET = "job"
 

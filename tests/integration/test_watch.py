@@ -15,6 +15,8 @@ from ..harness import environment
 from .fresh.kept import KEPT_BY_A_FORK
 from .fresh.litter import CLEAN, LITTER, PACKAGES
 
+pytestmark = pytest.mark.xdist_group("watch")
+
 WATCHED = Path(__file__).parent / "fresh" / "watched.py"
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..harness import Job
+from ..once import once
 
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
@@ -149,9 +149,12 @@ def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str],
     return [*launcher, str(loop.script), *loop.arguments, *extra_arguments], environment
 
 
-@functools.cache
 def undisturbed(loop: Loop, *arguments: str) -> tuple[Record, str]:
     """What a run under plain torchrun computes and prints, which is done once a session."""
+    return once(_undisturbed, loop, *arguments)
+
+
+def _undisturbed(loop: Loop, *arguments: str) -> tuple[Record, str]:
     with tempfile.TemporaryDirectory() as place:
         argv, environment = command(loop, arguments)
         environment.update(recording(Path(place)))

@@ -5,8 +5,12 @@ import shutil
 import signal
 from collections.abc import Callable
 
+import pytest
+
 from ..harness import PLAIN, cli, undisturbed
 from .hosts import Cluster, train
+
+pytestmark = pytest.mark.timing
 
 
 def test_a_node_that_waits_for_others_can_leave_and_one_of_a_job_that_is_over_has_nothing_to_do(

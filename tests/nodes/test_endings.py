@@ -3,11 +3,14 @@
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from mt_resilient.resilience.machine import Phase
 
 from ..harness import PLAIN, undisturbed
 from .hosts import Cluster, train
+
+pytestmark = pytest.mark.timing
 
 SLOWLY = ("--set", "snapshots.max_write_mb_per_s=0.005")
 """A part of a snapshot takes seconds."""

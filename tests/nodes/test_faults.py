@@ -11,10 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mt_resilient.resilience.terms import NodeId
 
 from ..harness import FLIPPED, PLAIN, cli, undisturbed
 from .hosts import Clocks, Cluster, train
+
+pytestmark = pytest.mark.timing
 
 Make = Callable[..., Cluster]
 

@@ -5,8 +5,12 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
 from ..harness import PLAIN, cli, undisturbed
 from .hosts import Cluster, sh, train
+
+pytestmark = pytest.mark.timing
 
 
 def test_a_node_that_loses_etcd_alone_trains_on(cluster: Callable[..., Cluster]) -> None:

@@ -37,7 +37,7 @@ def claimed(tmp_path: Path, *, trains: bool) -> bool:
     [
         (0, RankPhase.ABSENT, False, True),
         (0, RankPhase.ABSENT, True, True),
-        (os.getpid(), RankPhase.ATTACHED, False, True),  # it has become another program
+        pytest.param(os.getpid(), RankPhase.ATTACHED, False, True, id="itself"),  # it has become another program
         (OTHER, RankPhase.ATTACHED, False, False),
         (OTHER, RankPhase.ATTACHED, True, True),  # it has started this one, and waits
         (OTHER, RankPhase.RESTORING, True, False),

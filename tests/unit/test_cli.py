@@ -155,7 +155,9 @@ def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capfd: 
 
 
 @pytest.mark.parametrize(
-    ("pid", "code", "sentence"), [(os.getpid(), 0, "An agent is running"), (2**22 + 1, 1, "No agent")]
+    ("pid", "code", "sentence"),
+    [(os.getpid(), 0, "An agent is running"), (2**22 + 1, 1, "No agent")],
+    ids=["there", "gone"],
 )
 def test_the_status_of_a_job_whose_etcd_does_not_answer(
     pid: int, code: int, sentence: str, place: Path, capfd: Capture
