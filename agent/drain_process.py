@@ -144,12 +144,13 @@ class Drain:
             attempt = Attempt(run=self._config.run, stamp=stamp)
             older = self._newest is not None and stamp < self._newest
             outdated = finishing and older
+
+            def left() -> bool:
+                """A newer one is due; or this process is to finish amid the wait for an older one, and tries that for OUTDATED_S then."""
+                return (self.due() or stamp) > stamp or (older and not finishing and self._orders.finish.is_set())
+
             deadline_s = OUTDATED_S if outdated else self._config.deadline_s
-            report = drain(
-                self._slots, attempt, self._root, deadline_s, self._write,
-                # Where it is to finish amid the wait for an older one, that is left, and tried again for OUTDATED_S.
-                lambda: (self.due() or stamp) > stamp or (older and self._orders.finish.is_set()),
-            )  # fmt: skip
+            report = drain(self._slots, attempt, self._root, deadline_s, self._write, left)
         except Exception as error:  # of a slot that somebody has written over: it is given up, and the others are not
             last = outdated or (finishing and self._failures + 1 >= LAST_TRIES)
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
