@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN
 from ..resilience.errors import SnapshotError
-from .kinds import packed, unpacked
+from .kinds import CHANGELESS, CHANGING, packed, unpacked
 from .packing import MAPPINGS
 from .values import Known, Packed
 from .views import is_plain_array, is_plain_tensor
@@ -29,12 +30,15 @@ from .views import is_plain_array, is_plain_tensor
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)
 ABSENT = object()
 """In place of a value: the place is empty."""
+_GONE = object()
+"""In place of one that was let go."""
 SMALL = 1 << 15
 """Values in a list, or words in an array, with all that it holds: it is looked at with each batch."""
 _OBJECT = SMALL // 64
 """An object takes as long as so many values."""
 _FEW = 256
 """Among so many values generators are looked for."""
+_SIMPLE = frozenset(each for kind in (*CHANGELESS, *CHANGING) for each in kind.types)
 _NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, enum.Enum)
 """What does not change as long as it is the same object."""
 _FILLED = (list, deque, set, np.ndarray, torch.Tensor, *MAPPINGS)
@@ -43,18 +47,23 @@ Kept = list[Any]
 
 
 class Place:
-    def __init__(self, name: str, first: Any, holders: Known) -> None:
-        """first: what it holds when the loop begins. holders: what has places of its own."""
+    def __init__(self, name: str, first: Any, holders: Known, objects: bool = True) -> None:
+        """first: what it holds when the loop begins. holders: what has places of its own. objects: those of any class are kept."""
         self._name, self._value, self._holders = name, first, holders
         self._packing = Packed(name, holders)
+        self._objects = objects
+        self._hopeless = False
+        """It has changed, and cannot be kept:"""
         self.lost = False
-        """It has changed, and cannot be kept."""
+        """and batches may depend on it."""
         self._always = _draws(first)
         """A generator may be seeded otherwise in the next life."""
         self._parts = _parts(first) if all(map(self._fixed, _parts(first) or [first])) else None
         """Where nothing can change but which ones these are."""
         self._first = self._copy(first)
         """None: it can't be kept."""
+        self._ordered = False
+        """Only the order of its parts is kept."""
         if self._first is None and 0 < len(_parts(first)) <= SMALL:
             self._name_parts(first)
         self._plain = self._parts is not None and all(map(_is_plain, self._parts))
@@ -69,19 +78,25 @@ class Place:
             if id(part) not in known.names and type(part) not in PLAIN:
                 known.add(f"{self._name}.{at}", part)
         self._packing = Packed(self._name, known)
-        self._first = self._copy(first, bounded=False)
+        self._first, self._ordered = self._copy(first, bounded=False), True
         self._parts = _parts(first)
 
     def state(self, live: Any) -> Kept | None:
         """What is kept of the value that it holds now; None: nothing."""
-        if self._same(live) or (self.lost and type(live) not in PLAIN):
+        if self._same(live) or (self._hopeless and type(live) not in PLAIN):
             return None
         kept = self._pack(live)
         if kept is None:
-            self.lost = self._counts(live)
+            self._give_up(self._counts(live))
         elif not self._always and self._first is not None and _equal(kept, self._first):
             return None
         return None if kept is None else [*map(_copied, kept)]
+
+    def _give_up(self, lost: bool) -> None:
+        self._hopeless, self.lost = True, lost
+        if self._first is None or self._ordered:  # it may be large
+            self._value, self._first, self._parts = _GONE, None, None
+            self._packing = Packed(self._name, self._holders)
 
     def calm(self, live: Any) -> bool:
         """Whether it stays as long as it is the same object."""
@@ -93,7 +108,7 @@ class Place:
             if self._same(live):
                 return live
             if self._first is None:
-                return self._value
+                return live if self._value is _GONE else self._value
             if self._pack(live) is None:  # an open file
                 return live
             kept = self._first
@@ -144,7 +159,7 @@ class Place:
         return [found] if not bounded or found is live or self._small(found) else None
 
     def _small(self, value: Any) -> bool:
-        return _left(value, SMALL, self._packing._known.names) >= 0
+        return _left(value, SMALL, self._packing._known.names, self._objects) >= 0
 
     def _is_holder(self, value: Any) -> bool:
         return id(value) in self._holders.names
@@ -188,8 +203,9 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
-def _left(value: Any, room: int, known: Collection[int]) -> int:
-    """Of `room`, after all values in this one; less than 0: it is too large, or a tensor of the training's. What is known counts as one."""
+def _left(value: Any, room: int, known: Collection[int], objects: bool) -> int:
+    """Of `room`, after all values in this one; less than 0: it is too large, or a tensor of the training's. What is known counts as one.
+    objects: there may be some of any class."""
     kind = type(value)
     parts: Collection[Any] = ()
     if id(value) in known:
@@ -204,12 +220,12 @@ def _left(value: Any, room: int, known: Collection[int]) -> int:
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         parts = value
     elif kind not in PLAIN:
-        return room - _OBJECT
+        return room - _OBJECT if objects or kind in _SIMPLE or issubclass(kind, (Tagged, enum.Enum, *_NAMED)) else -1
     room -= max(1, len(parts))
     if room < 0 or PLAIN.issuperset(map(type, parts)):
         return room
     for part in parts:
-        if (room := _left(part, room, known)) < 0:
+        if (room := _left(part, room, known, objects)) < 0:
             break
     return room
 

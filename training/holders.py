@@ -27,7 +27,7 @@ class Holder:
     """An object, whose attributes are places."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
-        """whole: not only its generators. told: what is lost of it is said."""
+        """whole: not only its generators. told: it is the script's: objects of any class are kept, and what is lost is said."""
         self.name, self.thing = name, thing
         self._holders, self._whole, self._told = holders, whole, told
         self._places: dict[str, Place] = {}
@@ -50,7 +50,9 @@ class Holder:
 
     def begin(self) -> None:
         """What it holds now is what it was at first. To be called when all holders are known."""
-        self._places = {name: Place(self._called(name), value, self._holders) for name, value in self._looked_at()}
+        self._places = {
+            name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
+        }
 
     def _called(self, name: str) -> str:
         return f"{self.name}.{name}" if self.name else name
@@ -86,7 +88,7 @@ class Holder:
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
-            self._places[name] = Place(self._called(name), ABSENT, self._holders)
+            self._places[name] = Place(self._called(name), ABSENT, self._holders, self._told)
         return self._places[name]
 
     def restore(self, kept: Mapping[str, Kept]) -> None:
@@ -117,9 +119,9 @@ class Given(Holder):
 class Variables(Holder):
     """Those that a function takes from around it, and, where it is the script's own, those of its module that it names."""
 
-    def __init__(self, name: str, thing: Any, holders: Known, names: list[str]) -> None:
+    def __init__(self, name: str, thing: Any, holders: Known, names: list[str], told: bool) -> None:
         """names: of variables of its module."""
-        super().__init__(name, thing, holders, whole=True, told=True)
+        super().__init__(name, thing, holders, whole=True, told=told)
         self._cells = dict(zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True))
         self._names = [each for each in names if each not in self._cells]
 

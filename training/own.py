@@ -47,6 +47,7 @@ class Own:
                 continue
             self._seen[id(thing)] = thing
             todo += ((f"{name}.{at}", part) for at, part in self._look(name, thing))
+        self._seen.clear()
         for holder in self._holders:
             holder.begin()
 
@@ -111,8 +112,9 @@ class Own:
         )
 
     def _function(self, name: str, thing: FunctionType) -> Iterator[tuple[Any, Any]]:
-        names = [] if installed(thing.__code__.co_filename) else sorted(set(_names(thing.__code__)))
-        holder = Variables(name, thing, self._known, names)
+        own = not installed(thing.__code__.co_filename)
+        names = sorted(set(_names(thing.__code__))) if own else []
+        holder = Variables(name, thing, self._known, names, told=own)
         self._holders.append(holder)
         yield from holder.live().items()
         for each in names:
@@ -125,7 +127,7 @@ def _apart(thing: Any) -> bool:
     """Whether it is the training's, or one of torch's iterators."""
     if isinstance(thing, torch.nn.Module):
         return next(thing.parameters(), None) is not None
-    ours = type(thing).__module__.startswith(f"{__package__}.")
+    ours = str(type(thing).__module__).startswith(f"{__package__}.")
     return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
 
 

@@ -4,11 +4,13 @@ file to where it counts as a script, and imports it there. Each factory of `FACT
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -295,6 +297,21 @@ class Permuted:
     def __iter__(self) -> Iterator[float]:
         self.data = self.data[torch.randperm(7)]
         return iter(self.data.tolist())
+
+
+class Endless:
+    """Goes on with an iterator of its own, reads a file, and has a large tensor."""
+
+    def __init__(self) -> None:
+        self.numbers: Iterator[int] | None = None
+        self.file: Any = None
+        self.large = torch.zeros(10**5)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.file = self.file or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
+            self.numbers = self.numbers or iter(range(10**6))
+            yield next(self.numbers)
 
 
 def shuffled(before: list[int] | None) -> list[int]:

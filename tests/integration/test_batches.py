@@ -13,6 +13,7 @@ import runpy
 import shutil
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -468,6 +469,31 @@ def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureF
     assert len(data.collect()["draws"]) == MOST
     put_back(data, go_to)
     assert len(data.collect()["draws"]) == 2
+
+
+def test_what_has_changed_and_cannot_be_kept_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank other than the first says nothing."""
+    for rank, times in ((0, 1), (1, 0)):
+        data = Batches(of_a_script().Endless(), None, 1, None)
+        data.keep(Randomness(()), rank)
+        for step in range(4):
+            data.take(step)
+            data.collect()
+        said = capsys.readouterr().err
+        assert said.count("loader.numbers has changed, and is not put back") == times
+        assert said.count("loader.") == times, "a file that is opened late, a large tensor that stays"
+
+
+def test_what_is_large_is_let_go_when_it_has_changed() -> None:
+    loader = of_a_script().Endless()
+    loader.shard = torch.zeros(10**5)
+    shard = weakref.ref(loader.shard)
+    own = LooksFor(loader=loader)
+    loader.shard = torch.ones(10**5)
+    assert (own.collect(), own.lost()) == ({}, ["loader.shard"])
+    assert shard() is None
+    own.restore({})
+    assert loader.shard[0] == 1
 
 
 def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
