@@ -28,6 +28,7 @@ from .values import Known, Packed
 from .views import is_plain_array, is_plain_tensor
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)
+_EXACT = frozenset(GENERATORS)
 ABSENT = object()
 """In place of a value: the place is empty."""
 _GONE = object()
@@ -56,6 +57,10 @@ class Place:
         """It has changed, and cannot be kept:"""
         self.lost = False
         """and batches may depend on it."""
+        self._packed: list[Any] = []
+        """Parts of a list that was kept at last, which stay what they are;"""
+        self._kept: Kept | None = None
+        """and what was kept."""
         self._always = _draws(first)
         """A generator may be seeded otherwise in the next life."""
         self._parts = _parts(first) if all(map(self._fixed, _parts(first) or [first])) else None
@@ -85,12 +90,20 @@ class Place:
         """What is kept of the value that it holds now; None: nothing."""
         if self._same(live) or (self._hopeless and type(live) not in PLAIN):
             return None
+        if type(live) is list and len(live) == len(self._packed) and all(map(is_, live, self._packed)):
+            return self._kept
         kept = self._pack(live)
         if kept is None:
             self._give_up(self._counts(live))
         elif not self._always and self._first is not None and _equal(kept, self._first):
             return None
-        return None if kept is None else [*map(_copied, kept)]
+        found = None if kept is None or isinstance(live, GENERATORS) else [*map(_copied, kept)]
+        if type(live) is list and found and all(map(self._stays, live)):
+            self._packed, self._kept = [*live], found
+        return found or kept
+
+    def _stays(self, part: Any) -> bool:
+        return self._fixed(part) or id(part) in self._packing._known.names
 
     def _give_up(self, lost: bool) -> None:
         self._hopeless, self.lost = True, lost
@@ -146,6 +159,8 @@ class Place:
             return [self._packing.pack([live])[0]]
         if isinstance(live, random.Random) and type(live) is not random.Random:
             return [packed(live.getstate())]
+        if type(live) in _EXACT:
+            return [self._packing.pack(live)]
         if bounded and not self._small(live):
             return None
         if (type(live) is np.ndarray and is_plain_array(live)) or (
@@ -248,10 +263,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Of a packed value, quickly where it holds plain ones."""
+    """Of a packed value."""
     kind = type(value)
     if kind in PLAIN:
         return value
-    if kind in (list, tuple) and PLAIN.issuperset(map(type, value)):
-        return kind(value)
+    if kind in (list, tuple, Tagged):
+        if PLAIN.issuperset(map(type, value)):
+            return [*value] if kind is list else value
+        return kind(map(_copied, value))
     return copy.deepcopy(value)

@@ -170,7 +170,7 @@ class Sample:
 
 class Many(Numbers):
     def __init__(self) -> None:
-        self.samples = [Sample(index) for index in range(1500)]
+        self.samples = [Sample(index) for index in range(150)]
         super().__init__(Composed(Noise()))
 
 
