@@ -10,7 +10,7 @@ number of ranks they begin anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..resilience.errors import InternalError, LayoutError, UsageError
 from .draws import Draws
 from .live import Nested
 from .loaders import Loadable, Loader
-from .own import collect_own, own_of, restore_own
+from .own import Own
 from .randomness import Randomness
 from .saying import say
 from .workers import Made
@@ -40,9 +40,11 @@ class Batches:
         self._loader = Loader(loader)
         self._epochs, self._accumulate = epochs, accumulate
         self._set_epoch = begin_epoch or self._loader.set_epoch
-        self._own = own_of(loader=loader)
+        self._own = Own(loader=loader)
         self._randomness: Randomness | None = None
-        self._tells = False
+        self._tells = self._tells_lost = False
+        self._lost: set[str] = set()
+        """What was told to have changed."""
         self.epoch = 0
         """The epoch of the last batch, counted from 0,"""
         self.offset = 0
@@ -71,6 +73,7 @@ class Batches:
     def keep(self, randomness: Randomness, rank: int) -> None:
         """From now on what is needed to come back here is kept. To be called before a batch is taken."""
         self._randomness, self._tells = randomness, rank == 0
+        self._tells_lost = self._tells
         self._draws = Draws(rank == 0)
         self._loader.listen()
 
@@ -159,6 +162,7 @@ class Batches:
             self.offset += 1
             if isinstance(batch, Made):
                 self._workers[batch.worker] = batch.generators.state
+                self._tell(batch.generators.lost)
                 batch = batch.batch
                 if self._loader.every and self.offset % self._loader.every == 0:
                     self._begun = dict(self._workers)
@@ -172,7 +176,7 @@ class Batches:
     def _begin(self) -> None:
         """The next epoch."""
         if self._randomness is not None:
-            self._start = {"rank": self._randomness.collect(), "own": collect_own(self._own)}
+            self._start = {"rank": self._randomness.collect(), "own": self._own.collect()}
             self._draws = self._draws.following()
         self._kept_workers = self._loader.keeps_workers
         if not self._kept_workers:
@@ -200,13 +204,25 @@ class Batches:
         if self._kept is not None:
             return self._kept
         begun = self.offset > 0 and not self.owed
+        own = self._own.collect()
+        self._tell(self._own.lost())
         return {
             "start": self._start if begun else None,
-            "own": collect_own(self._own),
+            "own": own,
             "workers": self._begun if begun else {},
             "loader": {} if self.owed else self._loader.state(begun),
             "draws": dict(self._draws.kept) if begun else {},
         }
+
+    def _tell(self, lost: Iterable[str]) -> None:
+        """lost: names of what has changed and cannot be kept."""
+        new = [name for name in lost if name not in self._lost]
+        self._lost.update(new)
+        if new and self._tells_lost:
+            say(
+                f"{', '.join(new)} has changed, and is not put back: it is too large, or nobody knows how to save it. A batch that depends "
+                "on it differs after a recovery. Give it to the Session, or keep it out of the loader (docs/data.md)"
+            )
 
     def restore(self, kept: Nested) -> None:
         self._kept = kept
@@ -228,7 +244,7 @@ class Batches:
         if self.offset:
             self._again(goes_on=bool(kept["loader"]), drawn=kept.get("draws", {}))
         if kept is not _NOTHING:
-            restore_own(self._own, kept["own"])
+            self._own.restore(kept["own"])
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested]) -> None:
         """goes_on: the loader is there by itself. drawn: what `Draws` kept."""
@@ -255,5 +271,5 @@ class Batches:
         """All as it was before this epoch's iterator was made."""
         if self._start is not None and self._randomness is not None:
             self._randomness.restore(self._start["rank"])
-            restore_own(self._own, self._start["own"])
+            self._own.restore(self._start["own"])
         self._set_epoch(self.epoch)

@@ -13,6 +13,7 @@ import fractions
 import functools
 import io
 import ipaddress
+import itertools
 import pathlib
 import random
 import re
@@ -229,6 +230,7 @@ CHANGELESS = (
         _seeds,
         lambda c: np.random.SeedSequence(c[0], spawn_key=c[1], pool_size=c[2], n_children_spawned=c[3]),
     ),
+    constant("itertools.count", itertools.count, lambda v: v.__reduce__()[1], lambda c: itertools.count(*c)),
     constant("torch.Size", torch.Size, tuple, torch.Size),
     constant("torch.device", torch.device, str, torch.device),
     constant("torch.dtype", torch.dtype, str, _torchs(torch.dtype)),

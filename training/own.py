@@ -1,107 +1,146 @@
-"""What a data loader has for itself and moves on with: its generators of random numbers, the numbers that it counts in, and the small
-lists, mappings, sets and arrays that it shuffles or fills.
+"""What a data loader has for itself and moves on with: its generators of random numbers, its counters, and what it shuffles, fills or makes
+when it is needed.
 
-They are looked for in the loader and in all that it consists of: datasets, samplers, transforms, and what functions among these refer to.
+It is looked for in the loader and in all that it consists of: datasets, samplers, transforms, and what functions among these refer to.
 """
 
 from __future__ import annotations
 
-import copy
+import dis
+import enum
 import functools
-import random
+import sys
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..checkpoint.walk import PLAIN
-from .kinds import packed, unpacked
-from .packing import MAPPINGS
+from .held import GENERATORS
+from .holders import Given, Holder, OfClass, Variables, slots_of
 from .traces import installed
-from .values import Known, Packed
+from .values import Known
 
-_CHANGES = (int, float, list, set, deque, np.ndarray, *MAPPINGS)
-_SMALL = 1 << 15
-"""Values in a list, or words in an array, with all that it holds: it is looked at with each batch."""
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """A small value that an object which gives samples has as an attribute: its epoch, the batches that it shuffles, what it has
-    loaded last."""
-
-    holder: Any
-    name: str
-    first: Any
-    """What it was when the loop began. A value that is still the same is not kept: it may be a setting, and another one in the next
-    life."""
-
-    @property
-    def live(self) -> Any:
-        return getattr(self.holder, self.name, None)
-
-    @property
-    def moved(self) -> bool:
-        """Whether it is another value now, and one that can be kept: a cache may have grown."""
-        return not _equal(self.live, self.first) and _small(self.live)
-
-    def get(self) -> Any:
-        return copy.deepcopy(Packed(self.name, Known()).pack(self.live))
-
-    def put(self, kept: Any) -> None:
-        """Into the live list or mapping, which others may hold. None: what it was at first."""
-        if not _small(self.live) or (kept is None and not self.moved):
-            return
-        packing = Packed(self.name, Known())
-        kept = packing.pack(self.first) if kept is None else kept
-        found = packing.unpack(copy.deepcopy(kept), self.live)
-        if not _equal(found, self.live):  # a list has been filled
-            setattr(self.holder, self.name, found)
-
-
-Own: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random | Attribute
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_PARTS = 256
+_HOLDERS = 1024
 """So many objects are looked through, in loaders and datasets that may hold everything."""
+_FEW = 64
+"""Of a longer list only what gives samples, is called or draws is looked through. The rest of it is data."""
 
 
-def own_of(**holders: Any) -> dict[str, Own]:
-    """What `holders` and what they consist of move on with, each once, by names that are the same in each life."""
-    found: dict[str, Own] = {}
-    seen: set[int] = set()
-    todo = deque(holders.items())
-    while todo and len(seen) < _PARTS:
-        name, thing = todo.popleft()
-        if id(thing) in seen or isinstance(thing, (type, ModuleType, torch.Tensor, torch.nn.Module)):
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, _GENERATORS):
-            found[name] = thing
-            continue
-        todo += ((f"{name}.{at}", part) for at, part in _parts(thing) if _has_parts(part))
-        found |= {f"{name}.{each.name}": each for each in _attributes(thing)}
-    return found
+class Own:
+    """What `holders` and what they consist of move on with, by names that are the same in each life."""
+
+    def __init__(self, **holders: Any) -> None:
+        self._known = Known()
+        self._holders: list[Holder] = []
+        self._seen: dict[int, Any] = {}
+        todo = deque(holders.items())
+        if holders:
+            self._holders.append(Given("", holders, self._known, whole=True, told=True))
+        while todo and len(self._holders) < _HOLDERS:
+            name, thing = todo.popleft()
+            if id(thing) in self._seen or type(thing) in PLAIN or isinstance(thing, (ModuleType, *GENERATORS)):
+                continue
+            self._seen[id(thing)] = thing
+            todo += ((f"{name}.{at}", part) for at, part in self._look(name, thing))
+        self._seen.clear()
+        for holder in self._holders:
+            holder.begin()
+
+    def values(self) -> list[Any]:
+        return [value for holder in self._holders[1:] for value in holder.values()]
+
+    def collect(self) -> dict[str, Any]:
+        return {holder.name: kept for holder in self._holders if (kept := holder.collect())}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        for holder in self._holders:
+            holder.restore(kept.get(holder.name, {}))
+
+    def lost(self) -> list[str]:
+        """What has changed since the last call and cannot be put back, by name."""
+        found = [name for holder in self._holders for name in holder.lost]
+        for holder in self._holders:
+            holder.lost.clear()
+        return found
+
+    def _look(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
+        """What it consists of; it becomes a holder where it has places."""
+        match thing:
+            case list() | tuple() | deque():
+                yield from ((at, part) for at, part in enumerate(thing) if len(thing) <= _FEW or _acts(part))
+            case dict():
+                yield from ((at, part) for at, part in thing.items() if len(thing) <= _FEW or _acts(part))
+            case functools.partial():
+                parts = {
+                    "func": thing.func,
+                    **{f"args.{at}": each for at, each in enumerate(thing.args)},
+                    **thing.keywords,
+                }
+                self._holders.append(Given(name, parts, self._known, whole=True, told=True))
+                yield from parts.items()
+            case MethodType():
+                yield "self", thing.__self__
+            case FunctionType():
+                yield from self._function(name, thing)
+            case type() | torch.Tensor() | np.ndarray() | enum.Enum() | SimpleNamespace():
+                return
+            case _ if not _apart(thing):
+                yield from self._object(name, thing)
+
+    def _object(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
+        kind: Any = type(thing)
+        if not hasattr(thing, "__dict__") and not slots_of(kind):
+            return
+        self._known.add(name, thing)
+        own = _of_script(kind)
+        holder = Holder(name, thing, self._known, whole=own or _acts(thing), told=own)
+        self._holders.append(holder)
+        yield from sorted(holder.live().items())
+        if id(kind) in self._seen:
+            return
+        self._seen[id(kind)] = kind
+        yield from _methods(kind)
+        self._holders += (
+            OfClass(f"{name}.{each.__name__}", each, self._known, whole=True, told=True)
+            for each in kind.__mro__
+            if _of_script(each)
+        )
+
+    def _function(self, name: str, thing: FunctionType) -> Iterator[tuple[Any, Any]]:
+        own = not installed(thing.__code__.co_filename)
+        names = sorted(set(_names(thing.__code__))) if own else []
+        holder = Variables(name, thing, self._known, names, told=own)
+        self._holders.append(holder)
+        yield from holder.live().items()
+        for each in names:
+            part = thing.__globals__.get(each)
+            if isinstance(part, FunctionType) or _gives(part):
+                yield each, part
 
 
-def _parts(thing: Any) -> Iterator[tuple[Any, Any]]:
-    match thing:
-        case list() | tuple():
-            yield from enumerate(thing) if len(thing) <= _PARTS else ()
-        case dict():
-            yield from thing.items() if len(thing) <= _PARTS else ()
-        case functools.partial():
-            yield from (("func", thing.func), ("args", thing.args), ("keywords", thing.keywords))
-        case MethodType():
-            yield "self", thing.__self__
-        case FunctionType():
-            yield from _referred_to(thing)
-        case _:
-            yield from sorted(vars(thing).items()) if hasattr(thing, "__dict__") else ()
-            yield from _methods(type(thing))
+def _apart(thing: Any) -> bool:
+    """Whether it is the training's, or one of torch's iterators."""
+    if isinstance(thing, torch.nn.Module):
+        return next(thing.parameters(), None) is not None
+    ours = str(type(thing).__module__).startswith(f"{__package__}.")
+    return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
+
+
+def _gives(thing: Any) -> bool:
+    """Whether it gives samples, or says which."""
+    return not isinstance(thing, (type, ModuleType)) and any(
+        hasattr(type(thing), name) for name in ("__iter__", "__getitem__")
+    )
+
+
+def _acts(thing: Any) -> bool:
+    """Whether it gives samples or makes them, or draws."""
+    return type(thing) not in PLAIN and (_gives(thing) or callable(thing) or isinstance(thing, GENERATORS))
 
 
 def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -113,111 +152,18 @@ def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
                 yield f"{each.__name__}.{name}", function
 
 
-def _referred_to(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function takes from around it: variables, defaults, and, where it is of the script's own, what is global in its module."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    yield "defaults", function.__defaults__ or ()
-    if installed(function.__code__.co_filename):
-        return
-    for name in sorted(set(_names(function.__code__))):
-        part = function.__globals__.get(name)
-        if isinstance(part, (*_GENERATORS, FunctionType)) or _gives(part):
-            yield name, part
+@functools.cache
+def _of_script(kind: Any) -> bool:
+    """Whether the script has written this very class, or one that it derives from."""
+    module = sys.modules.get(kind.__module__)
+    return not installed(getattr(module, "__file__", None)) or any(_methods(kind))
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """Variables of its module that code names."""
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME") and not each.argval.startswith("__"):
+            yield each.argval
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
-
-
-def _gives(thing: Any) -> bool:
-    """Whether it gives samples, or says which."""
-    return not isinstance(thing, (type, ModuleType)) and any(
-        hasattr(type(thing), name) for name in ("__iter__", "__getitem__")
-    )
-
-
-def _attributes(thing: Any) -> Iterator[Attribute]:
-    if hasattr(thing, "__dict__") and (_gives(thing) or any(_methods(type(thing)))):
-        for name, value in vars(thing).items():
-            if _small(value):
-                yield Attribute(thing, name, copy.deepcopy(value))
-
-
-def _small(value: Any) -> bool:
-    return type(value) in _CHANGES and _left(value, _SMALL) >= 0
-
-
-def _left(value: Any, room: int) -> int:
-    """Of `room`, after all values in this one; less than 0: it is too large, or holds others than plain ones."""
-    kind = type(value)
-    parts: Collection[Any] = ()
-    if kind is np.ndarray:
-        return room - value.nbytes // 8 if value.dtype.kind in "biufc" else -1
-    if kind in MAPPINGS:
-        parts = (*value.keys(), *value.values()) if len(value) <= room else range(room + 1)
-    elif kind in (list, tuple, set, deque):
-        parts = value
-    elif kind not in PLAIN:
-        return -1
-    room -= max(1, len(parts))
-    if room < 0 or PLAIN.issuperset(map(type, parts)):
-        return room
-    for part in parts:
-        if (room := _left(part, room)) < 0:
-            break
-    return room
-
-
-def _equal(one: Any, other: Any) -> bool:
-    kind = type(one)
-    if kind is not type(other):
-        return False
-    if kind is np.ndarray:
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
-    if kind in MAPPINGS:  # their order counts
-        return _equal([*one.items()], [*other.items()])
-    try:
-        return bool(one == other)
-    except ValueError:  # arrays within
-        return len(one) == len(other) and all(map(_equal, one, other))
-
-
-def _has_parts(thing: Any) -> bool:
-    return isinstance(thing, (list, tuple, dict, *_GENERATORS)) or hasattr(thing, "__dict__")
-
-
-def collect_own(own: Mapping[str, Own]) -> dict[str, Any]:
-    return {name: _state(each) for name, each in own.items() if not isinstance(each, Attribute) or each.moved}
-
-
-def _state(own: Own) -> Any:
-    match own:
-        case torch.Generator() | np.random.RandomState():
-            return own.get_state()
-        case np.random.Generator():
-            return own.bit_generator.state
-        case random.Random():
-            return packed(own.getstate())
-        case Attribute():
-            return own.get()
-
-
-def restore_own(own: Mapping[str, Own], kept: Mapping[str, Any]) -> None:
-    for name, each in own.items():
-        if isinstance(each, Attribute):
-            each.put(kept.get(name))
-        elif name in kept:
-            match each:
-                case torch.Generator() | np.random.RandomState():
-                    each.set_state(kept[name])
-                case np.random.Generator():
-                    each.bit_generator.state = kept[name]
-                case random.Random():
-                    each.setstate(unpacked(kept[name]))

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-from .own import Own, collect_own, own_of, restore_own
+from .own import Own
 from .randomness import collect_host, restore_host
 
-_own: dict[str, Own] = {}
+_own = Own()
 """What this worker's dataset has for itself."""
 
 
@@ -30,8 +30,10 @@ class Generators:
         # A tensor would be sent as a file descriptor.
         self.state = {
             "host": {**host, "torch": host["torch"].numpy()},
-            "own": collect_own(_own),
+            "own": _own.collect(),
         }
+        self.lost = _own.lost()
+        """What has changed, and cannot be put back."""
 
 
 class Made(NamedTuple):
@@ -61,13 +63,13 @@ class Beginning:
         self.states: Mapping[int, Any] = {}
 
     def __call__(self, worker: int) -> None:
+        global _own
         if self.begin is not None:
             self.begin(worker)
         info = get_worker_info()
-        _own.clear()
         if info is not None:
-            _own.update(own_of(dataset=info.dataset))
+            _own = Own(dataset=info.dataset)
         if worker in self.states:
             state = self.states[worker]
             restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
-            restore_own(_own, state["own"])
+            _own.restore(state["own"])

@@ -6,11 +6,16 @@ Between two batches the training draws, too (dropout). What is compared is each 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import multiprocessing
 import random
 import runpy
+import shutil
+import sys
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +41,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from mt_resilient.resilience.errors import LayoutError, UsageError
 from mt_resilient.training.batches import OVER, Batches
 from mt_resilient.training.draws import MOST
-from mt_resilient.training.own import own_of
+from mt_resilient.training.own import Own as LooksFor
 from mt_resilient.training.randomness import Randomness
 from mt_resilient.training.state import sources_of
 
@@ -304,6 +309,23 @@ LOADERS |= {
 }
 
 
+@cache
+def of_a_script() -> Any:
+    """The module of loaders beside this one, from where it counts as a script."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(shutil.copy(Path(__file__).with_name("loaders_of_a_script.py"), folder))
+        found = importlib.util.spec_from_file_location("loaders_of_a_script", path)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = module
+        found.loader.exec_module(module)
+    return module
+
+
+LOADERS |= of_a_script().FACTORIES
+
+
 def plain(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
@@ -325,7 +347,8 @@ def ordinary(sort: str) -> list[Any]:
     seen = []
     for epoch in range(EPOCHS):
         batches = getattr(loader, "batch_sampler", None)
-        for part in (loader, getattr(loader, "sampler", None), getattr(batches, "sampler", None)):
+        inner = (getattr(loader, name, None) for name in ("sampler", "dataset"))
+        for part in (loader, getattr(batches, "sampler", None), *inner):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         for batch in loader() if callable(loader) else loader:
@@ -371,7 +394,10 @@ class Loop:
         self.randomness.restore(rank)
 
 
-@pytest.mark.parametrize("sort", LOADERS)
+@pytest.mark.parametrize(
+    "sort",
+    [pytest.param(sort, marks=[pytest.mark.variant] if sort in of_a_script().VARIANTS else []) for sort in LOADERS],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_a_loader_is_put_back(sort: str) -> None:
     expected = ordinary(sort)
@@ -443,6 +469,31 @@ def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureF
     assert len(data.collect()["draws"]) == MOST
     put_back(data, go_to)
     assert len(data.collect()["draws"]) == 2
+
+
+def test_what_has_changed_and_cannot_be_kept_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank other than the first says nothing."""
+    for rank, times in ((0, 1), (1, 0)):
+        data = Batches(of_a_script().Endless(), None, 1, None)
+        data.keep(Randomness(()), rank)
+        for step in range(4):
+            data.take(step)
+            data.collect()
+        said = capsys.readouterr().err
+        assert said.count("loader.numbers has changed, and is not put back") == times
+        assert said.count("loader.") == times, "a file that is opened late, a large tensor that stays"
+
+
+def test_what_is_large_is_let_go_when_it_has_changed() -> None:
+    loader = of_a_script().Endless()
+    loader.shard = torch.zeros(10**5)
+    shard = weakref.ref(loader.shard)
+    own = LooksFor(loader=loader)
+    loader.shard = torch.ones(10**5)
+    assert (own.collect(), own.lost()) == ({}, ["loader.shard"])
+    assert shard() is None
+    own.restore({})
+    assert loader.shard[0] == 1
 
 
 def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
@@ -542,7 +593,7 @@ def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:
     )
     script = runpy.run_path(str(tmp_path / "script.py"))
     for thing, generator in ((script["Samples"](), "noise"), (script["batches"], "shuffled")):
-        assert list(own_of(thing=thing).values()) == [script[generator]]
+        assert LooksFor(thing=thing).values() == [script[generator]]
 
 
 class Cycling:

@@ -1,0 +1,368 @@
+"""Loaders as people write them, which move on with what is no number, list or array that is there when the loop begins. A test copies this
+file to where it counts as a script, and imports it there. Each factory of `FACTORIES` gives a loader in its first state."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+SAMPLES = 14
+
+
+def order(by: Any) -> Iterator[int]:
+    return iter(random.Random(by).sample(range(SAMPLES), SAMPLES))
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __init__(self, transform: Any = None) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = torch.tensor([float(index)], dtype=torch.float64)
+        return sample if self.transform is None else self.transform(sample)
+
+
+class Order(Sampler[int]):
+    """Its subclasses say how it moves on."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return order(self.next())
+
+    def next(self) -> Any:
+        raise NotImplementedError
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------------
+
+examples: list[int] = []
+times = 0
+
+
+def of_a_list(things: list[Any]) -> Callable[[], Iterator[Any]]:
+    def batches() -> Iterator[Any]:
+        random.shuffle(things)
+        yield from things
+
+    return batches
+
+
+def of_a_global_list() -> Callable[[], Iterator[Any]]:
+    examples[:] = range(7)
+
+    def batches() -> Iterator[Any]:
+        random.shuffle(examples)
+        yield from examples
+
+    return batches
+
+
+def of_a_nonlocal_count() -> Callable[[], Iterator[Any]]:
+    count = 0
+
+    def batches() -> Iterator[Any]:
+        nonlocal count
+        count += 1
+        return order(count)
+
+    return batches
+
+
+def of_a_global_count() -> Callable[[], Iterator[Any]]:
+    global times
+    times = 0
+
+    def batches() -> Iterator[Any]:
+        global times
+        times += 1
+        return order(times)
+
+    return batches
+
+
+def of_a_default() -> Callable[[], Iterator[Any]]:
+    def batches(noise: random.Random = random.Random(3)) -> Iterator[Any]:  # noqa: B008
+        return iter(noise.sample(range(SAMPLES), SAMPLES))
+
+    batches.__defaults__ = (random.Random(3),)
+    return batches
+
+
+# -- generators that are made when they are needed ------------------------------------------------------------------------------
+
+
+class Reseeded(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = np.random.default_rng(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.noise = np.random.default_rng((7, epoch))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + self.noise.random()
+
+
+class Lazy(Numbers):
+    noise: np.random.Generator | None = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.noise is None:
+            worker = get_worker_info()
+            self.noise = np.random.default_rng(5 + (worker.id if worker else 0))
+        return super().__getitem__(index) + self.noise.random()
+
+
+# -- transforms ------------------------------------------------------------------------------------------------------------------
+
+
+class Jitter(torch.nn.Module):
+    """As torchvision's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.count = torch.Generator().manual_seed(3), 0
+
+    def forward(self, sample: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return sample + torch.rand((), generator=self.generator) + self.count
+
+
+class Noise:
+    def __init__(self) -> None:
+        self.noise = np.random.default_rng(2)
+
+    def __call__(self, sample: torch.Tensor) -> torch.Tensor:
+        return sample + self.noise.random()
+
+
+class Composed:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, sample: torch.Tensor) -> torch.Tensor:
+        for each in self.transforms:
+            sample = each(sample)
+        return sample
+
+
+class Sample:
+    def __init__(self, index: int) -> None:
+        self.index, self.about = index, {"box": [index]}
+
+
+class Many(Numbers):
+    def __init__(self) -> None:
+        self.samples = [Sample(index) for index in range(150)]
+        super().__init__(Composed(Noise()))
+
+
+class Records(Order):
+    """Objects that nobody can take apart, in an order."""
+
+    def __init__(self) -> None:
+        self.records = [(lambda at=at: at) for at in range(SAMPLES)]
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.records)
+        return (record() for record in self.records)
+
+
+class Mixed(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: deque[torch.Tensor] = deque(maxlen=3)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = super().__getitem__(index)
+        mixed = sample + sum(self.last)
+        self.last.append(sample)
+        return mixed
+
+
+# -- samplers ------------------------------------------------------------------------------------------------------------------
+
+
+class Slots(Order):
+    __slots__ = ("times",)
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def next(self) -> Any:
+        self.times += 1
+        return self.times
+
+
+@dataclass
+class Count:
+    times: int = 0
+
+
+@dataclass(slots=True)
+class SlottedCount:
+    times: int = 0
+
+
+class Counting(Order):
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def next(self) -> Any:
+        self.state.times += 1
+        return int(self.state.times)
+
+
+class OfItsClass(Order):
+    times = 0
+
+    def __init__(self) -> None:
+        type(self).times = 0
+
+    def next(self) -> Any:
+        type(self).times += 1
+        return self.times
+
+
+class Phase(Enum):
+    EASY, HARD = "easy", "hard"
+
+
+class Turning(Order):
+    """Takes turns with the values that it has."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values, self.value = values, values[0]
+
+    def next(self) -> Any:
+        self.value = self.values[(self.values.index(self.value) + 1) % len(self.values)]
+        return str(self.value)
+
+
+class Ordered(Order):
+    """Has an order, and makes the next one of it."""
+
+    def __init__(self, first: Any, following: Callable[[Any], Any]) -> None:
+        self.order, self.following = first, following
+
+    def __iter__(self) -> Iterator[int]:
+        self.order = self.following(self.order)
+        return (int(index) for index in self.order)
+
+
+class Weights(Order):
+    """What was taken becomes less likely."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(SAMPLES)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(SAMPLES):
+            at = int(torch.multinomial(self.weights, 1))
+            self.weights[at] *= 0.5
+            yield at
+
+
+class Called(Order):
+    def __init__(self, source: Any, call: Callable[[Any], Any]) -> None:
+        self.source, self.call = source, call
+
+    def next(self) -> Any:
+        return self.call(self.source)
+
+
+class Permuted:
+    """A loader that is none of torch's."""
+
+    def __init__(self) -> None:
+        self.data = torch.arange(7.0)
+
+    def __iter__(self) -> Iterator[float]:
+        self.data = self.data[torch.randperm(7)]
+        return iter(self.data.tolist())
+
+
+class Endless:
+    """Goes on with an iterator of its own, reads a file, and has a large tensor."""
+
+    def __init__(self) -> None:
+        self.numbers: Iterator[int] | None = None
+        self.file: Any = None
+        self.large = torch.zeros(10**5)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.file = self.file or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
+            self.numbers = self.numbers or iter(range(10**6))
+            yield next(self.numbers)
+
+
+def shuffled(before: list[int] | None) -> list[int]:
+    now = list(range(SAMPLES)) if before is None else before
+    random.shuffle(now)
+    return now
+
+
+def loader(dataset: Any = None, **how: Any) -> DataLoader[torch.Tensor]:
+    return DataLoader(dataset or Numbers(), batch_size=2, **how)
+
+
+FACTORIES: dict[str, Callable[[], Any]] = {
+    "a function that shuffles a list": lambda: of_a_list([*range(7)]),
+    "a function that shuffles a list of tensors": lambda: of_a_list([torch.tensor([at, 0.0]) for at in range(7)]),
+    "a function that shuffles large tensors": lambda: of_a_list([torch.full((9000,), float(at)) for at in range(7)]),
+    "a function that shuffles a global list": of_a_global_list,
+    "a function that counts": of_a_nonlocal_count,
+    "a function that counts globally": of_a_global_count,
+    "a function with a generator by default": of_a_default,
+    "a generator that each epoch replaces": lambda: loader(Reseeded()),
+    "a generator that each epoch replaces, by workers": lambda: loader(Reseeded(), num_workers=2),
+    "a generator made when it is needed": lambda: loader(Lazy()),
+    "a generator made when it is needed, by workers": lambda: loader(Lazy(), num_workers=2),
+    "a transform that is a module": lambda: loader(Numbers(torch.nn.Sequential(Jitter()))),
+    "a transform that is a module, by workers": lambda: loader(Numbers(Jitter()), num_workers=2),
+    "many objects before one that draws": lambda: loader(Many()),
+    "an order of what nobody takes apart": lambda: loader(sampler=Records()),
+    "recent samples": lambda: loader(Mixed()),
+    "a count in slots": lambda: loader(sampler=Slots()),
+    "a count of numpy": lambda: loader(sampler=Counting(SimpleNamespace(times=np.int64(0)))),
+    "a count in a dataclass": lambda: loader(sampler=Counting(Count())),
+    "a count in a dataclass with slots": lambda: loader(sampler=Counting(SlottedCount())),
+    "a count of the class": lambda: loader(sampler=OfItsClass()),
+    "an iterator that counts": lambda: loader(sampler=Called(itertools.count(), next)),
+    "seeds": lambda: loader(sampler=Called(np.random.SeedSequence(3), lambda seeds: str(seeds.spawn(1)[0].spawn_key))),
+    "a switch": lambda: loader(sampler=Turning(False, True)),
+    "a text": lambda: loader(sampler=Turning("easy", "mid", "hard")),
+    "a member of an Enum": lambda: loader(sampler=Turning(Phase.EASY, Phase.HARD)),
+    "a tuple": lambda: loader(sampler=Ordered(tuple(range(SAMPLES)), lambda now: now[3:] + now[:3])),
+    "a tensor": lambda: loader(sampler=Ordered(torch.arange(SAMPLES), lambda now: now[torch.randperm(SAMPLES)])),
+    "a tensor changed in place": lambda: loader(sampler=Weights()),
+    "a list that comes later": lambda: loader(sampler=Ordered(None, shuffled)),
+    "a loader that permutes": Permuted,
+}
+VARIANTS = {
+    "a function that shuffles a list of tensors",
+    "a generator that each epoch replaces, by workers",
+    "a transform that is a module, by workers",
+    "a count in a dataclass with slots",
+    "a count of numpy",
+    "a text",
+    "a tuple",
+}
