@@ -18,6 +18,8 @@ from .views import TENSORS, address, memory_of
 
 Place: TypeAlias = tuple[str, str]
 """A source, and its name for a tensor of its own, or for a mapping of such."""
+Held: TypeAlias = tuple[int, int]
+"""How many hold on to a tensor, and to its memory."""
 Lender: TypeAlias = Callable[[], Mapping[str, Any]]
 """What a source has to lend now, by name."""
 
@@ -91,8 +93,14 @@ class Loans:
         return self._known
 
 
+_count = getattr(torch._C, "_storage_Use_Count", lambda storage: 1 << 30)
 STATE = "state "
 """So begins an optimizer's name for the state of a parameter, and for a tensor in it."""
+
+
+def holders(tensor: Any) -> int:
+    """How many tensors, and others, hold on to its memory; many where torch does not say."""
+    return int(_count(tensor.untyped_storage()._cdata))
 
 
 def memory_said(place: Place, lender: Any, array: bool) -> Tagged:

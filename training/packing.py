@@ -6,6 +6,7 @@ Each object is there once, and as an alias in every other place: the number of a
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN, TOO_DEEP
 from ..resilience.errors import SnapshotError
 from . import views
-from .loans import STATE, Loans, Place, memory_said, offset_in
+from .loans import STATE, Held, Loans, Place, holders, memory_said, offset_in
 from .objects import NotFound, is_registered, kind_of
 from .together import Theirs
 from .views import Unsavable
@@ -63,13 +64,19 @@ class Packing:
         found: Callable[[str, Any], str] | None = None,
         theirs: Mapping[int, Theirs] = MappingProxyType({}),
         loans: Loans | None = None,
+        own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
+        alone: Held = (0, 0),
     ) -> None:
         """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
-        each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed."""
+        each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
+        what borrowed none the last time. alone: how many hold on to what only one container has."""
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
         self._theirs, self._loans = theirs, loans or None  # nobody lends
+        self._known_own, self._alone = own, alone
+        self.own: dict[int, tuple[int, int, int]] = {}
+        """By id, what borrows no memory: where it lies, and how many hold on to it."""
         self._known: dict[int, int | str] = dict(sources)
         """By id: the number of an object that was met, or the name of a source."""
         self.met: list[Any] = []
@@ -190,7 +197,7 @@ class Packing:
         if not plain:
             self._refuse(value)
         lies_in = views.address(value)
-        loan = None if self._loans is None else self._loans.of(value, lies_in)
+        loan = None if self._loans is None else self._loan(value, lies_in, self._holders(value))
         if loan is not None:
             self.lent_states = self.lent_states or loan[0][1].startswith(STATE)
             if loan[1] is value:
@@ -229,6 +236,21 @@ class Packing:
         if (type(memory) is np.ndarray) != (type(value) is np.ndarray):
             raise Unsavable("an array of numpy and a tensor lie in the same memory: keep one of them")
         return views.save_view(value, said)
+
+    def _holders(self, value: Any) -> Held:
+        """How many hold on to it, those on the way here too, and to its memory."""
+        return sys.getrefcount(value), 1 << 30 if type(value) is np.ndarray else holders(value)
+
+    def _loan(self, value: Any, lies_in: int, held: Held) -> tuple[Place, Any] | None:
+        """Who lends its memory. Nobody is asked about what nobody else holds, nor about what is as it was when it was its own."""
+        assert self._loans is not None
+        seen = lies_in, *held
+        single = held[0] <= self._alone[0] and held[1] <= self._alone[1]
+        asked = not single and self._known_own.get(id(value)) != seen
+        if asked and (loan := self._loans.of(value, lies_in)):
+            return loan
+        self.own[id(value)] = seen
+        return None
 
     def _borrowed(self, place: Place, lender: Any, value: Any) -> Any:
         array = type(value) is np.ndarray

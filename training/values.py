@@ -11,6 +11,7 @@ import torch
 
 from ..checkpoint.tree import Tagged
 from ..resilience.errors import LayoutError, SnapshotError
+from .alone import alone
 from .live import Nested, plain, update
 from .loans import Lenders, Loans
 from .objects import kind_of
@@ -47,6 +48,8 @@ class Packed:
         self._shared: set[int] = set()
         self._borrows = False
         """What was packed last has tensors in it that are an optimizer's state."""
+        self._own: dict[int, tuple[int, int, int]] = {}
+        """What borrowed no memory in what was packed last."""
         self.trained: list[torch.Tensor] = []
         """Tensors in what was packed last that may have gradients."""
 
@@ -56,14 +59,14 @@ class Packed:
         theirs = known.together.met_before(self._name)
         loans = Loans(known.lenders if found is None else Lenders())
         for _ in range(_PASSES):
-            packing = Packing(self._name, known.names, self._shared, found, theirs, loans)
+            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own, alone())
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)
             except SnapshotError:
                 known.together.forget()
                 raise
-            self.trained = packing.trained
+            self.trained, self._own = packing.trained, packing.own
             if packing.shared == self._shared and packing.lent_states == self._borrows:
                 break
             self._shared, self._borrows = packing.shared, packing.lent_states
