@@ -63,8 +63,10 @@ class Unfilled(LayoutError):
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
     """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
-    tried again by others. The script's own values come last: they may borrow memory of the others."""
-    for name, source in sorted(sources.items(), key=lambda each: isinstance(each[1], Values)):
+    tried again by others. Models come first, and the script's own values last: they may borrow memory of the others."""
+    for name, source in sorted(
+        sources.items(), key=lambda each: (isinstance(each[1], Values), not isinstance(each[1], Modules))
+    ):
         if name in kept:
             try:
                 source.restore(kept[name])
