@@ -65,16 +65,15 @@ class Packing:
         theirs: Mapping[int, Theirs] = MappingProxyType({}),
         loans: Loans | None = None,
         own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
-        alone: Held = (0, 0),
     ) -> None:
         """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
         each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
-        what borrowed none the last time. alone: how many hold on to what only one container has."""
+        what borrowed none the last time."""
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
         self._theirs, self._loans = theirs, loans or None  # nobody lends
-        self._known_own, self._alone = own, alone
+        self._known_own = own
         self.own: dict[int, tuple[int, int, int]] = {}
         """By id, what borrows no memory: where it lies, and how many hold on to it."""
         self._known: dict[int, int | str] = dict(sources)
@@ -242,12 +241,10 @@ class Packing:
         return sys.getrefcount(value), 1 << 30 if type(value) is np.ndarray else holders(value)
 
     def _loan(self, value: Any, lies_in: int, held: Held) -> tuple[Place, Any] | None:
-        """Who lends its memory. Nobody is asked about what nobody else holds, nor about what is as it was when it was its own."""
+        """Who lends its memory. Nobody is asked about what is as it was when it was its own."""
         assert self._loans is not None
         seen = lies_in, *held
-        single = held[0] <= self._alone[0] and held[1] <= self._alone[1]
-        asked = not single and self._known_own.get(id(value)) != seen
-        if asked and (loan := self._loans.of(value, lies_in)):
+        if self._known_own.get(id(value)) != seen and (loan := self._loans.of(value, lies_in)):
             return loan
         self.own[id(value)] = seen
         return None

@@ -11,7 +11,6 @@ import torch
 
 from ..checkpoint.tree import Tagged
 from ..resilience.errors import LayoutError, SnapshotError
-from .alone import alone
 from .live import Nested, plain, update
 from .loans import Lenders, Loans
 from .objects import kind_of
@@ -59,7 +58,7 @@ class Packed:
         theirs = known.together.met_before(self._name)
         loans = Loans(known.lenders if found is None else Lenders())
         for _ in range(_PASSES):
-            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own, alone())
+            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own)
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)

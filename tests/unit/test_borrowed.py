@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mt_resilient.resilience.errors import SnapshotError
+from mt_resilient.training.loans import Loans
 from mt_resilient.training.state import sources_of
 
 from .kept import Meter, Snapshot
@@ -279,3 +280,18 @@ def test_a_scheduler_that_holds_another_one() -> None:
     another, fresh = made()
     fresh.restore(kept)
     assert another.after.after.last_epoch == 7
+
+
+def test_nobody_is_asked_about_tensors_that_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, asked = Script(), list[str]()
+    mean = script.best["mean"] = torch.zeros(3)
+    script.life.snapshot()
+    look = Loans._look
+    monkeypatch.setattr(Loans, "_look", lambda each: asked.append("") or look(each))
+    for _ in range(3):
+        mean += 1
+        script.life.snapshot()
+    assert not asked
+    script.model.mean.data = mean  # type: ignore[union-attr]
+    script.life.snapshot()
+    assert asked
