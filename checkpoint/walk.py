@@ -69,9 +69,10 @@ class Walk:
                 values.extend(items)
             else:
                 for item in items:
-                    down(item)
+                    down(item)  # noqa: F821 (it is deleted behind)
 
         down(state)
+        del down  # it knows itself, and would hold on to all leaves
 
 
 class Form:

@@ -109,6 +109,8 @@ class Accumulation:
         for other in self._others:
             if other.trained:
                 other.collect()  # what it holds now
+        for model in self._models:
+            model.trained_attributes(anew=True)
         parameters = [parameter for _, parameter in self._parameters()]
         found, sums = (kept["found"], kept["sums"]) if kept else (bytes(len(parameters)), {})
         for number, (parameter, kind) in enumerate(zip(parameters, found, strict=True)):
@@ -122,6 +124,7 @@ class Accumulation:
         """Those of the models, those that only an optimizer has, and those among the script's values; some may come twice."""
         for model in self._models:
             yield from model.named()[0].items()
+            yield from (("an attribute of a module", each) for each in model.trained_attributes())
         for optimizer in self._optimizers:
             yield from optimizer.orphans()
         for other in self._others:

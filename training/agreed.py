@@ -24,6 +24,7 @@ from ..resilience.boundary import RANDOMNESS
 from ..resilience.errors import LayoutError
 from .live import Nested
 from .models import ATTRIBUTES, CHANGED, EXTRA, Modules
+from .optimizers import PUT_ON
 from .places import WRAPPED, model_parts
 from .saying import say
 
@@ -186,6 +187,8 @@ def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], 
     for index, part in kept.items():
         if "scaler" in part:
             part["scaler"] = agreed(saved, name, index, "scaler") or part["scaler"]
+        if told := agreed(saved, name, index, PUT_ON):
+            part[PUT_ON] = told
 
 
 def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from ..resilience.errors import LayoutError
 from .extra import Extra
 from .finite import finite, sums
 from .live import Nested, misfit, put
+from .loans import Lenders
 from .module_attributes import Attributes
 from .names import Named, Names
 from .ordinary import all_ordinary, ordinary
@@ -33,12 +34,16 @@ _MADE = attrgetter("shape", "dtype", "requires_grad")
 class Modules:
     """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None) -> None:
+        """lenders: whose memory attributes may borrow; by default, only these modules'."""
         self.chunks = list(chunks)
+        self._lenders = Lenders() if lenders is None else lenders
+        if lenders is None:
+            self._lenders.add("", self.lent)
         self._names = Names()
         self._outline: Outline | None = None
         """None until the loop begins."""
-        self._extra, self._attributes = Extra({}), Attributes({})
+        self._extra, self._attributes = Extra({}), Attributes({}, self._lenders)
         self._stale = True
         """The modules look otherwise than when `_extra` was made."""
         self._seen: list[Any] = []
@@ -67,6 +72,17 @@ class Modules:
         hooks = (each for chunk in self.chunks for each in getattr(chunk, "_comm_hooks", ()))
         named = ((getattr(hook, "__name__", "of the script"), state) for hook, state in hooks)
         return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
+
+    def lent(self) -> Named:
+        """Tensors whose memory others may borrow."""
+        parameters, buffers = self.named()
+        return parameters | buffers
+
+    def trained_attributes(self, *, anew: bool = False) -> list[torch.Tensor]:
+        """Tensors in attributes that may have gradients: at the last snapshot, or now (anew)."""
+        if anew:
+            self._attributes.collect()
+        return self._attributes.trained
 
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
@@ -178,7 +194,7 @@ class Modules:
         """How the modules are made, looked at again where they have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
-            self._attributes = Attributes(self._outline.modules)
+            self._attributes = Attributes(self._outline.modules, self._lenders)
         elif self._stale:
             otherwise = self._outline.look()
             self.bound = otherwise and (

@@ -7,7 +7,9 @@ taken apart and made again is told always. The rest (functions, modules, tensors
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from operator import is_
 from typing import Any
 
@@ -19,10 +21,13 @@ from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN, Walk, text
 from ..resilience.errors import LayoutError, SnapshotError
 from . import kinds
+from .loans import Lenders, Loans
 from .objects import GLOBAL, kind_of
 from .packing import MAPPINGS
+from .saying import say
+from .traces import installed
 from .values import Known, Packed
-from .views import TENSORS
+from .views import TENSORS, address
 
 _OF_EVERY_MODULE = frozenset(vars(Module()))
 _LAYERS = "torch.nn.modules."
@@ -33,23 +38,31 @@ _NOTHING: tuple[int, list[str], list[Any]] = (-1, [], [])
 
 
 class Attributes:
-    def __init__(self, modules: Mapping[str, Module]) -> None:
-        """The loop begins."""
+    def __init__(self, modules: Mapping[str, Module], lenders: Lenders) -> None:
+        """The loop begins. lenders: whose memory they may borrow."""
+        self._lenders = lenders
         self._modules: dict[str, Module] = {}
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
-        self._packed = Packed("a module", Known())
+        self._packed = Packed("a module", Known(lenders))
         self._keeps: dict[tuple[str, str, type], bool] = {}
         self._began: dict[int, tuple[Module, dict[str, Any], set[str]]] = {}
-        """Of each module, by id, as it was seen first: its constants, and the names of all attributes."""
+        """Of each module, by id, as it was seen first: its constants and what borrows memory, which the script makes so again; and the
+        names of all attributes."""
+        self._dropped: set[tuple[str, str]] = set()
+        """What was kept and could not be kept any more, as it was told."""
         self.look(modules)
 
     def look(self, modules: Mapping[str, Module]) -> None:
         """They may be others now."""
         self._modules = {path: module for path, module in modules.items() if _is_open(module)}
+        loans = Loans(self._lenders)
         for module in self._modules.values():
             if id(module) not in self._began:
-                self._began[id(module)] = module, dict(_plain(module)), {name for name, _ in _own(module)}
+                began = {
+                    n: v for n, v in _own(module) if _is_constant(v) or (not _is_layer(module) and _borrows(v, loans))
+                }
+                self._began[id(module)] = module, began, {name for name, _ in _own(module)}
         self._calm.clear()
 
     def collect(self) -> Any:
@@ -65,15 +78,22 @@ class Attributes:
                 names = [name for name, _ in _own(module)]
                 self._calm[path] = len(held), names, [held[name] for name in names]
         if not told:
+            self._packed.trained = []
             return {}
         try:
             return Tagged(("", self._packed.pack(told)))
         except SnapshotError:  # something in it has become what can't be kept
-            for found in told.values():
+            for path, found in told.items():
                 for name, value in list(found.items()):
-                    if not self._can_be_kept(value):
+                    if why := self._against(value):
                         del found[name]
+                        self._drop(path, name, why)
             return Tagged(("", self._packed.pack(told)))
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """Tensors in what was collected last that may have gradients."""
+        return self._packed.trained
 
     def restore(self, kept: Any) -> None:
         live = {path: dict(_own(module)) for path, module in self._modules.items()}
@@ -100,32 +120,41 @@ class Attributes:
             if (
                 not _same(value, began.get(name, began))
                 if _is_constant(value)
-                else not layer and self._is_kept(path, name, value, type(module))
+                else not layer and value is not began.get(name) and self._is_kept(path, name, value, type(module))
             )
         }
 
     def _is_kept(self, path: str, name: str, value: Any, owner: type) -> bool:
-        if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, torch.nn.Parameter)):
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
             return False
         place = path, name, type(value)
         if place not in self._keeps:
-            self._keeps[place] = _is_value(type(value), owner) and self._can_be_kept(value)
+            self._keeps[place] = _is_value(type(value), owner) and not self._against(value)
         return self._keeps[place]
 
-    def _can_be_kept(self, value: Any) -> bool:
-        """Whether it comes back from a snapshot as it is, and lies in no memory of a parameter or buffer."""
+    def _against(self, value: Any) -> str:
+        """Why it does not come back from a snapshot as it is; empty where it does."""
         try:
-            packed = Packed("a module", Known()).pack(value)
-            self._packed.prove(packed)
-        except SnapshotError:
-            return False
-        tensors = [leaf for leaf in Walk(packed).leaves if isinstance(leaf, torch.Tensor)]
-        known = (
-            {_memory(t) for m in self._modules.values() for t in (*m.parameters(False), *m.buffers(False))}
-            if tensors
-            else ()
-        )
-        return all(_memory(tensor) not in known for tensor in tensors)
+            self._packed.prove(Packed("a module", Known(self._lenders)).pack(value))
+        except SnapshotError as error:
+            return str(error)
+        return ""
+
+    def _drop(self, path: str, name: str, why: str) -> None:
+        if (path, name) not in self._dropped:
+            self._dropped.add((path, name))
+            at = f"{path}.{name}" if path else name
+            say(f"the attribute {at} of a module is not kept any more, and a recovery goes on with another one: {why}")
+
+
+def _borrows(value: Any, loans: Loans) -> bool:
+    """Whether tensors of models or optimizers are in it."""
+    try:
+        leaves = Walk(value).leaves
+    except SnapshotError:
+        return False
+    tensors = (leaf for leaf in leaves if type(leaf) in TENSORS and leaf.layout is torch.strided and not leaf.is_nested)
+    return any(loans.of(tensor, address(tensor)) for tensor in tensors)
 
 
 def sources_within(modules: Mapping[str, Module]) -> Iterator[tuple[str, Any]]:
@@ -148,10 +177,6 @@ def _own(module: Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if name not in _OF_EVERY_MODULE and not (layer and name[:1] == "_"):
             yield name, value
-
-
-def _plain(module: Module) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in _own(module) if _is_constant(value))
 
 
 def _is_constant(value: Any) -> bool:
@@ -188,16 +213,19 @@ def _is_open(module: Module) -> bool:
 
 
 def _is_value(kind: type, owner: type) -> bool:
-    """Whether such a thing belongs to the state: one of Python's, torch's or numpy's, or of the package that the module is of."""
+    """Whether such a thing belongs to the state: one of Python's, torch's or numpy's, of the package that the module is of, or of a file of
+    the script's own."""
     known = kind_of(kind)
     if kind in (list, tuple, np.ndarray, *MAPPINGS, *TENSORS) or (known in (*kinds.CHANGELESS, *kinds.CHANGING)):
         return True
     mine = {_root(each.__module__) for each in owner.__mro__} - {*_FRAMEWORKS}
-    return known is not None and known is not GLOBAL and _root(kind.__module__) in mine
+    if known is None or known is GLOBAL:
+        return False
+    return _root(kind.__module__) in mine or _is_scripts(kind.__module__)
 
 
-def _memory(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
-    except RuntimeError:  # a subclass that hides it
-        return id(tensor)
+@cache
+def _is_scripts(module: str) -> bool:
+    """Whether it is the script, or a module that it has beside it."""
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    return module == "__main__" or not installed(origin)

@@ -25,6 +25,8 @@ from .kinds import Kind, constant
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 _OBJECT, _FROZEN = "object", "frozen dataclass"
+_TYPED = "__orig_class__"
+"""Of `Buffer[int]()`: an attribute of typing's, and no state."""
 _LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=kinds.fill_list)
 _MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=kinds.fill_pairs)
 _ORDERED = Kind(
@@ -160,7 +162,8 @@ def _of_class(kind: type) -> Kind | None:
 
     def fields(value: Any) -> Any:
         held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _named(kind), tuple({**held, **getattr(value, "__dict__", {})}.items())
+        more = {name: each for name, each in getattr(value, "__dict__", {}).items() if name != _TYPED}
+        return _named(kind), tuple({**held, **more}.items())
 
     frozen = held is None and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     if frozen and kind.__hash__ is not object.__hash__:
@@ -191,7 +194,10 @@ def _attributes(value: Any) -> Any:
     if kind.__getstate__ is not object.__getstate__:
         return "state", value.__getstate__()
     slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
-    return "attributes", getattr(value, "__dict__", None), slots
+    attributes = getattr(value, "__dict__", None)
+    if attributes and _TYPED in attributes:
+        attributes = {name: each for name, each in attributes.items() if name != _TYPED}
+    return "attributes", attributes, slots
 
 
 @cache
@@ -205,8 +211,9 @@ def _set_attributes(live: Any, content: Any) -> None:
         live.__setstate__(attributes)
         return
     if attributes is not None and attributes is not vars(live):
+        typed = {name: each for name, each in vars(live).items() if name == _TYPED}
         vars(live).clear()
-        vars(live).update(attributes)
+        vars(live).update(attributes | typed)
     kind: Any = type(live)
     for names in slots:
         for name in _slots(kind):

@@ -38,7 +38,7 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[
     if _package(outer) in _CLOSED:
         return
     for attribute, value in vars(outer).items():
-        for key, each in _members(value) if attribute not in _of_every_optimizer() else ():
+        for key, each in _members(value) if attribute not in of_every_optimizer() else ():
             if isinstance(each, Optimizer) and not any(each is other for other in met):
                 path = f"{name}.{attribute}{key}"
                 if not (_is_face_of(outer, each) and framework(each)):
@@ -79,7 +79,7 @@ def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
         averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
         return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
     lenient = type(optimizer).state_dict is not Optimizer.state_dict
-    own = [(name, value) for name, value in vars(optimizer).items() if name not in _of_every_optimizer()]
+    own = [(name, value) for name, value in vars(optimizer).items() if name not in of_every_optimizer()]
     found = {name: packing.attribute(value, name, lenient=lenient or callable(value)) for name, value in own}
     return {name: value for name, value in found.items() if value is not HERE}
 
@@ -131,5 +131,5 @@ def _package(optimizer: Optimizer) -> str:
 
 
 @cache
-def _of_every_optimizer() -> frozenset[str]:
+def of_every_optimizer() -> frozenset[str]:
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"_opt_called"}

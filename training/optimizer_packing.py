@@ -72,7 +72,7 @@ class OptimizerPacking(Packing):
         here = only(value, self._called())
         refuse(self._called(), here)
         if not here.is_contiguous() and 0 not in here.stride():
-            self.strides[len(self._met)] = list(here.stride())
+            self.strides[len(self.met)] = list(here.stride())
         self._number(value)
         return here
 
@@ -117,7 +117,7 @@ class OptimizerUnpacking(Unpacking):
     def _elements(self, kept: Any, live: Any) -> Any:
         if type(kept) is np.ndarray:
             return super()._elements(kept, live)
-        strides, where = self._strides.get(len(self._made)), self.device
+        strides, where = self._strides.get(len(self.made)), self.device
         if isinstance(live, torch.Tensor):
             where, here = live.device, only(live, self._name)
             lies = self._as_they_lie or (here.is_contiguous() if strides is None else [*here.stride()] == strides)

@@ -12,11 +12,15 @@ import torch
 from ..checkpoint.tensors import Piece
 from ..resilience.errors import LayoutError
 from .live import Nested, fits, local, misfit, put
+from .loans import STATE, Lenders, lent_by_groups
+from .optimizer_attributes import PutOn
 from .optimizer_groups import Groups, Objects
 from .optimizer_nests import framework, further, load_declared, nested, put_further, state_of
 from .optimizer_packing import OptimizerPacking, OptimizerUnpacking
 from .ordinary import only
+from .views import TENSORS
 
+PUT_ON = "put on"
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
 """What a parameter's state mostly is."""
 
@@ -37,8 +41,9 @@ class Optimizers:
     parameters where they are not views of the model's, parameters that no model of the session has, the values of its groups, and the loss
     scaler. Of an optimizer of other people's, its attributes too; and all of that of the optimizers within it."""
 
-    def __init__(self, thing: Any, name: str = "optimizer") -> None:
-        """name: the session's, for what it says of the optimizer."""
+    def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
+        """name: the session's, for what it says of the optimizer. lenders: whose memory values may borrow."""
+        self._put_on = PutOn(name, Lenders() if lenders is None else lenders)
         self.thing, self._name = thing, name
         self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else inner_optimizers(thing)
         self.parameters: list[Callable[[], Mapping[str, torch.Tensor]]] = []
@@ -74,6 +79,21 @@ class Optimizers:
         called = f"{self._name}.chained_optimizers[{index}]" if len(self.wrappers) > 1 else self._name
         return OptimizerPacking(f"{called}{dot}{within}", dict(parameters_of(inner)), apart)
 
+    def lent(self) -> dict[str, Any]:
+        """What others may borrow: states of parameters, tensors in these, and among the values of groups, and parameters of its own."""
+        parts = list(self.parts())
+        mains = self._mains(parts)
+        found: dict[str, Any] = {}
+        for name, _, inner in parts:
+            for key, parameter in parameters_of(inner):
+                state = state_of(inner).get(parameter)
+                if isinstance(state, dict) and state:
+                    found[f"{STATE}{name} {key}"] = state
+                    found |= {f"{STATE}{name} {key} {of}": v for of, v in state.items() if type(v) in TENSORS}
+            found |= {f"{name} {what}": each for what, each in lent_by_groups(inner.param_groups).items()}
+            found |= {f"{name} main {key}": parameter for key, parameter in mains[name].items()}
+        return found
+
     def steady(self, collected: Nested) -> list[torch.Tensor]:
         """What in `collected` only an optimizer's step writes: its own copies of the parameters, and its state."""
         states = (state for part in collected.values() for state in (part["main"], *part["state"].values()))
@@ -91,6 +111,7 @@ class Optimizers:
             met.add(id(held))
             kept[name] = _collect(wrapper, inner, states, self._packing(name, inner, apart))
             kept[name]["main"] = {key: only(local(parameter), key) for key, parameter in mains[name].items()}
+            kept[name] |= {PUT_ON: told} if (told := self._put_on.collect(name, inner)) else {}
             groups = self._groups_of(name, inner)
             if changed := groups.changed():
                 kept[name]["members"] = changed
@@ -171,6 +192,7 @@ class Optimizers:
         apart = _apart(parts)
         for name, wrapper, inner in parts:
             _restore(wrapper, inner, kept[name], self._packing(name, inner, apart), apart)
+            self._put_on.restore(name, inner, kept[name].get(PUT_ON, {}))
 
 
 def _collect(wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking) -> Nested:

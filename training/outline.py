@@ -8,17 +8,20 @@ they were.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, ParameterDict, ParameterList
 
 from ..checkpoint.tensors import Piece
 from .live import Nested
 
 _PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
+_COUNTS = ("_size", "_keys")
+"""What a ParameterList and a ParameterDict know of their members beside these."""
 _ABSENT, _NONE = "absent", "None"
 
 Shapes: TypeAlias = dict[str, str]
@@ -30,6 +33,13 @@ class Objects:
 
     def __init__(self, modules: Iterable[Module]) -> None:
         self.made = [(module, type(module), [dict(getattr(module, part)) for part in _PARTS]) for module in modules]
+        self.counted = [
+            (module, name, copy.copy(vars(module)[name]))
+            for module, _, _ in self.made
+            if isinstance(module, (ParameterList, ParameterDict))
+            for name in _COUNTS
+            if name in vars(module)
+        ]
 
     def __eq__(self, other: object) -> bool:
         """The same ones, but for buffers and hooks: a buffer is assigned to, and nobody else has it."""
@@ -99,6 +109,8 @@ class Outline:
                 live.update(before)
             for name in (*module._parameters, *module._buffers, *module._modules):
                 module.__dict__.pop(name, None)  # a computed weight (prune, weight_norm) that hides the parameter
+        for module, name, count in objects.counted:
+            vars(module)[name] = copy.copy(count)
         self.modules = named_modules(self._chunks)
 
     def may_change(self, told: Nested) -> set[str]:

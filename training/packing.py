@@ -6,10 +6,12 @@ Each object is there once, and as an alias in every other place: the number of a
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN, TOO_DEEP
 from ..resilience.errors import SnapshotError
 from . import views
+from .loans import STATE, Held, Loans, Place, holders, memory_said, offset_in
 from .objects import NotFound, is_registered, kind_of
+from .together import Theirs
 from .views import Unsavable
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
@@ -58,20 +62,34 @@ class Packing:
         sources: Mapping[int, str],
         shared: Collection[int] = (),
         found: Callable[[str, Any], str] | None = None,
+        theirs: Mapping[int, Theirs] = MappingProxyType({}),
+        loans: Loans | None = None,
+        own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
     ) -> None:
         """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
-        each further one, for its name."""
+        each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
+        what borrowed none the last time."""
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
+        self._theirs, self._loans = theirs, loans or None  # nobody lends
+        self._known_own = own
+        self.own: dict[int, tuple[int, int, int]] = {}
+        """By id, what borrows no memory: where it lies, and how many hold on to it."""
         self._known: dict[int, int | str] = dict(sources)
         """By id: the number of an object that was met, or the name of a source."""
-        self._met: list[Any] = []
+        self.met: list[Any] = []
         """By number: no other object gets the id of one of these meanwhile."""
         self._pointers: Collection[int] = ()
         """Ids that stand for their objects, as numbers."""
         self._memories: dict[int, Any] = {}
         """By address."""
+        self._borrowed_at: dict[tuple[Place, bool], int] = {}
+        """The numbers of memories that are borrowed, of tensors and of arrays."""
+        self.lent_mappings: Mapping[int, Place] = {}
+        """By id."""
+        self.lent_states = False
+        """An optimizer's state of a parameter, or a tensor in it, was met."""
         self._lain_in: set[int] = set()
         self.shared: set[int] = set()
         """Addresses of memory that several were found to lie in."""
@@ -115,6 +133,8 @@ class Packing:
         known = self._known.get(id(value))
         if known is not None:
             return Tagged(("source" if type(known) is str else "alias", known))
+        if self._theirs and (met := self._theirs.get(id(value))) is not None:
+            return Tagged(("theirs", [*met]))
         if kind in _ELEMENTS:
             return self._elements(value)
         if kind is tuple:
@@ -123,6 +143,9 @@ class Packing:
             self._number(value)
             return value if self._plain(value) else self._each(value)
         if kind in MAPPINGS:
+            if self.lent_mappings and (place := self.lent_mappings.get(id(value))) is not None:
+                self.lent_states = True
+                return Tagged(("lent", [*place]))
             self._number(value)
             return self._mapping(kind, value)
         return self._other(kind, value)
@@ -132,8 +155,8 @@ class Packing:
         return PLAIN.issuperset(map(type, values)) and not (self._pointers and any(v in self._pointers for v in values))
 
     def _number(self, value: Any) -> None:
-        self._known[id(value)] = len(self._met)
-        self._met.append(value)
+        self._known[id(value)] = len(self.met)
+        self.met.append(value)
 
     def _each(self, values: Any) -> list[Any]:
         self._at.append(0)
@@ -159,24 +182,31 @@ class Packing:
 
     def _hashed(self, values: tuple[Any, ...]) -> Any:
         """Keys, or members of a set: those that are what they are by their value."""
-        before = len(self._met)
+        before = len(self.met)
         found = self._down(values)
-        if len(self._met) != before:
+        if len(self.met) != before:
             raise Unsavable(
                 "among its keys or members are objects that are told apart by where they lie, not by what they are"
             )
         return found
 
     def _elements(self, value: Any) -> Any:
-        self._known[id(value)] = len(self._met)  # as `_number` does: there are thousands
-        self._met.append(value)
         array = type(value) is np.ndarray
         plain = views.is_plain_array(value) if array else views.is_plain_tensor(value)
-        if not plain and not array and value.requires_grad:
-            self.trained.append(value)
         if not plain:
             self._refuse(value)
         lies_in = views.address(value)
+        loan = None if self._loans is None else self._loan(value, lies_in, self._holders(value))
+        if loan is not None:
+            self.lent_states = self.lent_states or loan[0][1].startswith(STATE)
+            if loan[1] is value:
+                return Tagged(("lent", [*loan[0]]))
+        self._known[id(value)] = len(self.met)  # as `_number` does: there are thousands
+        self.met.append(value)
+        if not plain and not array and value.requires_grad:
+            self.trained.append(value)
+        if loan is not None:
+            return Tagged(("view", self._borrowed(*loan, value)))
         if lies_in in self._lain_in:
             self.shared.add(lies_in)
         elif lies_in:
@@ -205,6 +235,30 @@ class Packing:
         if (type(memory) is np.ndarray) != (type(value) is np.ndarray):
             raise Unsavable("an array of numpy and a tensor lie in the same memory: keep one of them")
         return views.save_view(value, said)
+
+    def _holders(self, value: Any) -> Held:
+        """How many hold on to it, those on the way here too, and to its memory."""
+        return sys.getrefcount(value), 1 << 30 if type(value) is np.ndarray else holders(value)
+
+    def _loan(self, value: Any, lies_in: int, held: Held) -> tuple[Place, Any] | None:
+        """Who lends its memory. Nobody is asked about what is as it was when it was its own."""
+        assert self._loans is not None
+        seen = lies_in, *held
+        if self._known_own.get(id(value)) != seen and (loan := self._loans.of(value, lies_in)):
+            return loan
+        self.own[id(value)] = seen
+        return None
+
+    def _borrowed(self, place: Place, lender: Any, value: Any) -> Any:
+        array = type(value) is np.ndarray
+        number = self._borrowed_at.get((place, array))
+        if number is None:
+            said: Any = memory_said(place, lender, array)
+            self._borrowed_at[place, array] = len(self.met)
+            self._number(said)
+        else:
+            said = Tagged(("alias", number))
+        return {**views.save_view(value, said), "offset": offset_in(lender, value)}
 
     def _other(self, kind: type, value: Any) -> Any:
         known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None

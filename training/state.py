@@ -63,8 +63,10 @@ class Unfilled(LayoutError):
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
     """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
-    tried again by others."""
-    for name, source in sources.items():
+    tried again by others. Models come first, and the script's own values last: they may borrow memory of the others."""
+    for name, source in sorted(
+        sources.items(), key=lambda each: (isinstance(each[1], Values), not isinstance(each[1], Modules))
+    ):
         if name in kept:
             try:
                 source.restore(kept[name])
@@ -81,20 +83,30 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
     known = Known()
     known.add("the session", session)
     things = {name: thing for name, thing in given.items() if thing is not None}
-    found = {name: source_of(name, thing, known) for name, thing in things.items()}
+    found: dict[str, Source] = {}
+
+    def made(name: str, thing: Any) -> None:
+        found[name] = source = source_of(name, thing, known)
+        if isinstance(source, Modules | Optimizers):
+            known.lenders.add(name, source.lent)
+
+    for name, thing in things.items():
+        made(name, thing)
     for name, source in found.items():
         if not isinstance(source, Values):
             known.add(name, things[name])
 
     def further(name: str, thing: Any) -> str:
         name = known.add(name, thing)
-        found[name] = source_of(name, thing, known)
+        made(name, thing)
+        if isinstance(source := found[name], Stateful):
+            source.look_through(further)
         return name
 
     chunks = [chunk for source in found.values() if isinstance(source, Modules) for chunk in source.chunks]
     parts = {id(each) for chunk in chunks for each in chunk.modules()}
     for name, source in list(found.items()) if look_through else ():
-        if isinstance(source, Values):
+        if isinstance(source, (Values, Stateful)):
             source.look_through(further)
         elif isinstance(source, Modules):
             if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
@@ -117,13 +129,13 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
     kind: Any = type(thing)
     known = known or Known()
     if isinstance(thing, torch.nn.Module):
-        return Modules([thing])
+        return Modules([thing], known.lenders)
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
-        return Modules(thing)
+        return Modules(thing, known.lenders)
     if hasattr(thing, "collect") and hasattr(thing, "restore"):
         return thing
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):
-        return Optimizers(thing, name)
+        return Optimizers(thing, name, known.lenders)
     if kind.__name__ == "OptimizerParamScheduler":
         # Megatron's own load adds the steps to those that are counted already.
         return Attributes(thing)

@@ -13,8 +13,10 @@ from ..checkpoint.tree import Tagged
 from ..checkpoint.walk import PLAIN, text
 from ..resilience.errors import LayoutError, SnapshotError
 from . import views
+from .loans import Lenders, Loans, memory_again
 from .objects import NotFound, kind_of, tagged
 from .packing import MAPPINGS
+from .together import Before
 
 _BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
 
@@ -22,13 +24,18 @@ _BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
 class Unpacking:
     """One way up, for one source."""
 
-    def __init__(self, name: str, sources: Mapping[str, Any]) -> None:
-        self._name, self._sources = name, sources
-        self._made: list[Any] = []
-        self._taken: set[int] = set()
-        """Ids of the live objects that are in use, all of which `made` holds,"""
-        self._lain_in: set[int] = set()
-        """and addresses of memory."""
+    def __init__(
+        self,
+        name: str,
+        sources: Mapping[str, Any],
+        before: Before | None = None,
+        loans: Loans | None = None,
+    ) -> None:
+        """before: what other sources have put back. loans: whose memory is borrowed; live values that lie in it are not filled."""
+        self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
+        self.made: list[Any] = []
+        self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
+        """Ids of the live objects that are in use, all of which `made` holds, and addresses of memory."""
 
     def unpack(self, kept: Any, live: Any) -> Any:
         """What `kept` says, in `live` where that can be. Raises LayoutError, SnapshotError."""
@@ -59,12 +66,14 @@ class Unpacking:
 
     def _own(self, live: Any) -> Any:
         """It, from now on in use."""
-        self._made.append(live)
+        self.made.append(live)
         self._taken.add(id(live))
         return live
 
     def _free(self, live: Any, kind: type) -> bool:
-        return type(live) is kind and id(live) not in self._taken
+        if type(live) is not kind or id(live) in self._taken:
+            return False
+        return not (self._loans and id(live) in self._loans.mappings())
 
     def _list(self, kept: Any, live: Any) -> Any:
         found = self._own(live if self._free(live, list) else [])
@@ -101,7 +110,8 @@ class Unpacking:
             return False
         if not isinstance(live, np.ndarray) and live.layout is not torch.strided:
             return False
-        return views.address(live) not in self._lain_in
+        lies_in = views.address(live)
+        return lies_in not in self._lain_in and not (self._loans and self._loans.of(live, lies_in))
 
     def _lies(self, thing: Any) -> Any:
         if where := views.address(thing):
@@ -111,7 +121,14 @@ class Unpacking:
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
         match tag:
             case "alias":
-                return self._made[content]
+                return self.made[content]
+            case "theirs":
+                source, number = content
+                return self._theirs[source][number]
+            case "lent":
+                return self._loans.find(*content)
+            case "memory":
+                return self._own(memory_again(self._loans, content))
             case "source":
                 return self._sources[content]
             case "id":
@@ -128,7 +145,7 @@ class Unpacking:
         return self._other(tag, content, live)
 
     def _view(self, content: Any, live: Any) -> Any:
-        number = len(self._made)
+        number = len(self.made)
         self._own(None)
         hint = None
         if isinstance(live, (np.ndarray, *views.TENSORS)) and type(content["memory"]) is not Tagged:
@@ -136,7 +153,7 @@ class Unpacking:
         memory = self._up(content["memory"], hint)
         free = isinstance(live, (np.ndarray, *views.TENSORS)) and id(live) not in self._taken
         found = views.restore_view({**content, "memory": memory}, live if free else None)
-        self._made[number] = found
+        self.made[number] = found
         self._taken.add(id(found))
         return found
 

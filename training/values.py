@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ import torch
 from ..checkpoint.tree import Tagged
 from ..resilience.errors import LayoutError, SnapshotError
 from .live import Nested, plain, update
+from .loans import Lenders, Loans
 from .objects import kind_of
-from .packing import CURE, Packing
+from .packing import CURE, Packing, is_source
+from .together import Together
 from .unpacking import Unpacking, difference
 
 _PASSES = 3
@@ -22,7 +25,9 @@ _PASSES = 3
 class Known:
     """What is a source of its own: where a mapping holds it, its name is kept there."""
 
-    def __init__(self) -> None:
+    def __init__(self, lenders: Lenders | None = None) -> None:
+        self.lenders = Lenders() if lenders is None else lenders
+        self.together = Together()
         self.things: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         """By id."""
@@ -40,23 +45,40 @@ class Packed:
     def __init__(self, name: str, known: Known) -> None:
         self._name, self._known = name, known
         self._shared: set[int] = set()
+        self._borrows = False
+        """What was packed last has tensors in it that are an optimizer's state."""
+        self._own: dict[int, tuple[int, int, int]] = {}
+        """What borrowed no memory in what was packed last."""
         self.trained: list[torch.Tensor] = []
         """Tensors in what was packed last that may have gradients."""
 
     def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
         """Raises SnapshotError for what can't be saved."""
-        packed = None
+        packed, known = None, self._known
+        theirs = known.together.met_before(self._name)
+        loans = Loans(known.lenders if found is None else Lenders())
         for _ in range(_PASSES):
-            packing = Packing(self._name, self._known.names, self._shared, found)
-            packed = packing.pack(value)
-            self.trained = packing.trained
-            if packing.shared == self._shared:
+            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own)
+            packing.lent_mappings = loans.mappings() if self._borrows else {}
+            try:
+                packed = packing.pack(value)
+            except SnapshotError:
+                known.together.forget()
+                raise
+            self.trained, self._own = packing.trained, packing.own
+            if packing.shared == self._shared and packing.lent_states == self._borrows:
                 break
-            self._shared = packing.shared
+            self._shared, self._borrows = packing.shared, packing.lent_states
+        known.together.packed(self._name, packing.met)
         return packed
 
     def unpack(self, kept: Any, live: Any) -> Any:
-        return Unpacking(self._name, self._known.things).unpack(kept, live)
+        known = self._known
+        before = known.together.made_before(self._name)
+        unpacking = Unpacking(self._name, known.things, before, Loans(known.lenders))
+        found = unpacking.unpack(kept, live)
+        known.together.put_back(self._name, unpacking.made)
+        return found
 
     def prove(self, kept: Any) -> None:
         """What is `kept` of this source can be made again, and is the same then. Raises SnapshotError."""
@@ -75,6 +97,14 @@ class Stateful(Packed):
         super().__init__(name, known)
         self.thing = thing
 
+    def look_through(self, found: Callable[[str, Any], str]) -> None:
+        """Tell of each source that its state holds, as a scheduler that goes on with another one: `found` gives its name."""
+        if any(map(is_source, map(type, getattr(self.thing, "__dict__", {}).values()))):
+            with suppress(
+                AttributeError, LookupError, RuntimeError, TypeError, ValueError
+            ):  # the first snapshot tells of it
+                self.pack(dict(self.thing.state_dict()), found)
+
     def collect(self) -> Nested:
         return self.pack(dict(self.thing.state_dict()))
 
@@ -84,6 +114,9 @@ class Stateful(Packed):
 
 class Iterated(Stateful):
     """A DataLoader that has a state (torchdata's). The iterator that the script has of it goes back, too: it gets what a new one has."""
+
+    def look_through(self, found: Callable[[str, Any], str]) -> None:
+        """Its state holds none, and asking for it begins an epoch."""
 
     def restore(self, kept: Nested) -> None:
         live = self.thing._iterator
@@ -100,6 +133,7 @@ class Values(Packed):
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
         self._thing = thing
+        known.together.add(name)
         kind = type(thing)
         self._by_pairs = isinstance(thing, MutableMapping) and (
             kind is defaultdict or not (kind is dict or kind_of(kind))

@@ -19,7 +19,7 @@ import re
 import types
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -74,6 +74,14 @@ class Meter:
 
     def add(self, amount: list[int]) -> None:
         self.seen += amount
+
+
+T = TypeVar("T")
+
+
+class Buffer(Generic[T]):
+    def __init__(self) -> None:
+        self.rows = [1]
 
 
 class Slotted:
@@ -184,6 +192,7 @@ THINGS: dict[str, Callable[[], Any]] = {
     ],
     "file in memory": lambda: [io.BytesIO(b"ab"), io.StringIO("a\nb")],
     "object": Meter,
+    "object of a generic class": Buffer[int],
     "object of slots": Slotted,
     "object of a state": Stated,
     "subclass of dict": subclassed,

@@ -1,0 +1,80 @@
+"""What several sources of a Session have in common: an object that two of them hold is kept by the first one, and the other points to it.
+
+All of them are packed in their order, at each snapshot, and put back in it. So the later ones know what the earlier ones have met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Theirs: TypeAlias = tuple[str, int]
+"""A source, and the number that an object has there."""
+Before: TypeAlias = tuple[Mapping[str, Sequence[Any]], set[int], set[int]]
+"""What sources have put back, by name; the ids of all that is in use by now, and the addresses of its memory."""
+
+
+class Together:
+    def __init__(self) -> None:
+        self._order: list[str] = []
+        self._packed: dict[str, Sequence[Any]] = {}
+        """Of those whose turn has been: the objects that they have met. Nothing is held on to when the last one's has been."""
+        self._numbers: dict[int, Theirs] = {}
+        """By id."""
+        self._made: dict[str, Sequence[Any]] = {}
+        self._taken: set[int] = set()
+        self._lain_in: set[int] = set()
+
+    def add(self, source: str) -> None:
+        self._order.append(source)
+
+    def met_before(self, source: str) -> Mapping[int, Theirs]:
+        """What the sources before this one have met in this turn, by id."""
+        if source not in self._order:
+            return {}
+        earlier = self._before(source)
+        if len(self._packed) > len(earlier) or not self._packed.keys() <= {*earlier}:
+            self._packed = {name: self._packed[name] for name in earlier if name in self._packed}
+            self._numbers = {}
+            for name, met in self._packed.items():
+                self._number(name, met)
+        return self._numbers
+
+    def packed(self, source: str, met: Sequence[Any]) -> None:
+        """It has had its turn."""
+        if source not in self._order:
+            return
+        if source == self._order[-1]:
+            self.forget()
+        else:
+            self._packed[source] = met
+            self._number(source, met)
+
+    def forget(self) -> None:
+        """What was met in this turn."""
+        self._packed, self._numbers = {}, {}
+
+    def made_before(self, source: str) -> Before:
+        """What the sources before this one have put back in this turn."""
+        if source not in self._order:
+            return {}, set(), set()
+        earlier = self._before(source)
+        if not self._made.keys() <= {*earlier} or not self._made:
+            self._made = {name: self._made[name] for name in earlier if name in self._made}
+            self._taken = {id(each) for made in self._made.values() for each in made}
+            self._lain_in = set()
+        return self._made, self._taken, self._lain_in
+
+    def put_back(self, source: str, made: Sequence[Any]) -> None:
+        """It has had its turn."""
+        if source in self._order[:-1]:
+            self._made[source] = made
+        elif source in self._order:
+            self._made, self._taken, self._lain_in = {}, set(), set()
+
+    def _before(self, source: str) -> list[str]:
+        return self._order[: self._order.index(source)]
+
+    def _number(self, source: str, met: Sequence[Any]) -> None:
+        for number, each in enumerate(met):
+            self._numbers.setdefault(id(each), (source, number))
