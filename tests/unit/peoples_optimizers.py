@@ -184,7 +184,7 @@ class Ticking(Optimizer):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.05})
-        self.ticks = itertools.count()
+        self.ticks = itertools.cycle("ab")
 
     def step(self, closure: Any = None) -> None:
         next(self.ticks)
