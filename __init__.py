@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .formats.zarr_store import SnapshotStore as SnapshotStore
-    from .training.objects import register as register
     from .training.session import Session as Session
+    from .training.state.values.class_adapters import register as register
 
 __all__ = ["Session", "SnapshotStore", "__version__", "register"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return Session
     if name == "register":
-        from .training.objects import register
+        from .training.state.values.class_adapters import register
 
         return register
     if name == "SnapshotStore":  # lazily: zarr-python is an extra

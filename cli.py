@@ -10,9 +10,9 @@ from pathlib import Path
 
 from . import commands
 from .options import parser
-from .resilience.descriptors import fill_standard
 from .resilience.errors import ResilientError, UsageError
-from .resilience.phrases import printable
+from .resilience.ipc.file_descriptors import fill_standard
+from .resilience.text.formatting import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if words[:1] != ["run"]:
         return _told(words)
-    from .agent.printing import unhurried
+    from .agent.output.async_output import unhurried
 
     with unhurried():
         return _told(words)

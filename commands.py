@@ -15,11 +15,11 @@ from .resilience.errors import MachineError, UsageError
 
 def order(options: argparse.Namespace) -> int:
     """Of a running job: every `Wish` is a command."""
-    from .agent import inspect, ordering
-    from .resilience.terms import Step
-    from .resilience.wishes import Request, Wish
+    from .agent.cli import explain, send_request
+    from .resilience.model.request import Request, Wish
+    from .resilience.model.types import Step
 
-    directory = inspect.find_directory(options.run_dir)
+    directory = explain.find_directory(options.run_dir)
     match Wish(options.command):
         case Wish.REWIND:
             request = Request(kind=Wish.REWIND, step=Step(options.to), skip=options.skip)
@@ -29,47 +29,47 @@ def order(options: argparse.Namespace) -> int:
             request = Request(kind=Wish.STOP, snapshot=options.last_snapshot, exit_code=130)
         case wish:
             request = Request(kind=wish)
-    return ordering.order(directory, request)
+    return send_request.order(directory, request)
 
 
 def _status(options: argparse.Namespace) -> int:
-    from .agent import inspect
-    from .agent.status import status
+    from .agent.cli import explain
+    from .agent.cli.status import status
 
-    return status(inspect.find_directory(options.run_dir), options.json)
+    return status(explain.find_directory(options.run_dir), options.json)
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from .agent import inspect
+    from .agent.cli import explain
 
-    return inspect.explain(inspect.find_directory(options.run_dir), options.incident)
+    return explain.explain(explain.find_directory(options.run_dir), options.incident)
 
 
 def _snapshots(options: argparse.Namespace) -> int:
-    from .agent import inspect
+    from .agent.cli import explain
 
     if options.action in _FORMATS:
         return _FORMATS[options.action](options)
-    return inspect.snapshots(_named(options), options.action, getattr(options, "whole", False))
+    return explain.snapshots(_named(options), options.action, getattr(options, "whole", False))
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .formats import exporting
+    from .formats import export
 
-    write = _dcp_writer() if options.to == "dcp" else exporting.safetensors
-    print(exporting.export(_named(options)[0], write, Path(options.target), options.only or ()))
+    write = _dcp_writer() if options.to == "dcp" else export.safetensors
+    print(export.export(_named(options)[0], write, Path(options.target), options.only or ()))
     return 0
 
 
 def _named(options: argparse.Namespace) -> list[Any]:
-    from .agent import inspect
+    from .agent.cli import explain
 
-    return inspect.named(options.snapshot, options.run_dir, _policies()["snapshots"])
+    return explain.named(options.snapshot, options.run_dir, _policies()["snapshots"])
 
 
 def _import(options: argparse.Namespace) -> int:
-    from .checkpoint import stores
-    from .formats import foreign, importing, megatron_files
+    from .checkpoint.backend import place
+    from .formats import dcp_names, import_checkpoint, megatron_names
 
     where = options.snapshots or (str(options.run_dir) if options.run_dir else "")
     if not where or (options.snapshots and options.run_dir):
@@ -77,9 +77,9 @@ def _import(options: argparse.Namespace) -> int:
             "say where the snapshot goes with --snapshots DIR|URL, or with --run-dir DIR; nothing was imported"
         )
     kept = _policies()["snapshots"]
-    root = stores.at(stores.address(where, kept.endpoint, kept.region))
-    found = (megatron_files.from_megatron if options.kind == "megatron" else foreign.from_torch)(Path(options.source))
-    print(importing.told(importing.import_into(root, found, options.step), found, where))
+    root = place.at(place.address(where, kept.endpoint, kept.region))
+    found = (megatron_names.from_megatron if options.kind == "megatron" else dcp_names.from_torch)(Path(options.source))
+    print(import_checkpoint.told(import_checkpoint.import_into(root, found, options.step), found, where))
     return 0
 
 
@@ -95,7 +95,7 @@ def _dcp_writer() -> Any:
 
 def _simulate(options: argparse.Namespace) -> int:
     from .simulator.command import setting, simulate
-    from .simulator.costs import Costs
+    from .simulator.scenario.costs import Costs
 
     what = setting(
         gpus=options.gpus,
@@ -113,10 +113,10 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     """command: what is behind the two dashes; words: what is before them."""
-    from .agent.ending import leave
-    from .agent.job import run_job
-    from .agent.terminal import Terminal
-    from .resilience.windows import Window
+    from .agent.bootstrap import run_job
+    from .agent.join.exit_report import leave
+    from .agent.output.terminal import Terminal
+    from .resilience.model.data_windows import Window
 
     _standing()
     flags = _set(options.set)
@@ -159,7 +159,7 @@ def _standing() -> None:
 
 def _policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:
     """The configuration, by section."""
-    from .agent.job import SECTIONS
+    from .agent.bootstrap import SECTIONS
     from .resilience.config import load
 
     return load({**SECTIONS, **further}, file, os.environ, flags or {})
@@ -176,14 +176,14 @@ def _set(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _preflight(options: argparse.Namespace) -> int:
-    from .agent.checks import alone
-    from .checkpoint import stores
-    from .checkpoint.files import Files
+    from .agent.preflight.run import alone
+    from .checkpoint.backend import place
+    from .checkpoint.backend.filesystem import Files
     from .resilience.errors import NodeUnfit
 
     policies = _policies(options.config, _set(options.set))
     kept, folder = policies["snapshots"], options.run_dir.absolute()
-    places = (stores.at(stores.address(options.snapshots or str(folder), kept.endpoint, kept.region)), Files(folder))
+    places = (place.at(place.address(options.snapshots or str(folder), kept.endpoint, kept.region)), Files(folder))
     failed: list[str] = []
     for check in alone(policies["preflight"], sys.executable, 0, places, os.environ):
         print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
@@ -196,9 +196,9 @@ def _preflight(options: argparse.Namespace) -> int:
 def _run_on_hosts(
     options: argparse.Namespace, command: list[str], words: list[str], policies: dict[str, Any], terminal: Any
 ) -> int:
-    from .agent.hostfile_job import Wanted, launch_on_hosts
-    from .agent.job import default_directory
-    from .agent.launch import understand
+    from .agent.bootstrap import default_directory
+    from .agent.launch.torchrun import understand
+    from .agent.ssh.hostfile_launch import Wanted, launch_on_hosts
 
     control, nodes = policies["control"], policies["nodes"]
     if control.node or control.address or options.label:

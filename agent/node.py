@@ -11,40 +11,41 @@ from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
-from ..checkpoint import arena
-from ..checkpoint.arena import Slot
-from ..checkpoint.cadence import AUTO, SnapshotPolicy
-from ..checkpoint.header import MARKS, Stamp
-from ..checkpoint.retention import RetentionPolicy
-from ..checkpoint.stores import Place
-from ..resilience import leash
-from ..resilience.boundary import RankPolicy
+from ..checkpoint.arena import arena
+from ..checkpoint.arena.arena import Slot
+from ..checkpoint.arena.slot_header import MARKS, Stamp
+from ..checkpoint.backend.place import Place
+from ..checkpoint.durable.retention import RetentionPolicy
+from ..checkpoint.durable.save_interval import AUTO, SnapshotPolicy
 from ..resilience.clock import monotonic_s, wall_s
+from ..resilience.detect.hang_rules import HangPolicy
+from ..resilience.detect.straggler import StragglerPolicy
 from ..resilience.errors import MachineError
-from ..resilience.findings import InPlaceRewind
-from ..resilience.handoff import Handoff
-from ..resilience.hang import HangPolicy
-from ..resilience.orders import GenerationRecord, Source
-from ..resilience.reports import NodeStatus
-from ..resilience.stability import StabilityPolicy
-from ..resilience.straggler import StragglerPolicy
-from ..resilience.terms import RankPhase
-from ..resilience.windows import Window
-from . import interpreter, report
-from .board import Board
-from .copies import Copies
-from .door import Door
-from .draining import Draining
-from .gang import Gang, watched
-from .holdings import Holdings
-from .launch import Launch
-from .lookout import Lookout
-from .orphans import TIDY_S, Orphans, forget_openmp, is_ours
-from .pacing import Pacing
+from ..resilience.inprocess.tally import RankPolicy
+from ..resilience.ipc import die_with_parent
+from ..resilience.ipc.handoff import Handoff
+from ..resilience.model.data_windows import Window
+from ..resilience.model.generation import GenerationRecord, Source
+from ..resilience.model.node import NodeStatus
+from ..resilience.model.signals import InPlaceRewind
+from ..resilience.model.types import RankPhase
+from ..resilience.plan.resume_point import StabilityPolicy
+from .buddy.buddy_client import Copies
+from .launch import python_check
+from .launch.torchrun import Launch
+from .monitor.hang_monitor import Lookout
+from .monitor.node_health import Vitals
+from .monitor.stack_sampler import Witness
+from .ranks import status_report
+from .ranks.board import Board
+from .ranks.descriptor_server import Door
+from .ranks.orphans import TIDY_S, Orphans, forget_openmp, is_ours
+from .ranks.warm_client import WarmProcess
+from .ranks.worker_group import Gang, watched
 from .run_directory import RunDirectory
-from .vitals import Vitals
-from .warm import WarmProcess
-from .witness import Witness
+from .snapshots.drain_client import Draining
+from .snapshots.inventory import Holdings
+from .snapshots.save_schedule import Pacing
 
 _NO_SCRIPT = 2
 """Exit code of a Python that does not find its script."""
@@ -165,7 +166,7 @@ class Node:
                 why = str(error)
                 self._orphans.end(self._helpers())  # it may have forked all the same, and answered too late
         try:
-            process = leash.spawn([*self.launch.program, *arguments], env=environment, start_new_session=True)
+            process = die_with_parent.spawn([*self.launch.program, *arguments], env=environment, start_new_session=True)
             process.returncode = 0  # the gang reaps it: without this, Popen would look for it again
             self.gang = Gang(record.number, watched(process.pid), f"cold: {why}")
         except OSError:
@@ -252,14 +253,14 @@ class Node:
             for process in self.gang.ranks.values():
                 process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
         if ended and self.gang and self.gang.launcher.code and self._started_none():
-            self.gang.unimportable = interpreter.unimportable(self.launch, os.environ)
+            self.gang.unimportable = python_check.unimportable(self.launch, os.environ)
         self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())
         if self.gang:
             known = self.told[-1].ordinal if self.told else 0
-            further = report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
+            further = status_report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
             self.held.went_back(further)
-            for sighting in report.sightings(self.board.pages, self.gang.generation, 0.0):
+            for sighting in status_report.sightings(self.board.pages, self.gang.generation, 0.0):
                 self.held.sound.doubt(sighting.onset)
             changed = ended or bool(further)
         self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
@@ -327,7 +328,7 @@ class Node:
 
     def status(self, generation: int) -> NodeStatus:
         memory, seen = self.held.memory(), self.held.shelf.seen
-        said = report.status(
+        said = status_report.status(
             gang=self.gang,
             pages=self.board.pages,
             generation=generation,

@@ -13,17 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import layout, stores
-from ..checkpoint.files import Files, own_name, read_file
-from ..checkpoint.stores import Place
-from ..resilience import phrases
-from ..resilience.descriptors import high
+from ..checkpoint.backend import paths, place
+from ..checkpoint.backend.filesystem import Files, own_name, read_file
+from ..checkpoint.backend.place import Place
 from ..resilience.errors import MachineError, UsageError
-from ..resilience.etcd_access import Papers
-from ..resilience.journal import Journal
-from .exits import born
+from ..resilience.ipc.file_descriptors import high
+from ..resilience.report.journal import Journal
+from ..resilience.store.etcd.access import Papers
+from ..resilience.text import formatting
+from .ranks.exit_codes import born
 
-MARK = layout.JOB
+MARK = paths.JOB
 _MARK_BYTES = 1024
 
 
@@ -102,10 +102,10 @@ class RunDirectory:
 
     def kept(self) -> Place:
         """The place that holds the `snapshots/` of the job that ran here last; of a directory that was moved or copied, its own."""
-        if (self.root / layout.SNAPSHOTS / MARK).exists():
+        if (self.root / paths.SNAPSHOTS / MARK).exists():
             return Files(self.root)
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
-        return stores.at(starts[-1]["snapshots"] if starts else str(self.root))
+        return place.at(starts[-1]["snapshots"] if starts else str(self.root))
 
     @property
     def modules(self) -> Path:
@@ -169,7 +169,7 @@ class RunDirectory:
     @property
     def job(self) -> str:
         """What a job is called that nobody has named: in characters that a key of the store may have."""
-        return phrases.printable(self.root.name)
+        return formatting.printable(self.root.name)
 
     def release(self) -> None:
         if self.several and self.endpoint.exists():

@@ -32,16 +32,16 @@ from collections.abc import Callable
 from crowd import KEYS, instance_of, name_of, status
 from measure import Result, median, report, say
 
-from mt_resilient.resilience.decision import decide
-from mt_resilient.resilience.findings import RankExit
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import Decision, GenerationRecord
-from mt_resilient.resilience.policy import Policy
-from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord, Spec
-from mt_resilient.resilience.terms import Generation, Rank
-from mt_resilient.resilience.values import Values
-from mt_resilient.resilience.wire import dumps
-from mt_resilient.resilience.world import world_of
+from mt_resilient.resilience.decide.decide import decide
+from mt_resilient.resilience.decide.policy import Policy
+from mt_resilient.resilience.model.cluster_state import world_of
+from mt_resilient.resilience.model.generation import Decision, GenerationRecord
+from mt_resilient.resilience.model.node import Ack, AckKind, NodeRecord, Spec
+from mt_resilient.resilience.model.signals import RankExit
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, Rank
+from mt_resilient.resilience.store.codec import dumps
+from mt_resilient.resilience.store.parsed_cache import Values
 
 TARGET_S = 0.1
 

@@ -13,8 +13,8 @@ import torch
 from torch import distributed, nn
 
 from mt_resilient import Session
-from mt_resilient.resilience.boundary import Directive
-from mt_resilient.training.figures import Figures
+from mt_resilient.resilience.inprocess.tally import Directive
+from mt_resilient.training.boundary.step_metrics import Figures
 
 STEPS, WARM_UP = 220, 20
 STEP_S = 0.02

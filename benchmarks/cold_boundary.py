@@ -41,14 +41,14 @@ class Way:
 
     def __init__(self, name: str, root: Path) -> None:
         of = program(name, root)
-        attach, boundary = of("training.attach"), of("resilience.boundary")
+        attach, boundary = of("training.attach.attach"), of("resilience.inprocess.tally")
         self._board = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
-        pages = [of("resilience.board").Page(self._board[at : at + PAGE_BYTES]) for at in (0, PAGE_BYTES)]
+        pages = [of("resilience.ipc.board_layout").Page(self._board[at : at + PAGE_BYTES]) for at in (0, PAGE_BYTES)]
         for rank, page in enumerate(pages):
             page.clear(1, rank)
-        slots = of("checkpoint.arena").create(2, 3)
-        handoff = of("resilience.handoff").Handoff(
-            generation=1, board="", arena=of("checkpoint.arena").paths(slots, os.getpid()),
+        slots = of("checkpoint.arena.arena").create(2, 3)
+        handoff = of("resilience.ipc.handoff").Handoff(
+            generation=1, board="", arena=of("checkpoint.arena.arena").paths(slots, os.getpid()),
             snapshots=mkdtemp(prefix="cold-"), resume_step=-1, replay_until=-1, origin="", every_steps=NEVER,
             durable_every_steps=NEVER, reach_steps=100, policy=boundary.RankPolicy(), turns=(), windows=(), modules="/dev/null",
         )  # fmt: skip
@@ -56,8 +56,8 @@ class Way:
         self._session = of("training.session").Session(model=torch.nn.Linear(16, 16))
         attach._attached.clear()
         self._session.begin(0)
-        self._session._council._sentinel._exchange = of("training.sentinel").Pages(pages[0], pages)
-        self._figures, self._go_on = of("training.figures").Figures, boundary.Directive.GO_ON
+        self._session._council._sentinel._exchange = of("training.boundary.allreduce").Pages(pages[0], pages)
+        self._figures, self._go_on = of("training.boundary.step_metrics").Figures, boundary.Directive.GO_ON
         self._chance, self._step = random.Random(1), 0
 
     def boundary(self, around: Callable[[Callable[[], Any]], Any]) -> Any:

@@ -3,7 +3,8 @@
     python benchmarks/control_plane.py [--nodes 100 1000 5000 10000] [--own-connections] [--seconds S]
 
 Agents (`crowd.py`, two to eight processes, one for two cores: with two, 10,000 puts are a second of their own Python) do what agents do,
-at the pace of `resilience/scale.py`; a hundred share a connection, as behind a relay, unless they are to have one each. The leader
+at the pace of `resilience/store/write_rates.py`; a hundred share a connection, as behind a relay, unless they are to have one each. The
+leader
 (`head.py`) is the real controller. After a rest, a rank dies on one node, three times; each time all agents say that they are ready,
 launch, say that they run and how they are.
 
@@ -55,14 +56,14 @@ import psutil
 from crowd import KEYS, name_of, status
 from measure import Result, report, say
 
-from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
-from mt_resilient.agent.etcd_binary import find_server
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.findings import RankExit
-from mt_resilient.resilience.reports import Spec
-from mt_resilient.resilience.scale import pace
-from mt_resilient.resilience.terms import Rank
-from mt_resilient.resilience.wire import dumps
+from mt_resilient.agent.etcd.binary import find_server
+from mt_resilient.agent.etcd.server import EmbeddedEtcd
+from mt_resilient.resilience.model.node import Spec
+from mt_resilient.resilience.model.signals import RankExit
+from mt_resilient.resilience.model.types import Rank
+from mt_resilient.resilience.store.codec import dumps
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.write_rates import pace
 
 HERE = Path(__file__).parent
 PER_CONNECTION = 100

@@ -3,8 +3,8 @@
     python crowd.py ENDPOINT FIRST COUNT NODES CONNECTIONS
 
 Agents FIRST to FIRST + COUNT of a job of NODES, over CONNECTIONS connections, dealt out evenly. Each has a lease, and renews it on its
-connection's one stream; says how it is as often as `scale.pace` has it; and, when the record that its connection watches changes, says
-that it is ready, that it runs, and how it is. Prints `ready` when all are registered, and ends with its standard input.
+connection's one stream; says how it is as often as `write_rates.pace` has it; and, when the record that its connection watches changes,
+says that it is ready, that it runs, and how it is. Prints `ready` when all are registered, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 
 import grpc
 
-from mt_resilient.resilience.across import KEPT, Held
-from mt_resilient.resilience.etcd_messages import interval_fields, method, operation_fields
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.reports import Ack, AckKind, Copy, NodeRecord, NodeStatus
-from mt_resilient.resilience.scale import jittered, pace
-from mt_resilient.resilience.store import Put
-from mt_resilient.resilience.terms import Generation, NodeId, Step
-from mt_resilient.resilience.wire import dumps, loads
+from mt_resilient.resilience.detect.node_divergence import KEPT, Held
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.node import Ack, AckKind, Copy, NodeRecord, NodeStatus
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, NodeId, Step
+from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.etcd.messages import interval_fields, method, operation_fields
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.protocol import Put
+from mt_resilient.resilience.store.write_rates import jittered, pace
 
 KEYS = Keys("bench")
 AT_ONCE = 16

@@ -26,7 +26,7 @@ from itertools import count
 from jobs import workplace
 from measure import Result, median, report, say
 
-from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.tests.nodes.hosts import Cluster, train
 
 LEASE_S = 3.0

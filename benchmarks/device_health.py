@@ -11,22 +11,22 @@ import subprocess
 import time
 from dataclasses import asdict
 
-from mt_resilient.agent import nvidia
-from mt_resilient.agent.kernel_log import KernelLog
-from mt_resilient.resilience.health import complaints
+from mt_resilient.agent.monitor import nvidia_smi
+from mt_resilient.agent.monitor.kernel_log import KernelLog
+from mt_resilient.resilience.detect.device_health import complaints
 
 
 def main() -> int:
-    path = nvidia.program()
+    path = nvidia_smi.program()
     if not path:
         print("there is no nvidia-smi")
         return 1
-    query = [path, f"--query-gpu={','.join(nvidia.FIELDS)}", "--format=csv,nounits"]
+    query = [path, f"--query-gpu={','.join(nvidia_smi.FIELDS)}", "--format=csv,nounits"]
     print(subprocess.run(query, capture_output=True, text=True, timeout=60).stdout)
     times, readings = [], ()
     for _ in range(3):
         began = time.monotonic()
-        readings = nvidia.look(path)
+        readings = nvidia_smi.look(path)
         times.append(time.monotonic() - began)
     unknown = set()
     for reading in readings:

@@ -1,4 +1,4 @@
-"""How the first ranks of many nodes come together: one group of them all, and a grid of groups (`training/nodes.py`).
+"""How the first ranks of many nodes come together: one group of them all, and a grid of groups (`training/boundary/cross_node.py`).
 
     python benchmarks/first_ranks.py [--nodes N ...] [--rounds N]
 
@@ -26,9 +26,9 @@ import torch.distributed as dist
 from measure import Result, report, say
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend that connects nobody)
 
-from mt_resilient.agent.ports import free_port
-from mt_resilient.resilience.boundary import ROW
-from mt_resilient.training.nodes import MOST_IN_ONE, Rounds
+from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.resilience.inprocess.tally import ROW
+from mt_resilient.training.boundary.cross_node import MOST_IN_ONE, Rounds
 
 EXCHANGES = 20
 MARKS = ("born", "there", "exchange_ms")

@@ -1,4 +1,4 @@
-"""What it costs a step to note the norm of each rank's own gradient (`training/gradients.py`).
+"""What it costs a step to note the norm of each rank's own gradient (`training/boundary/local_gradients.py`).
 
     python benchmarks/gradients.py [--device cuda] [--mib 4096] [--parameters 400]
 
@@ -22,7 +22,7 @@ import torch
 from measure import Result, report, say
 from torch import nn
 
-from mt_resilient.training.gradients import OwnGradients
+from mt_resilient.training.boundary.local_gradients import OwnGradients
 
 BUCKET = 40_000_000
 ROUNDS = 15

@@ -14,16 +14,16 @@ from contextlib import suppress
 
 from crowd import KEYS
 
-from mt_resilient.agent.garbage import search_seldom
-from mt_resilient.agent.supervisor import BUSY_REST_S, QUICK_S, REST_S, RESTS
+from mt_resilient.agent.loop.gc_tuning import search_seldom
+from mt_resilient.agent.loop.supervisor import BUSY_REST_S, QUICK_S, REST_S, RESTS
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import Decision
-from mt_resilient.resilience.policy import Policy
-from mt_resilient.resilience.polling import readable
+from mt_resilient.resilience.model.generation import Decision
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.poll import readable
 
 AT_MOST_S = 1.0
 """Between two rounds of the agent's loop while nothing comes."""

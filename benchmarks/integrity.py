@@ -45,15 +45,16 @@ from peers import gather
 from states import State, as_bytes, mixed_state, same
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mt_resilient.checkpoint import arena, catalog
-from mt_resilient.checkpoint.arena import RankArena
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Header
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.restore import chunks, open_rank
-from mt_resilient.checkpoint.staging import Stager, destinations, fill
-from mt_resilient.checkpoint.writers import writer
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import RankArena
+from mt_resilient.checkpoint.arena.slot_header import Header
+from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.durable.load import chunks, open_rank
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.slabs.slab_writer import writer
 
 FORMATS = (
     "torch.save",

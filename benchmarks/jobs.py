@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import psutil
 
-from mt_resilient.resilience.leash import adopt_orphans
+from mt_resilient.resilience.ipc.die_with_parent import adopt_orphans
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GPT = REPOSITORY / "examples" / "gpt" / "pretrain.py"

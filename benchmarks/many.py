@@ -18,15 +18,16 @@ from tempfile import TemporaryDirectory
 import torch
 from measure import Result, median, report, say
 
-from mt_resilient.checkpoint import arena, catalog
-from mt_resilient.checkpoint.arena import RankArena
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Header
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.restore import open_rank
-from mt_resilient.checkpoint.staging import Stager
-from mt_resilient.checkpoint.writers import by_tensorstore
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import RankArena
+from mt_resilient.checkpoint.arena.slot_header import Header
+from mt_resilient.checkpoint.arena.staging import Stager
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.durable.load import open_rank
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.slabs.slab_writer import by_tensorstore
 
 RANKS = 2
 FEW = 100

@@ -68,7 +68,7 @@ def versions() -> dict[str, str | None]:
 
 
 def program(name: str, root: Path) -> Callable[[str], Any]:
-    """The program in the checkout `root`, loaded as a package of its own name: gives its modules, `training.state` for one."""
+    """The program in the checkout `root`, loaded as a package of its own name: gives its modules, `training.state.sources` for one."""
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
     assert spec
     assert spec.loader

@@ -21,18 +21,19 @@ from peer import AsyncPeer, Saving
 from states import State
 from torch import nn
 
-from mt_resilient.agent.draining import Draining
-from mt_resilient.checkpoint import arena, catalog
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.resilience.terms import Generation, Step
-from mt_resilient.training.attach import Attachment
-from mt_resilient.training.pace import Pace
-from mt_resilient.training.rewind import Tape
-from mt_resilient.training.state import source_of
+from mt_resilient.agent.snapshots.drain_client import Draining
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, RankPolicy, Wanted
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.resilience.model.types import Generation, Step
+from mt_resilient.training.attach.attach import Attachment
+from mt_resilient.training.snapshot.snapshot_pace import Pace
+from mt_resilient.training.snapshot.snapshots import Tape
+from mt_resilient.training.state.sources import source_of
 
 RUN = "beac4000"
 PATIENCE_S = 60.0

@@ -36,12 +36,12 @@ from alternating import Alternating, Comparison
 from jobs import GPT, REPOSITORY, plain, workplace, wrapped
 from measure import Result, median, report, say
 
-from mt_resilient.agent.board import Board
-from mt_resilient.resilience.boundary import RankPolicy
+from mt_resilient.agent.ranks.board import Board
 from mt_resilient.resilience.clock import monotonic_ns
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.terms import Generation, Step
-from mt_resilient.training.board import claim
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.resilience.model.types import Generation, Step
+from mt_resilient.training.attach.board import claim
 
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 SIZE = ("--layers", "2", "--hidden", "192", "--seq", "128", "--mbs", "4")

@@ -19,11 +19,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 from measure import Result, report, say
 
-from mt_resilient.checkpoint import arena, connection, fingerprint, replicate, tensors
-from mt_resilient.checkpoint.arena import Slot, View
-from mt_resilient.checkpoint.connection import Connection
-from mt_resilient.checkpoint.frames import Offer, Word
-from mt_resilient.checkpoint.header import Header
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import Slot, View
+from mt_resilient.checkpoint.arena.slot_header import Header
+from mt_resilient.checkpoint.buddy import connection, transfer
+from mt_resilient.checkpoint.buddy.connection import Connection
+from mt_resilient.checkpoint.buddy.protocol import Offer, Word
+from mt_resilient.checkpoint.format import fingerprint, tensor_table
 
 TOKEN = bytes(range(32))
 TENSORS = 240
@@ -34,7 +36,7 @@ NEAR, FAR = "10.213.9.1", "10.213.9.2"
 
 def staged(slot: Slot, nbytes: int, step: int) -> None:
     """A sealed snapshot of noise in `TENSORS` tensors."""
-    table = tensors.plan({}, [(f"t{n}", "uint8", (nbytes // TENSORS,)) for n in range(TENSORS)])
+    table = tensor_table.plan({}, [(f"t{n}", "uint8", (nbytes // TENSORS,)) for n in range(TENSORS)])
     wanted = Header(generation=1, step=step, rank=0, world=1, pieces=TENSORS, payload_bytes=table.payload_bytes)
     view = slot.begin(wanted, table.to_json())
     assert view is not None
@@ -65,7 +67,7 @@ def keeper(rounds: int, host: str) -> None:
         for _ in range(rounds):
             offer = Offer.parse(copies.hear(Word.OFFER, idle=True)[1])
             slot = guests[0][offer.header.step % 2]
-            assert replicate.keep(copies, offer, slot).word is Word.KEPT
+            assert transfer.keep(copies, offer, slot).word is Word.KEPT
             with slot.reading() as view:
                 assert view is not None
                 rest = view.memory
@@ -110,7 +112,7 @@ def measure(mebibytes: int, rounds: int, host: str, before: Sequence[str]) -> tu
 
 
 def given(copies: Connection, slot: Slot, view: View) -> None:
-    outcome = replicate.give(copies, 0, 1, slot, view, time.monotonic() + STALL_S)
+    outcome = transfer.give(copies, 0, 1, slot, view, time.monotonic() + STALL_S)
     assert outcome.there, outcome
 
 

@@ -8,8 +8,9 @@ PYTHONPATH: put it into a directory of its own, for Megatron 0.17.1 does not sta
 which is on the critical path, and paired differences of whole steps, whose scatter is larger than what is looked for. No snapshot is due.
 
 Several nodes: processes of this machine with a board for each of so many nodes, 100 ms asleep between saying and taking: what each rank
-spends in both, and the processor time of a step and rank, by the first rank of each node (`nodes.py`) and by an all-reduce of all ranks. On
-two cores, 16 processes share them: what is told is an upper bound. Alone: rounds of the nodes with nothing between them.
+spends in both, and the processor time of a step and rank, by the first rank of each node (`training/boundary/cross_node.py`) and by an
+all-reduce of all ranks. On two cores, 16 processes share them: what is told is an upper bound. Alone: rounds of the nodes with nothing
+between them.
 
 Predicted: 0.1 ms a boundary on one node; by the first ranks less than by an all-reduce, since only one rank of a node has threads that want
 a core.
@@ -35,11 +36,11 @@ import torch.distributed as dist
 from jobs import REPOSITORY, workplace, wrapped
 from measure import Result, report, say
 
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.boundary import ROW
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.training.nodes import Rounds
-from mt_resilient.training.sentinel import Exchange, Group, Nodes, Pages
+from mt_resilient.resilience.inprocess.tally import ROW
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.training.boundary.allreduce import Exchange, Group, Nodes, Pages
+from mt_resilient.training.boundary.cross_node import Rounds
 
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 LIMIT_US = 100.0

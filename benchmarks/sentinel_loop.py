@@ -22,10 +22,10 @@ import torch
 from torch import distributed, nn
 
 from mt_resilient import Session
-from mt_resilient.resilience.board import Page
-from mt_resilient.training.course import Course
-from mt_resilient.training.figures import Figures
-from mt_resilient.training.sentinel import Sentinel
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.training.boundary.allreduce import Sentinel
+from mt_resilient.training.boundary.lineage import Course
+from mt_resilient.training.boundary.step_metrics import Figures
 
 STEP_S, COMPUTED_S, BLOCK = 0.1, 0.02, 6
 APART = "apart"

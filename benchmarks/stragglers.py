@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.resilience.straggler import Answer, Sample, Spent, StragglerPolicy, look, over
+from mt_resilient.resilience.detect.straggler import Answer, Sample, Spent, StragglerPolicy, look, over
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
 
 POLICY = StragglerPolicy()
 KEPT = POLICY.baseline_samples + POLICY.window_samples
@@ -75,7 +75,7 @@ def cost() -> None:
     import torch
     import torch.distributed as dist
 
-    from mt_resilient.training.own_time import OwnTime
+    from mt_resilient.training.boundary.step_timer import OwnTime
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29777", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo")

@@ -43,8 +43,8 @@ def training() -> dict[str, Any]:
 
 def look(of: Callable[[str], Any], given: dict[str, Any]) -> Callable[[], object]:
     """What a snapshot begins with, by the program that `of` gives the modules of."""
-    sources = of("training.state").sources_of(given)
-    stager = of("checkpoint.staging").Stager()
+    sources = of("training.state.sources").sources_of(given)
+    stager = of("checkpoint.arena.staging").Stager()
     return lambda: stager.plan({name: source.collect() for name, source in sources.items()}, torch.is_tensor)
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(1)
     roots = {"ours": ROOT} | ({"peer": options.against.resolve()} if options.against else {})
     ways = {name: program(f"mt_{name}", root) for name, root in roots.items()}
-    gc.disable()  # as `pace.uncollected` does
+    gc.disable()  # as `snapshot_pace.uncollected` does
     results = []
     for name, given, limits in (
         (f"a mapping of {options.tensors} tensors", mapping(options.tensors), (FIRST_S, NEXT_S)),

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from mt_resilient.agent import inspect
+from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.resilience.reports import NodeStatus
+from mt_resilient.resilience.model.node import NodeStatus
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -58,7 +58,7 @@ def start(run: Path, output: Path) -> subprocess.Popen[bytes]:
 def wait_for_step(agent: subprocess.Popen[bytes], run: Path, step: int) -> NodeStatus:
     """What the node says once all its ranks have finished `step` steps."""
     while agent.poll() is None:
-        world = inspect.look(RunDirectory(run))
+        world = explain.look(RunDirectory(run))
         for now in world.status.values() if world else ():
             if now.min_step >= step and all(now.pids):
                 return now

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ..checkpoint.contents import Contents, Tensor, batches
+from ..checkpoint.durable.snapshot_view import Contents, Tensor, batches
 from ..resilience.errors import ResilientError, SnapshotError
 
 FILE_BYTES = 5_000_000_000

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..checkpoint import tree
-from ..checkpoint.contents import Contents, Tensor, batches
-from ..checkpoint.tensors import ITEM_BYTES
+from ..checkpoint.durable.snapshot_view import Contents, Tensor, batches
+from ..checkpoint.format import pytree
+from ..checkpoint.format.tensor_table import ITEM_BYTES
 from ..resilience.errors import UsageError
 
 FILE_BYTES = 5_000_000_000
@@ -71,7 +71,7 @@ def write(
             "weight_map": {tensor.name: name for name, held in zip(names, files, strict=True) for tensor in held},
         }
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (target / "state.json").write_text(json.dumps(tree.readable(values), indent=1))
+    (target / "state.json").write_text(json.dumps(pytree.readable(values), indent=1))
 
 
 def _write_file(contents: Contents, tensors: Sequence[Tensor], path: Path) -> None:

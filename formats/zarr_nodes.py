@@ -13,9 +13,9 @@ from itertools import product
 from typing import Any
 from urllib.parse import unquote
 
-from ..checkpoint.contents import Tensor
-from ..checkpoint.geometry import Shape
-from ..checkpoint.tensors import ITEM_BYTES
+from ..checkpoint.durable.snapshot_view import Tensor
+from ..checkpoint.format.sharding import Shape
+from ..checkpoint.format.tensor_table import ITEM_BYTES
 
 CHUNK_BYTES = 32 << 20
 """Of a zarr chunk at most: eight of a slab's, of which one or two at each end of a box are read for what little they hold of it."""

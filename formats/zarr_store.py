@@ -26,9 +26,11 @@ try:
 except ImportError as error:
     raise ImportError(f"zarr-python 3.1 or newer is wanted ({error}): pip install 'mt-resilient[zarr]'") from error
 
-from ..checkpoint import catalog, commit, layout, tree
-from ..checkpoint.contents import Contents
-from ..checkpoint.reshard import Saved, word
+from ..checkpoint.backend import paths
+from ..checkpoint.durable import catalog, commit
+from ..checkpoint.durable.load_resharded import Saved, word
+from ..checkpoint.durable.snapshot_view import Contents
+from ..checkpoint.format import pytree
 from . import zarr_nodes
 from .zarr_nodes import METADATA, Array
 
@@ -51,10 +53,10 @@ class SnapshotStore(Store):
         self.snapshot = catalog.find(where)
         self._held = ExitStack()
         weakref.finalize(self, self._held.close)
-        self._held.enter_context(self.snapshot.reading(layout.COMMIT))
+        self._held.enter_context(self.snapshot.reading(paths.COMMIT))
         with commit.reading(self.snapshot):
             self.contents = Contents(Saved(self.snapshot, proving=True))
-            self._values = tree.readable(self.contents.values)
+            self._values = pytree.readable(self.contents.values)
         known = _register()
         held = {tensor.dtype for tensor in self.contents.tensors.values()} & zarr_nodes.FOREIGN
         if held and not (known or as_integers):

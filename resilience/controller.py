@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
-from . import describe
-from .decision import decide
-from .election import Election
-from .keys import Keys
-from .machine import Phase
-from .mirror import Mirror
-from .orders import Decision, GenerationRecord
-from .policy import Policy
-from .reports import NodeStatus
-from .scale import campaign_after_s
-from .store import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
-from .terms import NodeId
-from .values import Values
-from .wire import dumps
-from .world import World, world_of
+from .decide.decide import decide
+from .decide.policy import Policy
+from .model.cluster_state import World, world_of
+from .model.generation import Decision, GenerationRecord
+from .model.node import NodeStatus
+from .model.state_machine import Phase
+from .model.types import NodeId
+from .store.codec import dumps
+from .store.election import Election
+from .store.keys import Keys
+from .store.parsed_cache import Values
+from .store.protocol import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
+from .store.watch_cache import Mirror
+from .store.write_rates import campaign_after_s
+from .text import sentences
 
 RETURN_S = 3.0
 """When this agent has lost its lease, others have too: etcd was away or has lost its data, or everybody slept. So long they may
-take to be back in it, or for the life of a lease: so long who does not know of it lets its ranks train (`agent/fencing.py`)."""
+take to be back in it, or for the life of a lease: so long who does not know of it lets its ranks train (`agent/peers/fencing.py`)."""
 
 
 class Controller:
@@ -97,7 +97,7 @@ class Controller:
         key = self._keys.generation
         if decision.record:
             puts.append(Put(key, dumps(decision.record)))
-        self.awaits = describe.awaited(world, now, self._policy.nodes.join_s) if not puts else ""
+        self.awaits = sentences.awaited(world, now, self._policy.nodes.join_s) if not puts else ""
         if not puts:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)

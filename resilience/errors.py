@@ -12,7 +12,7 @@
     │   ├── NodeUnfit          8   this machine has failed a check before it joined (`--preflight`)
     │   ├── SilentCorruption   7   the replicas of this machine's ranks go apart again and again
     │   └── StoreUnavailable   4   etcd does not answer
-    │       └── LeaseGone          (resilience/store.py) it answers that our lease is over
+    │       └── LeaseGone          (resilience/store/protocol.py) it answers that our lease is over
     ├── SnapshotError       6   a snapshot is missing or damaged, or every one is
     ├── BudgetSpent         93   recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
     └── InternalError       70   ours: report it

@@ -13,14 +13,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..checkpoint.cadence import CopiesPolicy
-from ..resilience import phrases
-from ..resilience.assignment import NodesPolicy, sizes
+from ..checkpoint.durable.save_interval import CopiesPolicy
+from ..resilience.decide.policy import Policy
 from ..resilience.errors import MachineError, UsageError
-from ..resilience.policy import Policy
-from . import models, plots, report, sensitivity
-from .life import played
-from .setting import Setting
+from ..resilience.membership.rank_assignment import NodesPolicy, sizes
+from ..resilience.text import formatting
+from .engine.run import played
+from .results import plots, report, sensitivity
+from .scenario import fault_models
+from .scenario.config import Setting
 
 _SPARES = 64
 
@@ -84,11 +85,11 @@ def setting(
 
 def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None, table: bool) -> int:
     """Run it, print what has come of it, and give the exit code. faults: names of models, or files. Raises UsageError, MachineError."""
-    model = models.named(faults)
+    model = fault_models.named(faults)
     if plots_in:
         _writable(plots_in)
     runs = sensitivity.runs(what, model) if table else []  # what of them cannot be is refused here
-    nodes = f"{phrases.count(what.nodes, 'node')} and {phrases.count(what.spares, 'spare')}"
+    nodes = f"{formatting.count(what.nodes, 'node')} and {formatting.count(what.spares, 'spare')}"
     print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:
         outcome = played(what, model, told)

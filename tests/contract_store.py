@@ -10,8 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from mt_resilient.resilience.errors import InternalError
-from mt_resilient.resilience.mirror import Mirror
-from mt_resilient.resilience.store import (
+from mt_resilient.resilience.store.protocol import (
     MOST_OPERATIONS,
     Change,
     CreatedAt,
@@ -25,6 +24,7 @@ from mt_resilient.resilience.store import (
     UnchangedSince,
     Watch,
 )
+from mt_resilient.resilience.store.watch_cache import Mirror
 
 Tick = Callable[[], None]
 """Lets a tenth of a second pass for the store's leases."""

@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 
-from mt_resilient.agent.etcd_binary import clean_environment, find_server
-from mt_resilient.agent.ports import free_port
+from mt_resilient.agent.etcd.binary import clean_environment, find_server
+from mt_resilient.agent.launch.ports import free_port
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.etcd_access import Access, parse_endpoint
-from mt_resilient.resilience.etcd_member import Member
-from mt_resilient.resilience.etcd_messages import method
+from mt_resilient.resilience.store.etcd.access import Access, parse_endpoint
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.etcd.member import Member
+from mt_resilient.resilience.store.etcd.messages import method
 
 
 def eventually(true: Callable[[], bool], within_s: float) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
-from mt_resilient.agent import inspect
+from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.journal import Journal
-from mt_resilient.resilience.reports import NodeStatus
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.report.journal import Journal
 
 from .once import once
 
@@ -105,7 +105,7 @@ class Job:
             self.agent = subprocess.Popen(self.command, env=environment(**self.extra), stdout=output, stderr=errors)
 
     def look(self) -> NodeStatus | None:
-        world = inspect.look(RunDirectory(self.directory))
+        world = explain.look(RunDirectory(self.directory))
         return next(iter(world.status.values()), None) if world else None
 
     def until(self, what: Callable[[NodeStatus], bool], deadline_s: float = 120) -> NodeStatus:
@@ -196,7 +196,7 @@ class Job:
         return self.errors.read_text()
 
     def incidents(self) -> list[Incident]:
-        return list(inspect.incidents(RunDirectory(self.directory)).values())
+        return list(explain.incidents(RunDirectory(self.directory)).values())
 
     def events(self, kind: str) -> list[dict[str, object]]:
         return [line for line in Journal(self.directory / "journal.jsonl").read() if line["kind"] == kind]

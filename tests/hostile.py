@@ -14,11 +14,12 @@ import torch
 from crc32c import crc32c
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint import layout, slabs
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.geometry import Part
-from mt_resilient.formats.foreign import Foreign, Found, FoundBox
-from mt_resilient.formats.importing import import_into
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.format.sharding import Part
+from mt_resilient.checkpoint.slabs import zarr_slab
+from mt_resilient.formats.dcp_names import Foreign, Found, FoundBox
+from mt_resilient.formats.import_checkpoint import import_into
 from mt_resilient.formats.zarr_store import SnapshotStore
 
 NUMBERS = (0, 1, 2, 3, 5, -1, True, 1.0, 1.5, 1 << 31, 1 << 40, 1 << 58, (1 << 60) - 1, 1 << 63, 1 << 70, 10**400)
@@ -97,15 +98,15 @@ def encoded(value: Any) -> bytes:
 
 
 def write_manifest(snapshot: Files, rank: int, data: bytes) -> None:
-    (snapshot.path / layout.manifest_name(rank)).write_bytes(data)
+    (snapshot.path / paths.manifest_name(rank)).write_bytes(data)
 
 
 def reseal(snapshot: Files) -> None:
     """As somebody would who means harm: COMMIT has the right checksums of the manifests that are there."""
-    path = snapshot.path / layout.COMMIT
+    path = snapshot.path / paths.COMMIT
     found = json.loads(path.read_bytes())
     for rank, entry in enumerate(found["ranks"]):
-        content = (snapshot.path / layout.manifest_name(rank)).read_bytes()
+        content = (snapshot.path / paths.manifest_name(rank)).read_bytes()
         entry |= {"bytes": len(content), "sha256": sha256(content).hexdigest()}
     path.write_bytes(encoded(found))
 
@@ -119,8 +120,8 @@ def sign_figures(figures: Any) -> None:
 
 def sign_metadata(snapshot: Files, rank: int, data: bytes) -> None:
     """Another zarr.json for a rank's slab, which its manifest names."""
-    (snapshot.path / layout.slab_name(rank) / slabs.METADATA).write_bytes(data)
-    path = snapshot.path / layout.manifest_name(rank)
+    (snapshot.path / paths.slab_name(rank) / zarr_slab.METADATA).write_bytes(data)
+    path = snapshot.path / paths.manifest_name(rank)
     path.write_bytes(encoded(json.loads(path.read_bytes()) | {"metadata_sha256": sha256(data).hexdigest()}))
     reseal(snapshot)
 

@@ -13,14 +13,14 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from mt_resilient.checkpoint import arena
-from mt_resilient.checkpoint.arena import RankArena, Slot
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.header import Header, Stamp
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.staging import Stager
-from mt_resilient.checkpoint.stores import Place
-from mt_resilient.checkpoint.writers import writer
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import RankArena, Slot
+from mt_resilient.checkpoint.arena.slot_header import Header, Stamp
+from mt_resilient.checkpoint.arena.staging import Stager
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.backend.place import Place
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.slabs.slab_writer import writer
 
 RUN = "5eed5eed"
 PATIENCE_S = 60.0
@@ -117,7 +117,7 @@ def noise(nbytes: int, *seeds: int) -> NDArray[np.uint8]:
 class DrainProcess:
     def __init__(self, config: dict[str, object], before: Sequence[str] = ()) -> None:
         """before: what the command line begins with."""
-        command = [*before, sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(config)]
+        command = [*before, sys.executable, "-m", "mt_resilient.agent.snapshots.drain_process", json.dumps(config)]
         # Without a buffer, in which `select` would not see a second line.
         self.process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from mt_resilient.agent.ports import free_port
+from mt_resilient.agent.launch.ports import free_port
 
 PROGRAM = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mt_resilient.agent.ports import free_port
+from mt_resilient.agent.launch.ports import free_port
 
 from .conftest import MARK
 from .harness import ROOT

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..resilience.boundary import Directive
 from ..resilience.errors import UsageError
-from .batches import OVER, Batches
-from .boundaries import Boundaries
-from .figures import Figures, number
-from .loaders import Loadable
+from ..resilience.inprocess.tally import Directive
+from .boundary.boundary import Boundaries
+from .boundary.step_metrics import Figures, number
+from .data.batches import OVER, Batches
+from .data.loader_adapters import Loadable
 
 
 class Session(Boundaries):
-    """A loop of one's own under the agent's eye. `sources` by name: see `state.sources_of` for what can be one."""
+    """A loop of one's own under the agent's eye. `sources` by name: see `sources.sources_of` for what can be one."""
 
     def __init__(self, **sources: Any) -> None:
         super().__init__(**sources)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint.arena import Slot, State
+from mt_resilient.checkpoint.arena.arena import Slot, State
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 

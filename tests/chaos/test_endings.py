@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint import catalog
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.resilience.errors import ScriptError
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed

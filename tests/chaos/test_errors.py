@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mt_resilient.agent.lapse import PATIENCE_S
-from mt_resilient.agent.printing import LAST_S, Notebook
+from mt_resilient.agent.loop.decision_failures import PATIENCE_S
+from mt_resilient.agent.output.async_output import LAST_S, Notebook
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.resilience.board import Page
 from mt_resilient.resilience.errors import BudgetSpent, InternalError
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.noted import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.keys import Keys
 
 from ..etcd_cluster import Cluster
 from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, step_lines, undisturbed
@@ -400,7 +400,7 @@ LEAVES = """
 import os, time
 import torch
 from mt_resilient import Session
-from mt_resilient.training.figures import Figures
+from mt_resilient.training.boundary.step_metrics import Figures
 
 class Layer:
     def collect(self):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint import catalog, commit, stores
-from mt_resilient.checkpoint.reshard import Saved
+from mt_resilient.checkpoint.backend import place
+from mt_resilient.checkpoint.durable import catalog, commit
+from mt_resilient.checkpoint.durable.load_resharded import Saved
 from mt_resilient.resilience.errors import LayoutError
 
 from ..harness import FSDP, GPT, PLAIN, Job, digest_of, step_lines, undisturbed
@@ -40,7 +41,7 @@ def run(place: Path, ranks: int, script: list[str], *options: str) -> Job:
 
 def saved(job: Job) -> list[Saved]:
     """What it has on disk, newest first. A job that has begun with another's state keeps it before its first step."""
-    return [Saved(snapshot) for snapshot in catalog.committed(stores.at(str(job.directory)))]
+    return [Saved(snapshot) for snapshot in catalog.committed(place.at(str(job.directory)))]
 
 
 def newest(job: Job) -> Saved:

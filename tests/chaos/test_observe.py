@@ -6,10 +6,10 @@ import os
 import signal
 from pathlib import Path
 
-from mt_resilient.agent import inspect
+from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.checkpoint import catalog
-from mt_resilient.checkpoint.layout import CERTIFIED, Attempt
+from mt_resilient.checkpoint.backend.paths import CERTIFIED, Attempt
+from mt_resilient.checkpoint.durable import catalog
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 
@@ -53,7 +53,7 @@ def test_a_killed_rank_ends_the_job_as_it_would_end_by_itself(tmp_path: Path) ->
     job.until_said("step 20 is on disk")
     job.kill_rank(1)
     assert job.agent.wait(60) == 1, job.said()  # torchrun's own
-    (incident,) = inspect.incidents(RunDirectory(job.directory)).values()
+    (incident,) = explain.incidents(RunDirectory(job.directory)).values()
     assert (incident.cause, incident.rung, incident.would, incident.generation) == ("rank_killed", 0, 2, 1)
     assert "rank 1" in incident.summary
     job.start()

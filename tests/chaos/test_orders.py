@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from mt_resilient.agent import inspect
-from mt_resilient.agent.ordering import UNDER_WAY
+from mt_resilient.agent.cli import explain
+from mt_resilient.agent.cli.send_request import UNDER_WAY
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.checkpoint import catalog
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.layout import Attempt
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog
 
 from ..harness import GATED, MINIMAL, Job, cli, digest_of, step_lines, undisturbed
 
@@ -85,7 +85,7 @@ def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> 
         sent = terminals.submit(order, job, "rewind", "--to", "20")
         job.until_said("a rewind to step 20 is ordered")
         paused = terminals.submit(order, job, "pause")
-        job.until(lambda now: len(inspect.look(RunDirectory(job.directory)).requests) == 2)
+        job.until(lambda now: len(explain.look(RunDirectory(job.directory)).requests) == 2)
         job.gate.touch()  # from here on the ranks come to their boundaries again
         assert sent.result() == (0, "step 20 is restored on all ranks")
         assert paused.result()[0] == 0

@@ -3,7 +3,7 @@ dies in the middle of them."""
 
 from pathlib import Path
 
-from mt_resilient.resilience.rescue import careful
+from mt_resilient.resilience.inprocess.fallback import careful
 
 from ..harness import digest_of
 from .test_spikes import STEPS, run

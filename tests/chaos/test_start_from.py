@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from mt_resilient.checkpoint import catalog
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.retention import RetentionPolicy
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.durable.retention import RetentionPolicy
 
 from ..harness import MINIMAL, Job
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.incident import Incident
+from mt_resilient.resilience.model.incident import Incident
 
 from ..harness import Job, cli
 from .test_visible import metrics_of

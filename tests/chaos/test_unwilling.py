@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint import catalog, stores
+from mt_resilient.checkpoint.backend import place
+from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.resilience.errors import LayoutError
 
 from ..harness import GATED, Job, digest_of, undisturbed
@@ -32,7 +33,7 @@ def refused(job: Job) -> None:
     assert "steps are too many; " in last
     assert "No step is made from a state that is restored in part, and the snapshot is kept" in last
     assert "half restored" not in job.said()
-    assert catalog.committed(stores.at(str(job.directory)))
+    assert catalog.committed(place.at(str(job.directory)))
     assert not [*job.directory.glob("snapshots/*/REJECTED")]
 
 

@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from saving_job import RANKS, Agent, Fork, held
 
-from mt_resilient.checkpoint import catalog, commit, layout
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.resilience import leash
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog, commit
+from mt_resilient.resilience.ipc import die_with_parent
 
 PATIENCE_S = 60.0
 """The longest wait seen was 17 s: on two cores, with a load of 20, and writers that kept the disk busy."""
@@ -130,7 +131,7 @@ class Campaign:
 
     def _torn(self) -> set[int]:
         """The steps of writes that have begun and not ended since the last look. The drain process is dead."""
-        there = [attempt for path in (self._root / layout.SNAPSHOTS).iterdir() if (attempt := Attempt.parse(path.name))]
+        there = [attempt for path in (self._root / paths.SNAPSHOTS).iterdir() if (attempt := Attempt.parse(path.name))]
         torn = {attempt for attempt in there if not commit.committed(attempt.under(Files(self._root)))}
         known, self._torn_ones = self._torn_ones, torn
         return {attempt.stamp.step for attempt in torn - known}
@@ -159,7 +160,7 @@ class Campaign:
 def main() -> None:
     root, seed, kills, nbytes, mb_per_s = Path(sys.argv[1]), *map(int, sys.argv[2:5]), float(sys.argv[5])
     torch.set_num_threads(1)  # no threads: this process forks
-    leash.adopt_orphans()
+    die_with_parent.adopt_orphans()
     campaign = Campaign(root, seed, nbytes, mb_per_s)
     while campaign.kills.total() < kills:
         campaign.kill_one()

@@ -23,17 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from mt_resilient.checkpoint import arena, catalog
-from mt_resilient.checkpoint.aftermath import settle
-from mt_resilient.checkpoint.arena import RankArena, Slot, State
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Header, restorable
-from mt_resilient.checkpoint.restore import chunks, open_rank
-from mt_resilient.checkpoint.staging import Stager, destinations, fill
-from mt_resilient.checkpoint.stores import Place
-from mt_resilient.checkpoint.tensors import Table
-from mt_resilient.checkpoint.tree import unflatten
-from mt_resilient.resilience import leash
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import RankArena, Slot, State
+from mt_resilient.checkpoint.arena.gang_cleanup import settle
+from mt_resilient.checkpoint.arena.slot_header import Header, restorable
+from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.place import Place
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.durable.load import chunks, open_rank
+from mt_resilient.checkpoint.format.pytree import unflatten
+from mt_resilient.checkpoint.format.tensor_table import Table
+from mt_resilient.resilience.ipc import die_with_parent
 
 RANKS, SLOTS, KEEP = 2, 3, 3
 SHIFT_BYTES, SHIFTS = 64, 1 << 14
@@ -66,7 +67,7 @@ class Fork:
         if self.pid == 0:
             code = 1
             try:
-                leash.die_with_parent(parent)
+                die_with_parent.die_with_parent(parent)
                 os.close(self._ours_out)
                 os.close(ours_in)
                 work(theirs_in, theirs_out)
@@ -283,8 +284,8 @@ class Agent:
         Rank(rank, self._paths, self._root, self._seed, self._nbytes).run(heard, said)
 
     def _start_drain(self) -> None:
-        command = [sys.executable, "-m", "mt_resilient.agent.drain_process", json.dumps(self._config)]
-        self._drain = leash.spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, "-m", "mt_resilient.agent.snapshots.drain_process", json.dumps(self._config)]
+        self._drain = die_with_parent.spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         os.set_blocking(self._drain.stdout.fileno(), False)
 
     def _hear_drain(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient import cli
-from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import BIN, Job, environment
 
@@ -129,7 +129,7 @@ def test_a_snapshot_of_another_model_ends_the_job_after_one_start(tmp_path: Path
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("generation 2") == 1
     assert "generation 3" not in done.stderr
-    assert "restoring.py" not in done.stderr  # nor any other line of ours
+    assert "restore.py" not in done.stderr  # nor any other line of ours
     assert "0.weight: the snapshot holds float32 (3, 4), this run has float32 (5, 4), " in done.stderr
     assert "and so on (10 tensors); it was taken with another model" in done.stderr
 

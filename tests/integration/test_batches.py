@@ -39,11 +39,11 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from mt_resilient.resilience.errors import LayoutError, UsageError
-from mt_resilient.training.batches import OVER, Batches
-from mt_resilient.training.draws import MOST
-from mt_resilient.training.own import Own as LooksFor
-from mt_resilient.training.randomness import Randomness
-from mt_resilient.training.state import sources_of
+from mt_resilient.training.data.batches import OVER, Batches
+from mt_resilient.training.data.loader_rng import MOST
+from mt_resilient.training.data.loader_state import Own as LooksFor
+from mt_resilient.training.state.rng import Randomness
+from mt_resilient.training.state.sources import sources_of
 
 SAMPLES, EPOCHS = 14, 3
 

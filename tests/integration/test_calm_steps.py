@@ -1,6 +1,6 @@
 """A step that says nothing new is not judged anew: a session that takes this way ends where one ends that judges each step in full.
 
-(Which judgements may stand for the next step is `Judgement.calm`'s to say, of which `tests/unit/test_boundary.py` has a table: here most of
+(Which judgements may stand for the next step is `Judgement.calm`'s to say, of which `tests/unit/test_tally.py` has a table: here most of
 the others are followed by one that is made in full.)
 """
 
@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from mt_resilient.checkpoint import arena
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.boundary import Directive, RankPolicy
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.resilience.terms import Generation, Order, Step
-from mt_resilient.training import attach
-from mt_resilient.training.attach import Attachment
-from mt_resilient.training.council import Incurable
-from mt_resilient.training.figures import Figures
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.resilience.inprocess.tally import Directive, RankPolicy
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.resilience.model.types import Generation, Order, Step
+from mt_resilient.training.attach import attach
+from mt_resilient.training.attach.attach import Attachment
+from mt_resilient.training.boundary.consensus import Incurable
+from mt_resilient.training.boundary.step_metrics import Figures
 from mt_resilient.training.session import Session
 
 pytestmark = pytest.mark.timing

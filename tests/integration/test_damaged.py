@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from mt_resilient.checkpoint import layout, restore, staging
-from mt_resilient.checkpoint.contents import Contents
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.image import CHUNK_BYTES
-from mt_resilient.checkpoint.reshard import Saved
+from mt_resilient.checkpoint.arena import staging
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import load
+from mt_resilient.checkpoint.durable.load_resharded import Saved
+from mt_resilient.checkpoint.durable.snapshot_view import Contents
+from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES
 from mt_resilient.cli import main
 from mt_resilient.resilience.errors import ResilientError, SnapshotError
 
@@ -26,7 +28,7 @@ from .test_reshard import save, whole
 
 Capture = pytest.CaptureFixture[str]
 Damage = Callable[[Files], object]
-RANK, SHARD, METADATA = layout.manifest_name(1), "rank-00001/c/0/0", "rank-00001/zarr.json"
+RANK, SHARD, METADATA = paths.manifest_name(1), "rank-00001/c/0/0", "rank-00001/zarr.json"
 GIB = 1 << 30
 SOUND, USAGE, DAMAGED = 0, 2, 6
 
@@ -66,7 +68,7 @@ def a_socket(path: Path) -> None:
 
 def commit_says(**fields: Any) -> Damage:
     def damage(snapshot: Files) -> None:
-        path = snapshot.path / layout.COMMIT
+        path = snapshot.path / paths.COMMIT
         path.write_bytes(encoded(json.loads(path.read_bytes()) | fields))
 
     return damage
@@ -74,7 +76,7 @@ def commit_says(**fields: Any) -> Damage:
 
 def figures(**fields: Any) -> Damage:
     def damage(snapshot: Files) -> None:
-        path = snapshot.path / layout.COMMIT
+        path = snapshot.path / paths.COMMIT
         found = json.loads(path.read_bytes())
         found["figures"] |= fields
         sign_figures(found["figures"])
@@ -85,10 +87,10 @@ def figures(**fields: Any) -> Damage:
 
 def ranks(count: int) -> Damage:
     def damage(snapshot: Files) -> None:
-        found = json.loads((snapshot.path / layout.COMMIT).read_bytes())
+        found = json.loads((snapshot.path / paths.COMMIT).read_bytes())
         more = b",".join([b'{"bytes":1,"sha256":"' + b"0" * 64 + b'"}'] * (count - len(found["ranks"])))
         content = encoded(found).replace(b'"}], "figures"', b'"},' + more + b'], "figures"')
-        (snapshot.path / layout.COMMIT).write_bytes(content)
+        (snapshot.path / paths.COMMIT).write_bytes(content)
 
     return damage
 
@@ -153,27 +155,27 @@ def deep(levels: int) -> Any:
 
 CASES: dict[str, tuple[Damage, int, str]] = {
     # COMMIT
-    "COMMIT is empty": (bytes_of(layout.COMMIT, b""), DAMAGED, ": COMMIT is not readable as JSON"),
-    "COMMIT is cut off": (bytes_of(layout.COMMIT, lambda c: c[:-9]), DAMAGED, ": COMMIT is not readable as JSON"),
-    "COMMIT is no UTF-8": (bytes_of(layout.COMMIT, b"\xff\xfe\xfd" * 9), DAMAGED, ": COMMIT is not readable"),
-    "COMMIT is a list": (bytes_of(layout.COMMIT, b"[]"), DAMAGED, "does not say of which format"),
-    "COMMIT is nested deep": (bytes_of(layout.COMMIT, b"[" * 10**6), DAMAGED, ": COMMIT is not readable"),
-    "COMMIT is of 3 GiB": (sparse(layout.COMMIT), DAMAGED, "COMMIT has more than"),
-    "COMMIT is a pipe": (replaced(layout.COMMIT, os.mkfifo), DAMAGED, "COMMIT is no regular file"),
-    "COMMIT is a directory": (replaced(layout.COMMIT, os.mkdir), DAMAGED, "COMMIT is no regular file"),
-    "COMMIT is a socket": (replaced(layout.COMMIT, a_socket), DAMAGED, "COMMIT is no regular file"),
+    "COMMIT is empty": (bytes_of(paths.COMMIT, b""), DAMAGED, ": COMMIT is not readable as JSON"),
+    "COMMIT is cut off": (bytes_of(paths.COMMIT, lambda c: c[:-9]), DAMAGED, ": COMMIT is not readable as JSON"),
+    "COMMIT is no UTF-8": (bytes_of(paths.COMMIT, b"\xff\xfe\xfd" * 9), DAMAGED, ": COMMIT is not readable"),
+    "COMMIT is a list": (bytes_of(paths.COMMIT, b"[]"), DAMAGED, "does not say of which format"),
+    "COMMIT is nested deep": (bytes_of(paths.COMMIT, b"[" * 10**6), DAMAGED, ": COMMIT is not readable"),
+    "COMMIT is of 3 GiB": (sparse(paths.COMMIT), DAMAGED, "COMMIT has more than"),
+    "COMMIT is a pipe": (replaced(paths.COMMIT, os.mkfifo), DAMAGED, "COMMIT is no regular file"),
+    "COMMIT is a directory": (replaced(paths.COMMIT, os.mkdir), DAMAGED, "COMMIT is no regular file"),
+    "COMMIT is a socket": (replaced(paths.COMMIT, a_socket), DAMAGED, "COMMIT is no regular file"),
     "COMMIT is a device": (
-        replaced(layout.COMMIT, lambda path: path.symlink_to("/dev/zero")),
+        replaced(paths.COMMIT, lambda path: path.symlink_to("/dev/zero")),
         DAMAGED,
         "COMMIT is no regular file",
     ),
     "COMMIT leads nowhere": (
-        replaced(layout.COMMIT, lambda path: path.symlink_to("nowhere")),
+        replaced(paths.COMMIT, lambda path: path.symlink_to("nowhere")),
         USAGE,
         "no committed snapshot",
     ),
     "COMMIT leads to itself": (
-        replaced(layout.COMMIT, lambda path: path.symlink_to(path.name)),
+        replaced(paths.COMMIT, lambda path: path.symlink_to(path.name)),
         USAGE,
         "no committed snapshot",
     ),
@@ -202,7 +204,7 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "written at 10**400": (figures(written_s=10**400), DAMAGED, "COMMIT is damaged"),
     "written before 1970": (figures(written_s=-1.0), DAMAGED, "Expected `float` >="),
     "10**400 bytes": (figures(bytes=10**400), DAMAGED, "Expected `int` <="),
-    "10**5000 bytes": (bytes_of(layout.COMMIT, b'{"format":3,"bytes":' + b"9" * 5000 + b"}"), DAMAGED, "not readable"),
+    "10**5000 bytes": (bytes_of(paths.COMMIT, b'{"format":3,"bytes":' + b"9" * 5000 + b"}"), DAMAGED, "not readable"),
     "-1 bytes": (figures(bytes=-1), DAMAGED, "Expected `int` >= 0"),
     "True bytes": (figures(bytes=True), DAMAGED, "got `bool`"),
     "1.5 bytes": (figures(bytes=1.5), DAMAGED, "got `float`"),
@@ -310,10 +312,10 @@ def opened_as_zarr(snapshot: Files) -> int:
 def restored(snapshot: Files) -> int:
     try:
         for rank in (0, 1):
-            manifest = restore.open_rank(snapshot, rank, 2)
+            manifest = load.open_rank(snapshot, rank, 2)
             manifest.table.described()
             into = staging.destinations(manifest.table, {})
-            staging.fill(manifest.table, into, restore.chunks(snapshot, manifest), manifest.words())
+            staging.fill(manifest.table, into, load.chunks(snapshot, manifest), manifest.words())
     except ResilientError as error:
         return error.exit_code
     return SOUND
@@ -346,7 +348,7 @@ def test_what_only_all_parts_together_show(name: str, snapshot: Files, capsys: C
 
 def test_fingerprints_of_what_one_rank_has_alone_and_of_what_is_used_in_part(tmp_path: Path, capsys: Capture) -> None:
     snapshot = sharded(tmp_path)
-    path = snapshot.path / layout.manifest_name(0)
+    path = snapshot.path / paths.manifest_name(0)
     sound = json.loads(path.read_bytes())
     for number, name in enumerate(["t", "c", "f", "own"]):
         prints = [*sound["fingerprints"]]
@@ -361,7 +363,7 @@ def test_fingerprints_of_what_one_rank_has_alone_and_of_what_is_used_in_part(tmp
 def test_a_box_is_used_once_the_whole_of_its_piece_is_proved(tmp_path: Path) -> None:
     values = torch.arange(3 * CHUNK_BYTES // 4, dtype=torch.int32)
     snapshot = save(tmp_path, [[("t", values, whole("t", values))]])
-    path = snapshot.path / layout.manifest_name(0)
+    path = snapshot.path / paths.manifest_name(0)
     write_manifest(snapshot, 0, encoded(json.loads(path.read_bytes()) | {"fingerprints": ["0" * 16]}))
     reseal(snapshot)
     contents = Contents(Saved(snapshot, proving=True))

@@ -17,7 +17,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.distributed.optim.named_optimizer import _NamedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from mt_resilient.training.models import Modules
+from mt_resilient.training.state.modules.module_source import Modules
 
 from ..unit.lives import Life
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.drain_process import Drain, DrainConfig, Orders
-from mt_resilient.checkpoint import catalog, commit
-from mt_resilient.checkpoint.arena import Slot
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import DRAINED_OFFSET, Stamp
-from mt_resilient.checkpoint.layout import SNAPSHOTS, Attempt
-from mt_resilient.checkpoint.writers import Direct
+from mt_resilient.agent.snapshots.drain_process import Drain, DrainConfig, Orders
+from mt_resilient.checkpoint.arena.arena import Slot
+from mt_resilient.checkpoint.arena.slot_header import DRAINED_OFFSET, Stamp
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import SNAPSHOTS, Attempt
+from mt_resilient.checkpoint.durable import catalog, commit
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.slabs.slab_writer import Direct
 from mt_resilient.resilience.errors import MachineError
 
 from ..played import RUN, Node

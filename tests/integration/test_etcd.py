@@ -16,14 +16,14 @@ import grpc
 import psutil
 import pytest
 
-from mt_resilient.agent.embedded_etcd import EmbeddedEtcd, probe
-from mt_resilient.agent.etcd_binary import VARIABLE, find_server
-from mt_resilient.resilience.election import Election
+from mt_resilient.agent.etcd.binary import VARIABLE, find_server
+from mt_resilient.agent.etcd.server import EmbeddedEtcd, probe
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable, UsageError
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.etcd_access import Endpoint, parse_endpoint
-from mt_resilient.resilience.etcd_messages import method
-from mt_resilient.resilience.store import Put, Store
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.etcd.access import Endpoint, parse_endpoint
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.etcd.messages import method
+from mt_resilient.resilience.store.protocol import Put, Store
 
 from ..contract_store import Compact, StoreContract, Tick
 
@@ -175,9 +175,9 @@ def test_a_member_that_is_silent_is_left_for_the_next(server: EmbeddedEtcd, shar
 
 LEADER = """
 import sys, time
-from mt_resilient.resilience.election import Election
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.store import Put
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.protocol import Put
 store = EtcdStore([sys.argv[1]])
 election, lease = Election(store, "/leader", "node-a"), store.grant(1)
 election.campaign(lease)
@@ -267,8 +267,8 @@ def test_data_outlives_the_server_and_even_its_ports(server: EmbeddedEtcd) -> No
 AGENT = """
 import sys, time
 from pathlib import Path
-from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
-from mt_resilient.agent.etcd_binary import find_server
+from mt_resilient.agent.etcd.server import EmbeddedEtcd
+from mt_resilient.agent.etcd.binary import find_server
 folder = Path(sys.argv[1])
 server = EmbeddedEtcd(find_server(), folder / "data", folder / "etcd.log")
 server.start()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.mirror import Mirror
-from mt_resilient.resilience.store import Change, Store
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.protocol import Change, Store
+from mt_resilient.resilience.store.watch_cache import Mirror
 
 from ..contract_store import Compact, StoreContract, Tick, taken, told
 from ..etcd_cluster import Cluster, answers, ask, eventually

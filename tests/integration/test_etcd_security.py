@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.resilience.errors import StoreUnavailable, UsageError
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.etcd_access import PASSWORD, Access, Papers
+from mt_resilient.resilience.store.etcd.access import PASSWORD, Access, Papers
+from mt_resilient.resilience.store.etcd.client import EtcdStore
 
 from ..contract_store import Compact, StoreContract, Tick, taken, told
 from ..etcd_cluster import Authority, Cluster, answers, ask, eventually

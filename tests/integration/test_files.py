@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint import catalog, direct, layout, restore
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.formats import dcp_files, megatron_files, torch_files
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import catalog, load
+from mt_resilient.checkpoint.slabs import direct_io
+from mt_resilient.formats import dcp_reader, megatron_names, torch_zip
 from mt_resilient.resilience.errors import MachineError, SnapshotError
-from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import BIN, environment
 from ..played import Node
 
-NAMES = [layout.COMMIT, "rank-00001.json", "rank-00001/zarr.json", "rank-00001/c/0/0"]
+NAMES = [paths.COMMIT, "rank-00001.json", "rank-00001/zarr.json", "rank-00001/c/0/0"]
 
 
 @pytest.fixture(autouse=True)
@@ -75,21 +77,21 @@ def test_what_is_no_file_is_damage_and_holds_up_nobody(snapshot: Files, name: st
     (problem,) = catalog.verify(snapshot)
     assert str(path) in problem
     with pytest.raises(SnapshotError):
-        list(restore.chunks(snapshot, restore.open_rank(snapshot, 1)))
+        list(load.chunks(snapshot, load.open_rank(snapshot, 1)))
 
 
 def test_a_shard_that_has_become_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "shard")
     with pytest.raises(SnapshotError, match="shard is no regular file; it was not read"):
-        list(direct.read([(tmp_path / "shard", 0)], 4096))
+        list(direct_io.read([(tmp_path / "shard", 0)], 4096))
     with pytest.raises(SnapshotError, match="no regular file"):
-        direct.tail(tmp_path / "shard", 0, 10)
+        direct_io.tail(tmp_path / "shard", 0, 10)
 
 
 @pytest.mark.parametrize("action", ["ls", "verify"])
 def test_a_pipe_in_the_place_of_commit_does_not_hold_up_the_command(snapshot: Files, action: str) -> None:
-    (snapshot.path / layout.COMMIT).unlink()
-    os.mkfifo(snapshot.path / layout.COMMIT)
+    (snapshot.path / paths.COMMIT).unlink()
+    os.mkfifo(snapshot.path / paths.COMMIT)
     place = str(snapshot.path.parents[1])
     done = subprocess.run(
         [BIN / "mt-resilient", "snapshots", action, place],
@@ -102,12 +104,12 @@ def test_a_pipe_in_the_place_of_commit_does_not_hold_up_the_command(snapshot: Fi
 
 
 def test_a_pipe_in_the_place_of_commit_is_retired_like_any_other(snapshot: Files) -> None:
-    (snapshot.path / layout.COMMIT).unlink()
-    os.mkfifo(snapshot.path / layout.COMMIT)
-    with snapshot.reading(layout.COMMIT):
+    (snapshot.path / paths.COMMIT).unlink()
+    os.mkfifo(snapshot.path / paths.COMMIT)
+    with snapshot.reading(paths.COMMIT):
         pass
-    assert snapshot.retract(layout.COMMIT)
-    assert not snapshot.there(layout.COMMIT)
+    assert snapshot.retract(paths.COMMIT)
+    assert not snapshot.there(paths.COMMIT)
 
 
 def test_a_foreign_checkpoint_of_pipes_is_refused(tmp_path: Path) -> None:
@@ -115,13 +117,13 @@ def test_a_foreign_checkpoint_of_pipes_is_refused(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     (tmp_path / ".metadata").touch()
     with pytest.raises(SnapshotError, match="no regular file"):
-        megatron_files.from_megatron(tmp_path)
+        megatron_names.from_megatron(tmp_path)
     with pytest.raises(SnapshotError, match="no regular file"):
-        torch_files.load(tmp_path / "common.pt")
+        torch_zip.load(tmp_path / "common.pt")
     (tmp_path / ".metadata").unlink()
     os.mkfifo(tmp_path / ".metadata")
     with pytest.raises(SnapshotError, match="no regular file"):
-        dcp_files.open_dcp(tmp_path)
+        dcp_reader.open_dcp(tmp_path)
 
 
 def test_a_journal_that_is_a_pipe_is_none(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mt_resilient.training.gradients import OwnGradients
+from mt_resilient.training.boundary.local_gradients import OwnGradients
 
 RANKS, STEPS = 3, 12
 

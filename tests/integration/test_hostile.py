@@ -19,15 +19,18 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint import arena, catalog, layout, slabs
-from mt_resilient.checkpoint.arena import Slot, State
-from mt_resilient.checkpoint.contents import Contents, batches
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import HEADER_BYTES, Header
-from mt_resilient.checkpoint.manifest import FORMAT, Commit
-from mt_resilient.checkpoint.reshard import Saved
-from mt_resilient.checkpoint.slot import image_offset
-from mt_resilient.checkpoint.tensors import Table, plan
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import Slot, State
+from mt_resilient.checkpoint.arena.slot import image_offset
+from mt_resilient.checkpoint.arena.slot_header import HEADER_BYTES, Header
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.durable.load_resharded import Saved
+from mt_resilient.checkpoint.durable.snapshot_view import Contents, batches
+from mt_resilient.checkpoint.format.manifest import FORMAT, Commit
+from mt_resilient.checkpoint.format.tensor_table import Table, plan
+from mt_resilient.checkpoint.slabs import zarr_slab
 from mt_resilient.resilience.errors import FormatError, LayoutError, MachineError, SnapshotError, UsageError
 
 from ..hostile import changed, encoded, read_as_zarr, reseal, scratched, sharded, sign_figures, trained, write_manifest
@@ -99,7 +102,7 @@ def contents(snapshot: Files) -> None:
 def test_a_manifest_that_was_meant_to_harm(sound: Sound, data: st.DataObject) -> None:
     snapshot, files = sound
     rank = data.draw(st.integers(0, 1))
-    parsed = json.loads(files[snapshot.path / layout.manifest_name(rank)])
+    parsed = json.loads(files[snapshot.path / paths.manifest_name(rank)])
     with damaging(sound):
         write_manifest(snapshot, rank, encoded(data.draw(changed(parsed))))
         reseal(snapshot)
@@ -111,7 +114,7 @@ def test_a_manifest_that_was_meant_to_harm(sound: Sound, data: st.DataObject) ->
 def test_a_manifest_with_damaged_bytes(sound: Sound, data: st.DataObject) -> None:
     snapshot, files = sound
     with damaging(sound):
-        write_manifest(snapshot, 0, data.draw(scratched(files[snapshot.path / layout.manifest_name(0)])))
+        write_manifest(snapshot, 0, data.draw(scratched(files[snapshot.path / paths.manifest_name(0)])))
         reseal(snapshot)
         read_all(snapshot)
 
@@ -120,7 +123,7 @@ def test_a_manifest_with_damaged_bytes(sound: Sound, data: st.DataObject) -> Non
 @given(st.data())
 def test_a_commit(sound: Sound, data: st.DataObject) -> None:
     snapshot, files = sound
-    path = snapshot.path / layout.COMMIT
+    path = snapshot.path / paths.COMMIT
     with damaging(sound):
         if data.draw(st.booleans()):
             found = data.draw(changed(json.loads(files[path])))
@@ -140,8 +143,8 @@ def test_a_commit(sound: Sound, data: st.DataObject) -> None:
 def test_metadata_of_a_slab(sound: Sound, data: st.DataObject) -> None:
     """As an object store's slabs are read: by what their zarr.json says."""
     snapshot, files = sound
-    slab = snapshot / layout.slab_name(0)
-    path = slab.path / slabs.METADATA
+    slab = snapshot / paths.slab_name(0)
+    path = slab.path / zarr_slab.METADATA
     chunk_bytes = json.loads(files[path])["shape"][1]
     with damaging(sound):
         parsed = json.loads(files[path])
@@ -149,7 +152,7 @@ def test_metadata_of_a_slab(sound: Sound, data: st.DataObject) -> None:
             data.draw(changed(parsed).map(encoded) if data.draw(st.booleans()) else scratched(files[path]))
         )
         with suppress(*Refused):
-            list(slabs.read(slab, chunk_bytes, [0]))
+            list(zarr_slab.read(slab, chunk_bytes, [0]))
         with suppress(*Refused):
             Saved(snapshot)
 

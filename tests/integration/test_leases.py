@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.resilience.clock import monotonic_ns
-from mt_resilient.training.figures import Figures
+from mt_resilient.training.boundary.step_metrics import Figures
 
 from .test_calm_steps import attached
 

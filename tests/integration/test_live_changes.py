@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from mt_resilient.checkpoint import arena
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.training.attach import Attachment
-from mt_resilient.training.pace import Pace
-from mt_resilient.training.rewind import Tape
-from mt_resilient.training.state import sources_of
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, RankPolicy, Wanted
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.training.attach.attach import Attachment
+from mt_resilient.training.snapshot.snapshot_pace import Pace
+from mt_resilient.training.snapshot.snapshots import Tape
+from mt_resilient.training.state.sources import sources_of
 
 
 class Script:

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mt_resilient.checkpoint import arena, catalog, layout, restore
-from mt_resilient.checkpoint.arena import RankArena
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Header, Stamp
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.retention import Stored
-from mt_resilient.checkpoint.staging import Stager, destinations, fill
-from mt_resilient.checkpoint.tree import unflatten
-from mt_resilient.checkpoint.writers import by_tensorstore
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import RankArena
+from mt_resilient.checkpoint.arena.slot_header import Header, Stamp
+from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog, load
+from mt_resilient.checkpoint.durable.retention import Stored
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.format.pytree import unflatten
+from mt_resilient.checkpoint.slabs.slab_writer import by_tensorstore
 
 RANKS, SNAPSHOTS, TENSORS = 2, 100, 10_000
 Saving = Callable[[int, int], Path]
@@ -89,9 +91,9 @@ def test_ten_thousand_tensors_come_back(save: Saving) -> None:
     snapshot = save(1, TENSORS)
     assert catalog.verify(Files(snapshot)) == []
     for rank in range(RANKS):
-        manifest = restore.open_rank(Files(snapshot), rank, RANKS)
+        manifest = load.open_rank(Files(snapshot), rank, RANKS)
         into = destinations(manifest.table, {})
-        fill(manifest.table, into, restore.chunks(Files(snapshot), manifest), manifest.words())
+        fill(manifest.table, into, load.chunks(Files(snapshot), manifest), manifest.words())
         found, expected = unflatten(manifest.table.skeleton, into), state_of(rank, TENSORS)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
@@ -120,5 +122,5 @@ def test_looking_for_snapshots_asks_thrice_for_each(save: Saving, tmp_path: Path
     found = calls(lambda: catalog.stored(Files(tmp_path), durable, known))
     assert sum(found.values()) <= 8 * SNAPSHOTS, found
     assert calls(lambda: catalog.stored(Files(tmp_path), durable, known)).total() == 0, "each is asked once"
-    names = [path.name for path in (tmp_path / layout.SNAPSHOTS).iterdir()]
+    names = [path.name for path in (tmp_path / paths.SNAPSHOTS).iterdir()]
     assert len(names) == SNAPSHOTS, "nothing but snapshots is left there"

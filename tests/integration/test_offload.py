@@ -15,15 +15,15 @@ PREAMBLE = """
 import os, time
 import torch, torch_musa
 from torch import nn
-from mt_resilient.checkpoint import arena
-from mt_resilient.resilience.boundary import RankPolicy
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, Wanted
-from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.training.attach import Attachment
-from mt_resilient.training.pace import Pace
-from mt_resilient.training.rewind import Tape
-from mt_resilient.training.state import Source, source_of
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, Wanted
+from mt_resilient.resilience.ipc.board_layout import PAGE_BYTES, Page
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.training.attach.attach import Attachment
+from mt_resilient.training.snapshot.snapshot_pace import Pace
+from mt_resilient.training.snapshot.snapshots import Tape
+from mt_resilient.training.state.sources import Source, source_of
 
 fds = arena.create(1, 3)
 handoff = Handoff(
@@ -94,8 +94,8 @@ for number in range(1, 6):
 def test_without_the_wait_before_the_update_the_bits_would_be_wrong():
     run(
         """
-from mt_resilient.training.offload import Offload
-from mt_resilient.training.restoring import Unrestorable
+from mt_resilient.training.snapshot.device_copy import Offload
+from mt_resilient.training.snapshot.restore import Unrestorable
 Offload._before_update = lambda self, *_: None
 tape = tape(model=model, optimizer=optimizer)
 expected = bits()
@@ -178,7 +178,7 @@ assert tape._arena.holding(1) is None
 def test_what_is_given_up_at_the_very_moment_it_is_staged_is_not_kept():
     run("""
 import threading
-from mt_resilient.checkpoint.arena import Slot
+from mt_resilient.checkpoint.arena.arena import Slot
 about_to, really = threading.Event(), Slot.staged
 
 def staged(slot):
@@ -233,7 +233,7 @@ grown = {state}
 other = Tape(tape._at, {{"model": source_of("model", grown)}}, Pace(1))
 other._arena = tape._arena
 other._arena.drop_after(0)
-from mt_resilient.training.offload import Offload
+from mt_resilient.training.snapshot.device_copy import Offload
 other._offload = Offload("musa", other._arena)
 other.record(2, Wanted.NOWHERE, patience_s=10)
 other.finish()

@@ -25,17 +25,17 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from mt_resilient import SnapshotStore
-from mt_resilient.checkpoint import catalog, commit
-from mt_resilient.checkpoint.contents import Contents
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.geometry import Part
-from mt_resilient.checkpoint.reshard import Saved
-from mt_resilient.checkpoint.retention import RetentionPolicy
-from mt_resilient.checkpoint.tree import Tagged
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import catalog, commit
+from mt_resilient.checkpoint.durable.load_resharded import Saved
+from mt_resilient.checkpoint.durable.retention import RetentionPolicy
+from mt_resilient.checkpoint.durable.snapshot_view import Contents
+from mt_resilient.checkpoint.format.pytree import Tagged
+from mt_resilient.checkpoint.format.sharding import Part
 from mt_resilient.cli import main
-from mt_resilient.formats import foreign, importing, safetensors_files
-from mt_resilient.formats.dcp_files import open_dcp
-from mt_resilient.formats.exporting import export
+from mt_resilient.formats import dcp_names, import_checkpoint, safetensors_files
+from mt_resilient.formats.dcp_reader import open_dcp
+from mt_resilient.formats.export import export
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
 
 from ..played import Node
@@ -395,12 +395,12 @@ def test_what_a_killed_export_has_left_goes_with_the_next(tmp_path: Path) -> Non
 
 def test_what_left_comes_back(root: Path, tmp_path: Path) -> None:
     first = Saved(catalog.find(str(root)))
-    for number, part_bytes in enumerate((importing.PART_BYTES, 1000)):
+    for number, part_bytes in enumerate((import_checkpoint.PART_BYTES, 1000)):
         out, place = tmp_path / f"dcp{number}", tmp_path / f"in{number}"
         if not number:
             assert main(["snapshots", "export", str(root), "--to", "dcp", str(out)]) == 0
-        found = foreign.from_torch(tmp_path / "dcp0")
-        snapshot = importing.import_into(Files(place), found, part_bytes=part_bytes)
+        found = dcp_names.from_torch(tmp_path / "dcp0")
+        snapshot = import_checkpoint.import_into(Files(place), found, part_bytes=part_bytes)
         again = Saved(snapshot)
         assert catalog.verify(snapshot) == []
         assert len(again.manifests) == (3 if number else 1)

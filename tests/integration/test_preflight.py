@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent import probes
-from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
-from mt_resilient.agent.etcd_binary import find_server
-from mt_resilient.agent.links import Listener, Meeting, Present, Roster, measure
-from mt_resilient.agent.preflight import Link, PreflightPolicy, neighbours
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.store import Entry
-from mt_resilient.resilience.terms import NodeId
-from mt_resilient.resilience.wire import dumps
+from mt_resilient.agent.etcd.binary import find_server
+from mt_resilient.agent.etcd.server import EmbeddedEtcd
+from mt_resilient.agent.preflight import probes
+from mt_resilient.agent.preflight.link_test import Listener, Meeting, Present, Roster, measure
+from mt_resilient.agent.preflight.rules import Link, PreflightPolicy, neighbours
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.resilience.model.types import NodeId
+from mt_resilient.resilience.store.codec import dumps
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Entry
 
 from ..harness import MINIMAL, Job, cli, environment
 

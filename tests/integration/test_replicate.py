@@ -17,16 +17,18 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from mt_resilient.agent.buddy import TOKEN
-from mt_resilient.agent.ports import free_port
-from mt_resilient.checkpoint import arena, connection, frames, replicate, tiers, tree
-from mt_resilient.checkpoint.arena import Slot, State
-from mt_resilient.checkpoint.connection import Connection, Lost
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.frames import Offer, Word
-from mt_resilient.checkpoint.header import Header, Stamp, complete
-from mt_resilient.checkpoint.staging import destinations, fill
-from mt_resilient.checkpoint.tensors import Table
+from mt_resilient.agent.buddy.service import TOKEN
+from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import Slot, State
+from mt_resilient.checkpoint.arena.slot_header import Header, Stamp, complete
+from mt_resilient.checkpoint.arena.staging import destinations, fill
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.buddy import admission, connection, protocol, transfer
+from mt_resilient.checkpoint.buddy.connection import Connection, Lost
+from mt_resilient.checkpoint.buddy.protocol import Offer, Word
+from mt_resilient.checkpoint.format import pytree
+from mt_resilient.checkpoint.format.tensor_table import Table
 from mt_resilient.resilience.errors import MachineError, SnapshotError
 
 from ..played import PATIENCE_S, DrainProcess, Node
@@ -48,7 +50,7 @@ class Guests:
         return [[slot.header() for slot in row] for row in self.slots]
 
     def newest(self) -> Stamp | None:
-        return max(tiers.whole(self.headers()), default=None)
+        return max(admission.whole(self.headers()), default=None)
 
     def arriving(self) -> bool:
         """A copy is on its way, or torn."""
@@ -83,7 +85,7 @@ def assert_exact(view: arena.View, seed: int = 0) -> None:
     table = Table.from_json(view.table)
     leaves = destinations(table, {})
     fill(table, leaves, view.chunks(), view.fingerprints)
-    state = tree.unflatten(table.skeleton, leaves)
+    state = pytree.unflatten(table.skeleton, leaves)
     content = bytes(state["x"].numpy() if hasattr(state["x"], "numpy") else state["x"])
     assert state["step"] == view.header.step
     assert content == np.random.default_rng([view.header.rank, view.header.step, seed]).bytes(len(content))
@@ -262,7 +264,7 @@ def test_a_stream_cut_at_any_byte_leaves_a_torn_slot(node, guests):
             with served(guests) as (wire, tapped):
                 tapped.left = cut
                 with pytest.raises(Lost):
-                    replicate.give(wire, 0, 1, slot, view, time.monotonic() + 5)
+                    transfer.give(wire, 0, 1, slot, view, time.monotonic() + 5)
             assert guests.newest() is None
             assert guests.check() == 0
     for each in chain(*slots):
@@ -299,7 +301,7 @@ class served:
 
     def run(self) -> None:
         with self.accepted, pytest.raises(Lost):
-            replicate.serve(self.accepted, self.slots, 5.0)
+            transfer.serve(self.accepted, self.slots, 5.0)
         for slot in chain(*self.slots):
             slot.close()
 
@@ -328,13 +330,13 @@ def source(node) -> Iterator[Slot]:
 def test_a_flipped_bit_in_the_source_is_found_and_refused(source, guests):
     with source.reading() as view, served(guests) as (wire, _):
         view.memory[(5 << 20) + 3] ^= 16
-        outcome = replicate.give(wire, 0, 1, source, view, time.monotonic() + 5)
+        outcome = transfer.give(wire, 0, 1, source, view, time.monotonic() + 5)
         assert outcome.word is Word.NO
         assert "x' has not the fingerprint" in outcome.why
         assert guests.headers()[0][0].state is State.STAGING
         view.memory[(5 << 20) + 3] ^= 16
-        assert replicate.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.KEPT
-        assert replicate.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.HAVE
+        assert transfer.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.KEPT
+        assert transfer.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.HAVE
     assert guests.check() == 1
 
 
@@ -349,15 +351,15 @@ def test_a_flipped_bit_on_the_way_is_found_and_refused(source, guests, at, why):
         assert wire.hear(Word.TAKE)
         wire.write(memoryview(view.fingerprints.tobytes() + sent))
         wire.say(Word.SEALED)
-        assert why in frames.said(wire.hear(Word.NO)[1])
+        assert why in protocol.said(wire.hear(Word.NO)[1])
         assert guests.headers()[0][0].state is State.STAGING
-        assert replicate.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.KEPT, "it goes on"
+        assert transfer.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.KEPT, "it goes on"
 
 
 def test_what_its_source_gives_up_meanwhile_is_not_kept(source, guests):
     with source.reading() as view, served(guests) as (wire, _):
         source.free()
-        assert replicate.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.VOID
+        assert transfer.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.VOID
     assert guests.headers()[0][0].state is State.STAGING
 
 
@@ -368,20 +370,20 @@ def test_offers_that_cannot_be_taken_are_sentences(source, guests):
         def answered(row: int = 0, rows: int = 1, **changed: object) -> str:
             header = replace(view.header, **changed)
             wire.say(Word.OFFER, Offer(row=row, rows=rows, header=header, table=table).body())
-            return frames.said(wire.hear(Word.NO, Word.LATER)[1])
+            return protocol.said(wire.hear(Word.NO, Word.LATER)[1])
 
         assert "cannot be meant" in answered(state=State.STAGED)
         assert "another payload" in answered(pieces=7)
         assert "3 are offered" in answered(rows=3)
         wire.say(Word.WANT, b"x")
-        assert "a wish of 1 bytes" in frames.said(wire.hear(Word.NO)[1])
+        assert "a wish of 1 bytes" in protocol.said(wire.hear(Word.NO)[1])
         assert guests.headers()[0][0].state is State.FREE
         huge = b'{"skeleton":{},"pieces":[],"payload_bytes":%d}' % (((1 << 42) // 4194300) * 4194300)
         table = huge
         size = ((1 << 42) // 4194300) * 4194300
         assert "no memory" in answered(pieces=0, payload_bytes=size, table_bytes=len(huge))
         with pytest.raises(SnapshotError, match="no copy of step 9 of rank 2"):
-            replicate.fetch(wire, Stamp(1, 0, 9), 2, source)
+            transfer.fetch(wire, Stamp(1, 0, 9), 2, source)
 
 
 def test_an_older_generation_is_fenced(node, buddy, guests, port):
@@ -411,7 +413,7 @@ def test_a_wrong_token_is_a_sentence_at_both_ends_and_learns_nothing(node, buddy
     assert there.events("turned away")[-1]["reason"] == "the caller does not know this job's token"
     assert guests.newest() is None
     with socket.create_connection(("127.0.0.1", port)) as raw:
-        raw.sendall(frames.pack(Word.PROOF, bytes(64)))
+        raw.sendall(protocol.pack(Word.PROOF, bytes(64)))
         heard = b""
         while more := raw.recv(4096):
             heard += more
@@ -426,9 +428,9 @@ def test_an_impostor_is_sent_nothing(node, port):
         here = sending(node, port)
         caller, _ = server.accept()
         caller.settimeout(5)
-        caller.sendall(frames.pack(Word.HELLO, bytes(32)))
+        caller.sendall(protocol.pack(Word.HELLO, bytes(32)))
         heard = caller.recv(4096)
-        caller.sendall(frames.pack(Word.PROOF, heard[-32:]))  # its own proof, sent back
+        caller.sendall(protocol.pack(Word.PROOF, heard[-32:]))  # its own proof, sent back
         assert "nothing was sent to it" in here.events("buddy lost")[-1]["reason"]
         assert len(heard) == 8 + 64
         assert caller.recv(4096) == b""
@@ -542,7 +544,7 @@ def test_a_lost_node_comes_back_from_its_guest_copies(node, buddy, guests, port,
     buddy.snapshot(40, durable=False)  # its peers were a step further
     fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4, slots=3)
     own = complete([[slot.header() for slot in row.slots] for row in buddy.arenas], 2)
-    assert max(own & tiers.whole(guests.headers())) == Stamp(1, 0, 30)
+    assert max(own & admission.whole(guests.headers())) == Stamp(1, 0, 30)
     new = fresh.drain(buddy={"poll_s": 0.005})
     STARTED.append(new)
     new.say("fetch", f"127.0.0.1:{port}", 1, 0, 25, 2)
@@ -576,15 +578,15 @@ def test_a_fetch_that_breaks_leaves_a_torn_slot_and_can_be_repeated(node, buddy,
     threading.Timer(0.01, there.process.kill).start()
     with pytest.raises(Lost), wire:  # noqa: PT012  (one of them is hit)
         while True:
-            replicate.fetch(wire, Stamp(1, 0, 1), 2, slot)
+            transfer.fetch(wire, Stamp(1, 0, 1), 2, slot)
     there.process.wait()
     there = keeping(buddy, guests, port)
     with called(port) as wire:
-        replicate.fetch(wire, Stamp(1, 0, 1), 2, slot)
+        transfer.fetch(wire, Stamp(1, 0, 1), 2, slot)
     with slot.reading() as view:
         assert_exact(view)
         with called(port) as wire, pytest.raises(MachineError, match="somebody is at the slot"):
-            replicate.fetch(wire, Stamp(1, 0, 1), 2, Slot(fresh.paths[0][0]))
+            transfer.fetch(wire, Stamp(1, 0, 1), 2, Slot(fresh.paths[0][0]))
     there.kill()
     fresh.close()
 

@@ -12,18 +12,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint import arena, reshard, restore
-from mt_resilient.checkpoint.arena import RankArena, Slot
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.geometry import Part, boxes, row_major
-from mt_resilient.checkpoint.header import Header, Stamp
-from mt_resilient.checkpoint.image import CHUNK_BYTES
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.reshard import Saved, Wanted, word
-from mt_resilient.checkpoint.staging import Stager
-from mt_resilient.checkpoint.tensors import Table
-from mt_resilient.checkpoint.writers import writer
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import RankArena, Slot
+from mt_resilient.checkpoint.arena.slot_header import Header, Stamp
+from mt_resilient.checkpoint.arena.staging import Stager
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import load, load_resharded
+from mt_resilient.checkpoint.durable.load_resharded import Saved, Wanted, word
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES
+from mt_resilient.checkpoint.format.sharding import Part, boxes, row_major
+from mt_resilient.checkpoint.format.tensor_table import Table
+from mt_resilient.checkpoint.slabs.slab_writer import writer
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
 
 Held = list[tuple[str, torch.Tensor, list[Part]]]
@@ -140,13 +141,13 @@ def test_only_the_chunks_that_hold_something_wanted_are_read(tmp_path, monkeypat
     values = torch.arange(rows * 1024, dtype=torch.int32).view(rows, 1024)
     saved = Saved(save(tmp_path, [[("t", values, whole("t", values))]]))
     read: list[int] = []
-    original = restore.chunks
+    original = load.chunks
 
     def counted(snapshot, manifest, wanted=None):
         read.extend(wanted)
         return original(snapshot, manifest, wanted)
 
-    monkeypatch.setattr(reshard.restore, "chunks", counted)
+    monkeypatch.setattr(load_resharded.load, "chunks", counted)
     for first, count in ((0, 10), (rows // 2, 3), (rows - 1, 1)):
         read.clear()
         part = Part(name="t", shape=(rows, 1024), offset=(first, 0), box=(count, 1024))

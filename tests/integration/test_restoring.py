@@ -10,24 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from mt_resilient.checkpoint import arena, catalog, restore
-from mt_resilient.checkpoint.arena import Slot
-from mt_resilient.checkpoint.drain import drain
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.writers import writer
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, RankPolicy, Wanted
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import Slot
+from mt_resilient.checkpoint.arena.slot_header import Stamp
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog, load
+from mt_resilient.checkpoint.durable.save import drain
+from mt_resilient.checkpoint.slabs.slab_writer import writer
 from mt_resilient.resilience.errors import MachineError
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.training import restoring
-from mt_resilient.training.attach import Attachment
-from mt_resilient.training.pace import Pace
-from mt_resilient.training.restoring import Unreadable
-from mt_resilient.training.rewind import Tape
-from mt_resilient.training.state import source_of
+from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, RankPolicy, Wanted
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.training.attach.attach import Attachment
+from mt_resilient.training.snapshot import restore
+from mt_resilient.training.snapshot.restore import Unreadable
+from mt_resilient.training.snapshot.snapshot_pace import Pace
+from mt_resilient.training.snapshot.snapshots import Tape
+from mt_resilient.training.state.sources import source_of
 
 TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.ENOMEM]
 
@@ -78,7 +79,7 @@ class Rank:
 
 @pytest.fixture
 def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    monkeypatch.setattr(restoring, "_PAUSES_S", (0.01,) * 4)
+    monkeypatch.setattr(restore, "_PAUSES_S", (0.01,) * 4)
     rank = Rank(tmp_path)
     yield rank
     rank.close()
@@ -126,7 +127,7 @@ def test_a_read_that_goes_on_failing_says_nothing_about_the_snapshot(rank, whose
 @pytest.mark.parametrize("short", [100, 4096, 5000])
 def test_a_read_that_gives_less_than_there_is_is_no_end_of_the_file(rank, short, monkeypatch):
     """As a network file system's may, that was interrupted."""
-    expected = [bytes(chunk) for _, chunk in restore.chunks(rank.snapshot, restore.open_rank(rank.snapshot, 0))]
+    expected = [bytes(chunk) for _, chunk in load.chunks(rank.snapshot, load.open_rank(rank.snapshot, 0))]
     done = []
 
     def preadv(descriptor: int, buffers: list[memoryview], offset: int, real=os.preadv) -> int:
@@ -134,5 +135,5 @@ def test_a_read_that_gives_less_than_there_is_is_no_end_of_the_file(rank, short,
         return min(real(descriptor, buffers, offset), short if len(done) == 1 else 1 << 40)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    found = restore.chunks(rank.snapshot, restore.open_rank(rank.snapshot, 0))
+    found = load.chunks(rank.snapshot, load.open_rank(rank.snapshot, 0))
     assert [bytes(chunk) for _, chunk in found] == expected

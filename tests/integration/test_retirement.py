@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from mt_resilient.checkpoint import catalog, commit, layout, restore
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.manifest import Commit
-from mt_resilient.checkpoint.objects import Objects
-from mt_resilient.checkpoint.retention import RetentionPolicy, Stored
-from mt_resilient.checkpoint.stores import Place
+from mt_resilient.checkpoint.arena.slot_header import Stamp
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.object_store import Objects
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.backend.place import Place
+from mt_resilient.checkpoint.durable import catalog, commit, load
+from mt_resilient.checkpoint.durable.retention import RetentionPolicy, Stored
+from mt_resilient.checkpoint.format.manifest import Commit
 from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import MachineError
 
@@ -44,13 +45,13 @@ def steps(root: Place) -> list[int]:
 
 
 def left(root: Files) -> int:
-    return len(list((root.path / layout.SNAPSHOTS).iterdir()))
+    return len(list((root.path / paths.SNAPSHOTS).iterdir()))
 
 
 def change(snapshot: Place, **figures: float) -> None:
     """Its COMMIT tells other figures."""
-    told = Commit.from_json(snapshot.read(layout.COMMIT))
-    snapshot.write(layout.COMMIT, replace(told, figures=replace(told.figures, **figures)).to_json())
+    told = Commit.from_json(snapshot.read(paths.COMMIT))
+    snapshot.write(paths.COMMIT, replace(told, figures=replace(told.figures, **figures)).to_json())
 
 
 # Killed at it
@@ -58,10 +59,10 @@ def change(snapshot: Place, **figures: float) -> None:
 DELETER = """
 import os, sys
 from pathlib import Path
-from mt_resilient.checkpoint import catalog
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.objects import Objects
-from mt_resilient.checkpoint.retention import RetentionPolicy
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.object_store import Objects
+from mt_resilient.checkpoint.durable.retention import RetentionPolicy
 def say(word):  # a line is one write: print may take two (PYTHONUNBUFFERED), and who is killed between them tears it
     os.write(1, f"{word}\\n".encode())
 while path := sys.stdin.readline().strip():
@@ -110,7 +111,7 @@ def test_a_deleter_that_is_killed_at_any_moment_leaves_whole_snapshots_only(
             assert int(deleter.stdout.readline()) == SNAPSHOTS - 2
         else:
             whole, ends_s = chance.randint(3, SNAPSHOTS), time.monotonic() + 60
-            while len([*root.glob(f"{layout.SNAPSHOTS}/*/{layout.COMMIT}")]) > whole:
+            while len([*root.glob(f"{paths.SNAPSHOTS}/*/{paths.COMMIT}")]) > whole:
                 assert time.monotonic() < ends_s
             time.sleep(chance.random() * 0.002)
             os.kill(pid, signal.SIGKILL)
@@ -138,8 +139,8 @@ def test_a_deleter_that_is_killed_at_any_moment_leaves_whole_snapshots_only(
 READER = """
 import sys
 from pathlib import Path
-from mt_resilient.checkpoint import commit
-from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.durable import commit
+from mt_resilient.checkpoint.backend.filesystem import Files
 with commit.reading(Files(Path(sys.argv[1]))):
     print("reading", flush=True)
     sys.stdin.readline()
@@ -178,13 +179,13 @@ def test_a_reader_that_nothing_holds_off_is_told_and_gets_no_wrong_byte(tmp_path
     assert isinstance(snapshot, Files)
     read = snapshot if kind == "files" else Objects.at(f"file://{snapshot.path}")
     seen = 0
-    manifests = [restore.open_rank(read, rank) for rank in (0, 1)]
+    manifests = [load.open_rank(read, rank) for rank in (0, 1)]
 
     def read_all() -> None:
         nonlocal seen
         with commit.reading(read):
             for manifest in manifests:
-                for index, chunk in restore.chunks(read, manifest):
+                for index, chunk in load.chunks(read, manifest):
                     assert crc32c(chunk) == manifest.chunk_crc32c[index]
                     seen += 1
                     shutil.rmtree(snapshot.path, ignore_errors=True)
@@ -235,7 +236,7 @@ def test_a_commit_that_cannot_be_read_costs_nothing(node: Node) -> None:
     for step in (1, 2, 3):
         node.snapshot(step)
         node.drain_here(step)
-    catalog.look(node.root).durable[1].under(node.root).write(layout.COMMIT, b"{")
+    catalog.look(node.root).durable[1].under(node.root).write(paths.COMMIT, b"{")
     assert catalog.retire(node.root, RetentionPolicy(**KEEP_ALL, max_age_h=1), wall_s()) == []
     assert steps(node.root) == [3, 2, 1]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint import catalog
-from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.durable import catalog
 
 PROGRAM = Path(__file__).with_name("save_kills.py")
 SMALL, LARGE = 1_500_000, 17 << 20

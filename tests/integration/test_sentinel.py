@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.boundary import ROW
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.training.nodes import Rounds
-from mt_resilient.training.sentinel import Exchange, Group, Nodes, Pages
+from mt_resilient.resilience.inprocess.tally import ROW
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.training.boundary.allreduce import Exchange, Group, Nodes, Pages
+from mt_resilient.training.boundary.cross_node import Rounds
 
 pytestmark = pytest.mark.timeout(180)  # where one has raised, those that are not connected with it wait for ever
 STEPS = 1000

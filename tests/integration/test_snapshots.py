@@ -17,15 +17,17 @@ import numpy as np
 import pytest
 import zarr
 
-from mt_resilient.checkpoint import catalog, commit, layout, manifest, restore, tree
-from mt_resilient.checkpoint.arena import Slot, State
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import DRAINED_OFFSET, Header, Stamp
-from mt_resilient.checkpoint.image import CHUNK_BYTES
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.reshard import Saved
-from mt_resilient.checkpoint.retention import RetentionPolicy
-from mt_resilient.checkpoint.staging import destinations, fill
+from mt_resilient.checkpoint.arena.arena import Slot, State
+from mt_resilient.checkpoint.arena.slot_header import DRAINED_OFFSET, Header, Stamp
+from mt_resilient.checkpoint.arena.staging import destinations, fill
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog, commit, load
+from mt_resilient.checkpoint.durable.load_resharded import Saved
+from mt_resilient.checkpoint.durable.retention import RetentionPolicy
+from mt_resilient.checkpoint.format import manifest, pytree
+from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES
 from mt_resilient.resilience.errors import FormatError, LayoutError, SnapshotError
 
 from ..harness import MINIMAL, cli
@@ -72,10 +74,10 @@ def test_from_the_arena_to_disk_and_back(node):
     assert [newest.name, older.name] == ["0000000004-g1-5eed5eed0000", "0000000002-g1-5eed5eed0000"]
     assert catalog.verify(newest) == catalog.verify(older) == []
     for rank in node.ranks:
-        manifest = restore.open_rank(newest, rank, world=2)
+        manifest = load.open_rank(newest, rank, world=2)
         leaves = destinations(manifest.table, {})
-        fill(manifest.table, leaves, restore.chunks(newest, manifest), manifest.words())
-        state = tree.unflatten(manifest.table.skeleton, leaves)
+        fill(manifest.table, leaves, load.chunks(newest, manifest), manifest.words())
+        state = pytree.unflatten(manifest.table.skeleton, leaves)
         assert state["step"] == 4
         assert state["x"].tobytes() == np.random.default_rng([rank, 4, 0]).bytes(node.nbytes)
         assert node.arenas[rank].holding(4).header().drained
@@ -145,7 +147,7 @@ def test_a_snapshot_given_up_before_it_was_written_stays_unwritten(node):
 def test_a_rank_killed_while_staging_is_ignored(node):
     node.snapshot(1)
     script = (
-        "import sys, time; from mt_resilient.checkpoint.arena import Slot, Header\n"
+        "import sys, time; from mt_resilient.checkpoint.arena.arena import Slot, Header\n"
         "header = Header(generation=1, step=2, rank=0, world=2, durable=True, payload_bytes=4096)\n"
         "Slot(sys.argv[1]).begin(header, b'{}')\n"
         "print('begun', flush=True); time.sleep(1000)"
@@ -177,7 +179,7 @@ def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(nod
             step += node.snapshot(step + 1)
         process.kill()
         found = catalog.committed(node.root)
-        names = [path.name for path in (node.root / layout.SNAPSHOTS).path.iterdir()]
+        names = [path.name for path in (node.root / paths.SNAPSHOTS).path.iterdir()]
         torn += len(names) - len(found)
         assert found
         for path in found:
@@ -186,11 +188,11 @@ def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(nod
     step += node.snapshot(step + 1)
     node.drain().finish()
     assert Attempt.parse(catalog.committed(node.root)[0].name).stamp.step == step
-    assert len(list((node.root / layout.SNAPSHOTS).path.iterdir())) <= 4, "what kills left over is swept"
+    assert len(list((node.root / paths.SNAPSHOTS).path.iterdir())) <= 4, "what kills left over is swept"
 
 
 def test_what_a_killed_drain_process_left_is_completed(node, snapshot):
-    (snapshot / layout.COMMIT).unlink()
+    (snapshot / paths.COMMIT).unlink()
     (snapshot / "rank-00001.json").unlink()
     os.truncate(snapshot / "rank-00001/c/0/0", 1000)
     for slots in node.arenas:
@@ -238,9 +240,9 @@ def test_a_damaged_file_is_found_and_refused(snapshot, file, damage):
     (problem,) = catalog.verify(Files(snapshot))
     assert str(snapshot) in problem or "COMMIT" in problem
     with pytest.raises(SnapshotError):
-        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 1)))
+        list(load.chunks(Files(snapshot), load.open_rank(Files(snapshot), 1)))
     if file != "COMMIT":
-        list(restore.chunks(Files(snapshot), restore.open_rank(Files(snapshot), 0)))
+        list(load.chunks(Files(snapshot), load.open_rank(Files(snapshot), 0)))
 
 
 @pytest.mark.parametrize(
@@ -265,13 +267,13 @@ def flip(path: Path, at: int) -> None:
 
 def forge(snapshot: Path, rank: int, old: bytes, new: bytes) -> None:
     """Change a manifest, and what COMMIT says of it, so that only what is beyond their checksums can tell."""
-    path = snapshot / layout.manifest_name(rank)
+    path = snapshot / paths.manifest_name(rank)
     forged = path.read_bytes().replace(old, new, 1)
     assert forged != path.read_bytes()
     path.write_bytes(forged)
-    promised = json.loads((snapshot / layout.COMMIT).read_bytes())
+    promised = json.loads((snapshot / paths.COMMIT).read_bytes())
     promised["ranks"][rank] = {"bytes": len(forged), "sha256": sha256(forged).hexdigest()}
-    (snapshot / layout.COMMIT).write_text(json.dumps(promised))
+    (snapshot / paths.COMMIT).write_text(json.dumps(promised))
 
 
 CLASSES = {
@@ -365,9 +367,9 @@ def test_metadata_that_would_read_just_as_well_is_not_taken_for_ours(snapshot):
 
 def test_another_world_or_rank_is_a_sentence(snapshot):
     with pytest.raises(LayoutError, match="written by 2 ranks, and this job has 4"):
-        restore.open_rank(Files(snapshot), 0, world=4)
+        load.open_rank(Files(snapshot), 0, world=4)
     with pytest.raises(SnapshotError, match="no rank 2"):
-        restore.open_rank(Files(snapshot), 2)
+        load.open_rank(Files(snapshot), 2)
 
 
 @pytest.mark.parametrize("version", [manifest.FORMAT - 1, manifest.FORMAT + 1])
@@ -380,7 +382,7 @@ def test_what_another_version_has_written_is_refused_and_left_as_it_is(tmp_path,
         path.read_bytes(),
         f"{snapshot}: COMMIT is written in format {version}; this version of mt-resilient",
     )
-    for look in (catalog.verify, catalog.digest, Saved, lambda place: restore.open_rank(place, 0)):
+    for look in (catalog.verify, catalog.digest, Saved, lambda place: load.open_rank(place, 0)):
         with pytest.raises(FormatError, match=re.escape(sentence)):
             look(Files(snapshot))
     policy = RetentionPolicy(keep=1, keep_every_steps=1, max_age_h=1e-9)
@@ -405,7 +407,7 @@ def test_a_rejected_snapshot_is_none_but_its_bytes_stay(node, snapshot):
     commit.reject(Files(snapshot), "rank 1 could not load it")
     assert catalog.committed(node.root) == []
     with pytest.raises(SnapshotError, match="rejected: rank 1 could not load it"):
-        restore.open_rank(Files(snapshot), 0)
+        load.open_rank(Files(snapshot), 0)
     node.snapshot(2)
     node.drain(keep=1).finish()
     assert (snapshot / "rank-00001/c/0/0").exists()

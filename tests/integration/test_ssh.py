@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mt_resilient.agent import inspect
+from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
 from ..sshd import PROGRAM, Sshd
@@ -31,9 +31,9 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no sshd: apt-g
 STAND_IN = Path(__file__).with_name("stand_in_agent.py")
 DRIVE = """
 import json, os, sys
-from mt_resilient.agent.hosts import parse
-from mt_resilient.agent.ssh_launch import SshLaunch
-from mt_resilient.agent.terminal import Terminal
+from mt_resilient.agent.ssh.hostfile import parse
+from mt_resilient.agent.ssh.ssh import SshLaunch
+from mt_resilient.agent.output.terminal import Terminal
 from mt_resilient.resilience.errors import ResilientError
 
 text, options, agents, least = json.loads(sys.argv[1])
@@ -212,14 +212,14 @@ def test_without_enough_hosts_the_others_are_told_to_leave(tmp_path: Path, sshd:
 
 def test_a_working_directory_that_a_host_does_not_have(tmp_path: Path) -> None:
     order = {"hello": "hello", "folder": str(tmp_path / "gone"), "environment": {}, "command": ["true"]}
-    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.ssh.ssh_remote"]
     done = subprocess.run(far, input=json.dumps(order) + "\n", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"the working directory {tmp_path / 'gone'} is not there (No such file or directory)\n"
 
 
 def test_a_far_end_that_is_told_nothing_starts_nothing() -> None:
-    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.ssh.ssh_remote"]
     assert subprocess.run(far, input=b"", timeout=60).returncode == 3
 
 
@@ -233,7 +233,7 @@ def test_silence_is_taken_for_the_end_and_one_that_does_not_listen_is_killed(tmp
         "silence_s": 1.0,
         "ending_s": 1.0,
     }
-    far = [sys.executable, "-P", "-m", "mt_resilient.agent.remote"]
+    far = [sys.executable, "-P", "-m", "mt_resilient.agent.ssh.ssh_remote"]
     with subprocess.Popen(far, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True) as process:
         assert process.stdin
         process.stdin.write(json.dumps(order) + "\n")
@@ -321,7 +321,7 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     job = Real(tmp_path, sshd, 200)
     job.until_step(10)
     status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
-    world = inspect.look(RunDirectory(tmp_path / "run"))
+    world = explain.look(RunDirectory(tmp_path / "run"))
     assert world
     assert {name: node.labels for name, node in world.nodes.items()} == {"a": {}, "b": {"rack": "r1"}}
     etcd = next(each for each in psutil.Process(job.process.pid).children() if "etcd" in each.name())

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 import tensorstore
 
-from mt_resilient.checkpoint import catalog, commit, layout, restore, slabs, stores
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.checkpoint.image import CHUNK_BYTES, STRIDE_BYTES
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.objects import Objects
-from mt_resilient.checkpoint.retention import RetentionPolicy
-from mt_resilient.checkpoint.staging import destinations, fill
-from mt_resilient.checkpoint.stores import Place
+from mt_resilient.checkpoint.arena.slot_header import Stamp
+from mt_resilient.checkpoint.arena.staging import destinations, fill
+from mt_resilient.checkpoint.backend import paths, place
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.object_store import Objects
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.backend.place import Place
+from mt_resilient.checkpoint.durable import catalog, commit, load
+from mt_resilient.checkpoint.durable.retention import RetentionPolicy
+from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES, STRIDE_BYTES
+from mt_resilient.checkpoint.slabs import zarr_slab
 from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import LayoutError, MachineError, SnapshotError, UsageError
 
@@ -54,16 +56,16 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bucket(swift: Swift, name: str = BUCKET, region: str = REGION) -> Place:
     """A prefix of its own."""
-    return stores.at(stores.address(f"s3://{name}/{uuid.uuid4().hex}", swift.endpoint, region))
+    return place.at(place.address(f"s3://{name}/{uuid.uuid4().hex}", swift.endpoint, region))
 
 
 @pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     match request.param:
         case "file":
-            return stores.at(str(tmp_path))
+            return place.at(str(tmp_path))
         case "memory":
-            return stores.at(f"memory://{uuid.uuid4().hex}")
+            return place.at(f"memory://{uuid.uuid4().hex}")
     return bucket(request.getfixturevalue("swift"))
 
 
@@ -107,7 +109,7 @@ def test_a_place_keeps_what_it_is_given(root: Place) -> None:
 @each
 def test_its_address_leads_there_again(root: Place) -> None:
     (root / "a").write("x", b"1")
-    assert (stores.at(root.address) / "a").read("x") == b"1"
+    assert (place.at(root.address) / "a").read("x") == b"1"
     assert (root / "a").name == "a"
 
 
@@ -124,16 +126,16 @@ def test_its_address_leads_there_again(root: Place) -> None:
 )
 def test_what_is_no_place_is_a_sentence(given: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        stores.address(given)
+        place.address(given)
 
 
 def test_an_endpoint_is_for_s3_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="are for s3:// URLs"):
-        stores.address(str(tmp_path), endpoint="http://localhost:1")
+        place.address(str(tmp_path), endpoint="http://localhost:1")
     assert (
-        stores.address("s3://bucket/run", "http://localhost:1") == "s3://bucket/run?endpoint=http%3A%2F%2Flocalhost%3A1"
+        place.address("s3://bucket/run", "http://localhost:1") == "s3://bucket/run?endpoint=http%3A%2F%2Flocalhost%3A1"
     )
-    assert str(stores.at("file:///tmp/a%20b")) == "/tmp/a b"
+    assert str(place.at("file:///tmp/a%20b")) == "/tmp/a b"
 
 
 # Snapshots
@@ -148,19 +150,19 @@ def test_from_the_arena_and_back(node: Node) -> None:
     assert [str(found) for found in catalog.committed(node.root)] == [str(second), str(first)]
     assert catalog.verify(first) == catalog.verify(second) == []
     for rank in node.ranks:
-        manifest = restore.open_rank(second, rank, world=2)
+        manifest = load.open_rank(second, rank, world=2)
         slot = node.arenas[rank].holding(2)
         with slot.reading() as view:
             expected = [(index, bytes(chunk)) for index, chunk in view.chunks()]
-        assert [(index, bytes(chunk)) for index, chunk in restore.chunks(second, manifest)] == expected
+        assert [(index, bytes(chunk)) for index, chunk in load.chunks(second, manifest)] == expected
     with pytest.raises(LayoutError, match="written by 2 ranks, and this job has 4"):
-        restore.open_rank(second, 0, world=4)
+        load.open_rank(second, 0, world=4)
     assert catalog.next_generation(node.root) == 2
 
 
 def test_the_same_state_has_the_same_digest_everywhere(tmp_path: Path, swift: Swift) -> None:
     digests = set()
-    for root in (stores.at(str(tmp_path)), stores.at("memory://digests"), bucket(swift)):
+    for root in (place.at(str(tmp_path)), place.at("memory://digests"), bucket(swift)):
         node = Node(root)
         node.snapshot(1)
         digests.add(catalog.digest(node.drain_here(1)))
@@ -170,16 +172,16 @@ def test_the_same_state_has_the_same_digest_everywhere(tmp_path: Path, swift: Sw
 
 @each
 def test_a_slab_of_several_shards(root: Place) -> None:
-    chunks = slabs.OBJECT_CHUNKS + 2
+    chunks = zarr_slab.OBJECT_CHUNKS + 2
     node = Node(root, range(1), world=1, nbytes=chunks * CHUNK_BYTES, slots=1)
     node.snapshot(1)
     snapshot = node.drain_here(1)
     assert catalog.verify(snapshot) == []
     slab = snapshot / "rank-00000"
     assert slab.there("c/1/0") == isinstance(slab, Objects)
-    manifest = restore.open_rank(snapshot, 0)
-    wanted = [0, slabs.OBJECT_CHUNKS - 1, slabs.OBJECT_CHUNKS, chunks - 1]
-    assert [index for index, _ in restore.chunks(snapshot, manifest, wanted)] == wanted
+    manifest = load.open_rank(snapshot, 0)
+    wanted = [0, zarr_slab.OBJECT_CHUNKS - 1, zarr_slab.OBJECT_CHUNKS, chunks - 1]
+    assert [index for index, _ in load.chunks(snapshot, manifest, wanted)] == wanted
     node.close()
 
 
@@ -190,18 +192,18 @@ def test_what_replicas_hold_alike_is_written_once_and_read_by_all(root: Place) -
     node.snapshot(1)
     snapshot = node.drain_here(1)
     assert catalog.verify(snapshot) == []
-    manifests = [restore.open_rank(snapshot, rank) for rank in range(ranks)]
+    manifests = [load.open_rank(snapshot, rank) for rank in range(ranks)]
     assert [len(manifest.sources.own) for manifest in manifests] == [shared // ranks + private] * ranks
     if isinstance(snapshot, Files):
-        sizes = [(snapshot.path / f"rank-{rank:05}" / slabs.SHARD).stat().st_size for rank in range(ranks)]
+        sizes = [(snapshot.path / f"rank-{rank:05}" / zarr_slab.SHARD).stat().st_size for rank in range(ranks)]
         assert sizes == [manifest.table.image.file_bytes(shared // ranks + private) for manifest in manifests]
     for rank, manifest in enumerate(manifests):
         into = destinations(manifest.table, {})
-        fill(manifest.table, into, restore.chunks(snapshot, manifest), manifest.words())
+        fill(manifest.table, into, load.chunks(snapshot, manifest), manifest.words())
         assert into["shared"].numpy().tobytes() == noise(shared * CHUNK_BYTES, 1, 0).tobytes()
         assert into["x"].numpy().tobytes() == noise(private * CHUNK_BYTES, rank, 1, 0).tobytes()
     wanted = [0, 4, 8, 10]
-    found = restore.chunks(snapshot, manifests[0], wanted)
+    found = load.chunks(snapshot, manifests[0], wanted)
     assert [index for index, _ in found] == wanted
     node.close()
 
@@ -212,7 +214,7 @@ def test_a_rank_with_nothing_of_its_own_writes_nothing(root: Place) -> None:
     node.snapshot(1)
     snapshot = node.drain_here(1)
     assert catalog.verify(snapshot) == []
-    assert [(snapshot / f"rank-{rank:05}").there(slabs.SHARD) for rank in range(2)] == [True, False]
+    assert [(snapshot / f"rank-{rank:05}").there(zarr_slab.SHARD) for rank in range(2)] == [True, False]
     node.close()
 
 
@@ -234,7 +236,7 @@ def test_damage_to_what_another_rank_wrote_is_found_by_all_who_need_it(tmp_path:
     node = Node(Files(tmp_path), shared_bytes=6 * CHUNK_BYTES)
     node.snapshot(1)
     snapshot = node.drain_here(1)
-    shard = snapshot.path / "rank-00000" / slabs.SHARD
+    shard = snapshot.path / "rank-00000" / zarr_slab.SHARD
     match damage:
         case "flip":
             with shard.open("r+b") as file:
@@ -251,9 +253,9 @@ def test_damage_to_what_another_rank_wrote_is_found_by_all_who_need_it(tmp_path:
 
 
 def test_what_is_put_is_what_tensorstore_writes() -> None:
-    root = stores.at("memory://reference")
+    root = place.at("memory://reference")
     assert isinstance(root, Objects)
-    chunks = slabs.OBJECT_CHUNKS + 2
+    chunks = zarr_slab.OBJECT_CHUNKS + 2
     node = Node(root, range(1), world=1, nbytes=chunks * CHUNK_BYTES, slots=1)
     node.snapshot(1)
     slab = node.drain_here(1) / "rank-00000"
@@ -268,7 +270,7 @@ def test_what_is_put_is_what_tensorstore_writes() -> None:
     opened = tensorstore.open({"driver": "zarr3", "kvstore": memory}, context=copied).result()
     content = opened.read().result()
     for key in ours:
-        if key != slabs.METADATA.encode():
+        if key != zarr_slab.METADATA.encode():
             kv.write(key, None).result()
     opened.write(content).result()
     assert {key: kv.read(key).result().value for key in kv.list().result()} == ours
@@ -278,21 +280,21 @@ def test_what_is_put_is_what_tensorstore_writes() -> None:
 def test_a_rejected_snapshot_is_none_and_stays(node: Node) -> None:
     node.snapshot(1)
     snapshot = node.drain_here(1)
-    promised = snapshot.read(layout.COMMIT)
-    snapshot.write(layout.REJECTED, promised)  # where a kill leaves an object store between the two steps
+    promised = snapshot.read(paths.COMMIT)
+    snapshot.write(paths.REJECTED, promised)  # where a kill leaves an object store between the two steps
     assert catalog.committed(node.root) == []
-    snapshot.delete(layout.REJECTED)
+    snapshot.delete(paths.REJECTED)
     for _ in ("this node", "another one, which has seen it committed too"):
         commit.reject(snapshot, "rank 1 could not load it")
     assert catalog.committed(node.root) == []
     assert [attempt.stamp.step for attempt in catalog.look(node.root).rejected] == [1]
     with pytest.raises(SnapshotError, match="rejected: rank 1 could not load it"):
-        restore.open_rank(snapshot, 0)
+        load.open_rank(snapshot, 0)
     node.snapshot(2)
     node.drain_here(2)
     assert catalog.retire(node.root, RetentionPolicy(keep=1), 0.0) == []
     assert snapshot.there("rank-00001/c/0/0")
-    assert snapshot.read(layout.REJECTED) == promised
+    assert snapshot.read(paths.REJECTED) == promised
 
 
 @each
@@ -306,7 +308,7 @@ def test_the_old_are_retired_and_remains_are_swept(node: Node) -> None:
     found = catalog.look(node.root)
     assert [attempt.stamp.step for attempt in found.durable] == [3, 2]
     assert (found.rejected, found.remains) == ((), ())
-    assert len((node.root / layout.SNAPSHOTS).holding([])) == 2
+    assert len((node.root / paths.SNAPSHOTS).holding([])) == 2
 
 
 @each
@@ -333,12 +335,12 @@ def test_a_deletion_that_was_killed_is_ended_by_the_next_snapshot(node: Node) ->
     for step in (1, 2):
         node.snapshot(step)
         node.drain_here(step)
-    catalog.committed(node.root)[-1].delete(layout.COMMIT)  # as far as it got
+    catalog.committed(node.root)[-1].delete(paths.COMMIT)  # as far as it got
     assert [len(found) for found in (catalog.look(node.root).durable, catalog.look(node.root).remains)] == [1, 1]
     node.snapshot(3)
     node.drain_here(3)
     assert [attempt.stamp.step for attempt in catalog.look(node.root).durable] == [3, 2]
-    assert len((node.root / layout.SNAPSHOTS).holding([])) == 2
+    assert len((node.root / paths.SNAPSHOTS).holding([])) == 2
 
 
 @each
@@ -355,7 +357,7 @@ def test_damage_is_found_and_refused(node: Node, name: str) -> None:
         snapshot.delete(name) if damaged is None else snapshot.write(name, damaged)
         assert len(catalog.verify(snapshot)) == 1
         with pytest.raises(SnapshotError):
-            list(restore.chunks(snapshot, restore.open_rank(snapshot, 1)))
+            list(load.chunks(snapshot, load.open_rank(snapshot, 1)))
         snapshot.write(name, sound)
     assert catalog.verify(snapshot) == []
 
@@ -420,9 +422,9 @@ def test_a_server_that_is_down_costs_nothing(node: Node, swift: Swift) -> None:
 def test_a_server_that_hangs_is_given_up_in_time(node: Node, swift: Swift) -> None:
     node.snapshot(1)
     snapshot = node.drain_here(1)
-    manifest = restore.open_rank(snapshot, 0)
+    manifest = load.open_rank(snapshot, 0)
     process = node.drain()
-    content = restore.chunks(snapshot, manifest)
+    content = load.chunks(snapshot, manifest)
     with swift.hanging():
         node.snapshot(2)
         started = time.monotonic()
@@ -495,14 +497,14 @@ def test_a_job_that_is_killed_altogether_goes_on_from_the_store(tmp_path: Path, 
     job.until_said("step 20 is on disk")
     job.kill_everything()
     assert not (job.directory / "snapshots").exists()
-    newest, older = catalog.committed(stores.at(stores.address(where, swift.endpoint, REGION)))
+    newest, older = catalog.committed(place.at(place.address(where, swift.endpoint, REGION)))
     shard = bytearray(newest.read("rank-00000/c/0/0"))
     shard[100] ^= 1
     newest.write("rank-00000/c/0/0", bytes(shard))
     job.start()
     job.until_said(f"the snapshot {newest.name} cannot be restored and is set aside")
     job.until_said(f"going back to step {int(older.name[:10])} from disk")
-    assert newest.there(layout.REJECTED)
+    assert newest.there(paths.REJECTED)
     job.until(lambda now: now.generation >= 3 and now.stepped_s > 0)
     with swift.down():
         job.until_said("could not be written, training goes on")

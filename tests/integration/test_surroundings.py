@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import BIN, GATED, MINIMAL, ROOT, Job, digest_of, environment, step_lines, undisturbed
 

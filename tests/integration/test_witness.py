@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.gang import Watched
-from mt_resilient.agent.witness import Witness
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.findings import Place
-from mt_resilient.resilience.hang import HangPolicy, Look, compare
-from mt_resilient.resilience.noted import PAGE_BYTES
+from mt_resilient.agent.monitor.stack_sampler import Witness
+from mt_resilient.agent.ranks.worker_group import Watched
+from mt_resilient.resilience.detect.hang_rules import HangPolicy, Look, compare
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.signals import Place
 
 POLICY = HangPolicy()
 RANK = """
 import ctypes, mmap, os, signal, sys, time
-from mt_resilient.resilience.board import PAGE_BYTES, Page
-from mt_resilient.training.listening import listen
+from mt_resilient.resilience.ipc.board_layout import PAGE_BYTES, Page
+from mt_resilient.training.attach.stack_signal import listen
 board, stacks, how = sys.argv[1:]
 page = Page(memoryview(mmap.mmap(os.open(board, os.O_RDWR), PAGE_BYTES)))
 listen(page, stacks)

@@ -32,7 +32,7 @@ WORKER = """
 import multiprocessing
 
 def work():
-    from mt_resilient.training.attach import attach
+    from mt_resilient.training.attach.attach import attach
     print("worker", attach(trains=False), flush=True)
 
 if __name__ == "__main__":
@@ -70,7 +70,7 @@ def test_the_process_that_trains_is_the_rank(tmp_path: Path) -> None:
 
 WAITS = """
 import os, pathlib, sys, time
-from mt_resilient.training.attach import attach
+from mt_resilient.training.attach.attach import attach
 attach()
 while not pathlib.Path(sys.argv[1], "over").exists():
     time.sleep(0.05)

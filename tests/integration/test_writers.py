@@ -13,16 +13,16 @@ import pytest
 import tensorstore
 import zarr
 
-from mt_resilient.checkpoint import direct, slabs
-from mt_resilient.checkpoint.arena import View
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import Header
-from mt_resilient.checkpoint.image import CHUNK_BYTES, Image, padded
-from mt_resilient.checkpoint.writers import TRIAL_BYTES, Direct, Fastest, by_tensorstore
+from mt_resilient.checkpoint.arena.arena import View
+from mt_resilient.checkpoint.arena.slot_header import Header
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES, Image, padded
+from mt_resilient.checkpoint.slabs import direct_io, zarr_slab
+from mt_resilient.checkpoint.slabs.slab_writer import TRIAL_BYTES, Direct, Fastest, by_tensorstore
 from mt_resilient.resilience import clock
 from mt_resilient.resilience.errors import SnapshotError
 
-BLOCK = direct.BLOCK_BYTES // (CHUNK_BYTES + 4) * CHUNK_BYTES
+BLOCK = direct_io.BLOCK_BYTES // (CHUNK_BYTES + 4) * CHUNK_BYTES
 SIZES = [1, 4092, 4093, 100_000, CHUNK_BYTES, CHUNK_BYTES + 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3 * CHUNK_BYTES]
 
 
@@ -47,7 +47,7 @@ def test_both_leave_the_same_files_and_checksums(tmp_path, nbytes):
     every = range(held.header.image.chunks)
     assert by_tensorstore(Files(tmp_path / "a"), held, every) == Direct()(Files(tmp_path / "b"), held, every)
     assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert files(tmp_path / "a").keys() == {slabs.METADATA, slabs.SHARD}
+    assert files(tmp_path / "a").keys() == {zarr_slab.METADATA, zarr_slab.SHARD}
 
 
 @pytest.mark.parametrize("some", [[0], [5], [0, 1, 2, 3, 4], [1, 3, 5, 7, 9], [0, 2, 3, 9, 10], [6, 7, 8, 9, 10], []])
@@ -56,13 +56,13 @@ def test_both_leave_out_the_chunks_that_others_write(tmp_path, some):
     image = held.header.image
     assert by_tensorstore(Files(tmp_path / "a"), held, some) == Direct()(Files(tmp_path / "b"), held, some)
     assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert len(files(tmp_path / "a").get(slabs.SHARD, b"")) == image.file_bytes(len(some))
+    assert len(files(tmp_path / "a").get(zarr_slab.SHARD, b"")) == image.file_bytes(len(some))
     for slab in (tmp_path / "a", tmp_path / "b"):
-        read = [bytes(chunk) for chunk in slabs.read(Files(slab), image.chunk_bytes, some)]
+        read = [bytes(chunk) for chunk in zarr_slab.read(Files(slab), image.chunk_bytes, some)]
         assert read == [bytes(image.chunk(held.memory, index)) for index in some]
         missing = next(index for index in range(11) if index not in some)
         with pytest.raises(SnapshotError, match="missing"):
-            list(slabs.read(Files(slab), image.chunk_bytes, [missing]))
+            list(zarr_slab.read(Files(slab), image.chunk_bytes, [missing]))
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -72,10 +72,10 @@ def test_whatever_wrote_it_everybody_reads_the_same(tmp_path, nbytes):
     every = range(image.chunks)
     Direct()(Files(slab), held, every)
     expected = [bytes(chunk) for _, chunk in held.chunks()]
-    assert [bytes(chunk) for chunk in slabs.read(Files(slab), image.chunk_bytes, every)] == expected
-    assert [bytes(chunk[:-4]) for chunk in direct.read(places(slab, image, every), image.stride_bytes)] == expected
+    assert [bytes(chunk) for chunk in zarr_slab.read(Files(slab), image.chunk_bytes, every)] == expected
+    assert [bytes(chunk[:-4]) for chunk in direct_io.read(places(slab, image, every), image.stride_bytes)] == expected
     index = image.index(every)
-    assert direct.tail(slab / slabs.SHARD, image.memory_bytes, len(index)) == index
+    assert direct_io.tail(slab / zarr_slab.SHARD, image.memory_bytes, len(index)) == index
     assert [np.asarray(row).tobytes() for row in zarr.open_array(slab, mode="r")[:]] == expected
     opened = tensorstore.open({"driver": "auto", "kvstore": f"file://{slab}/"}).result()
     assert opened[image.chunks - 1].read().result().tobytes() == expected[-1]
@@ -87,18 +87,18 @@ def test_only_the_chunks_that_are_wanted_are_read(tmp_path, wanted):
     image, slab = held.header.image, tmp_path / "slab"
     Direct()(Files(slab), held, range(11))
     expected = [bytes(image.chunk(held.memory, index)) for index in wanted]
-    assert [bytes(chunk[:-4]) for chunk in direct.read(places(slab, image, wanted), image.stride_bytes)] == expected
-    assert [bytes(chunk) for chunk in slabs.read(Files(slab), image.chunk_bytes, wanted)] == expected
+    assert [bytes(chunk[:-4]) for chunk in direct_io.read(places(slab, image, wanted), image.stride_bytes)] == expected
+    assert [bytes(chunk) for chunk in zarr_slab.read(Files(slab), image.chunk_bytes, wanted)] == expected
 
 
 def places(slab: Path, image: Image, chunks: Iterable[int]) -> list[tuple[Path, int]]:
-    return [(slab / slabs.SHARD, index * image.stride_bytes) for index in chunks]
+    return [(slab / zarr_slab.SHARD, index * image.stride_bytes) for index in chunks]
 
 
 def read_all(slab: Path, image: Image) -> None:
-    for _ in direct.read(places(slab, image, range(image.chunks)), image.stride_bytes):
+    for _ in direct_io.read(places(slab, image, range(image.chunks)), image.stride_bytes):
         pass
-    direct.tail(slab / slabs.SHARD, image.memory_bytes, len(image.index(range(image.chunks))))
+    direct_io.tail(slab / zarr_slab.SHARD, image.memory_bytes, len(image.index(range(image.chunks))))
 
 
 @pytest.mark.parametrize("length", [0, 1, 4096, 3 * (CHUNK_BYTES + 4), -5000, -1])
@@ -107,11 +107,11 @@ def test_a_file_that_ends_early_is_a_sentence(tmp_path, length):
     image, slab = held.header.image, tmp_path / "slab"
     every = range(image.chunks)
     Direct()(Files(slab), held, every)
-    os.truncate(slab / slabs.SHARD, length % image.file_bytes(len(every)))
+    os.truncate(slab / zarr_slab.SHARD, length % image.file_bytes(len(every)))
     with pytest.raises(SnapshotError, match="ends at byte"):
         read_all(slab, image)
     with pytest.raises(SnapshotError):
-        list(slabs.read(Files(slab), image.chunk_bytes, every))
+        list(zarr_slab.read(Files(slab), image.chunk_bytes, every))
 
 
 def test_a_slab_that_is_there_is_not_overwritten(tmp_path):
@@ -144,4 +144,4 @@ def test_the_trial_leaves_nothing_and_sweeps_what_a_killed_one_left(tmp_path):
     assert left.exists(), "small slabs are no matter"
     writer(Files(tmp_path / "large"), view(TRIAL_BYTES), range(4))
     assert {*(tmp_path / "snapshots").iterdir()} == {alive, elsewhere}, "in use, here or on another node"
-    assert files(tmp_path / "large").keys() == {slabs.METADATA, slabs.SHARD}
+    assert files(tmp_path / "large").keys() == {zarr_slab.METADATA, zarr_slab.SHARD}

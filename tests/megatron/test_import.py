@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint import catalog, stores
-from mt_resilient.checkpoint.reshard import Saved
+from mt_resilient.checkpoint.backend import place
+from mt_resilient.checkpoint.durable import catalog
+from mt_resilient.checkpoint.durable.load_resharded import Saved
 
 from ..harness import GPT, Job, cli, step_lines
 
@@ -32,7 +33,7 @@ def test_megatron_s_checkpoint_goes_on_in_another_layout(tmp_path: Path) -> None
     assert "110 tensors" in told.stdout
     snapshot = catalog.find(str(imported))
     (ours,) = (
-        each for each in catalog.committed(stores.at(str(tmp_path / "run"))) if each.name.startswith("0000000003-")
+        each for each in catalog.committed(place.at(str(tmp_path / "run"))) if each.name.startswith("0000000003-")
     )
     assert Saved(snapshot).digest() == Saved(ours).digest()
     assert catalog.verify(snapshot) == []

@@ -27,17 +27,17 @@ from typing import Any
 import psutil
 import pytest
 
-from mt_resilient.agent.etcd_binary import find_server
+from mt_resilient.agent.etcd.binary import find_server
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.journal import Journal
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.reports import NodeStatus
-from mt_resilient.resilience.terms import NodeId
-from mt_resilient.resilience.wire import loads
-from mt_resilient.resilience.world import World, read_world
+from mt_resilient.resilience.model.cluster_state import World, read_world
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.model.types import NodeId
+from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.store.codec import loads
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.keys import Keys
 
 from ..harness import BIN, PLAIN, digest_of, environment
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from mt_resilient.resilience.machine import Phase
+from mt_resilient.resilience.model.state_machine import Phase
 
 from ..harness import PLAIN, undisturbed
 from .hosts import Cluster, train

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.model.types import NodeId
 
 from ..harness import FLIPPED, PLAIN, cli, undisturbed
 from .hosts import Clocks, Cluster, train

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.embedded_etcd import EmbeddedEtcd
-from mt_resilient.agent.etcd_binary import find_server
+from mt_resilient.agent.etcd.binary import find_server
+from mt_resilient.agent.etcd.server import EmbeddedEtcd
 
 from ..harness import MINIMAL, environment
 from .hosts import Cluster, Net
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.skipif(
 )
 NODE = """
 import sys
-from mt_resilient.agent.checks import together
-from mt_resilient.agent.preflight import PreflightPolicy
-from mt_resilient.resilience.etcd import EtcdStore
-from mt_resilient.resilience.keys import Keys
+from mt_resilient.agent.preflight.run import together
+from mt_resilient.agent.preflight.rules import PreflightPolicy
+from mt_resilient.resilience.store.etcd.client import EtcdStore
+from mt_resilient.resilience.store.keys import Keys
 
 node, address, endpoint, count = sys.argv[1:]
 policy = PreflightPolicy(enabled=True, link_s=0.3)

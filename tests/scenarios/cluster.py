@@ -8,24 +8,25 @@ from contextlib import suppress
 from string import ascii_lowercase
 from typing import Any
 
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.resilience import phrases, story
-from mt_resilient.resilience.assignment import NodesPolicy, sizes
-from mt_resilient.resilience.boundary import RankPolicy
+from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import Decision, GenerationRecord
-from mt_resilient.resilience.policy import Policy
-from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.store import Entry
-from mt_resilient.resilience.terms import NodeId
-from mt_resilient.resilience.wire import dumps
-from mt_resilient.resilience.wishes import Request
-from mt_resilient.resilience.world import World, read_world
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.membership.rank_assignment import NodesPolicy, sizes
+from mt_resilient.resilience.model.cluster_state import World, read_world
+from mt_resilient.resilience.model.generation import Decision, GenerationRecord
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.request import Request
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId
+from mt_resilient.resilience.plan.escalation import RecoveryPolicy
+from mt_resilient.resilience.report import explain
+from mt_resilient.resilience.store.codec import dumps
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Entry
+from mt_resilient.resilience.text import formatting
 
 from .etcd import Client, Etcd
 from .faults import Cut, Faults
@@ -135,7 +136,7 @@ class Job:
         absent = [name for name in self.names if name not in there]
         started = [name for name in absent if self._start(name)]
         if started and not self.alone:
-            on = phrases.listed(started)
+            on = formatting.listed(started)
             self.say(f"agents start on {on}" if len(started) > 1 else f"an agent starts on {on}")
         elif started:
             self.say("an agent starts" if self.lives == 1 else "the agent is started again")
@@ -422,7 +423,7 @@ class Job:
         told = [
             line
             for number, incident in enumerate(self.incidents.values(), 1)
-            for line in story.lines(incident, f"at {incident.at_s - START_S:g} s", str(number))
+            for line in explain.lines(incident, f"at {incident.at_s - START_S:g} s", str(number))
         ]
         end = f"the final state has used the samples {' '.join(map(str, self.last_state)) or 'none'}"
         return "\n".join([*self.lines, end, *([""] if told else []), *told]) + "\n"

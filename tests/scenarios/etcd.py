@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.store import Compare, CreatedAt, Entry, LeaseGone, Operation, Put
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Compare, CreatedAt, Entry, LeaseGone, Operation, Put
 
 NEVER = -1.0
 

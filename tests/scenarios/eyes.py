@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mt_resilient.agent.gang import Watched
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.hang import Look
-from mt_resilient.resilience.stacks import locate, parse
-from mt_resilient.resilience.terms import RankPhase
+from mt_resilient.agent.ranks.worker_group import Watched
+from mt_resilient.resilience.detect.hang_rules import Look
+from mt_resilient.resilience.detect.stack_traces import locate, parse
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.types import RankPhase
 
 if TYPE_CHECKING:
     from .node import Node

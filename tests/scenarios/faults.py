@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mt_resilient.resilience.terms import NodeId
+from mt_resilient.resilience.model.types import NodeId
 
 
 @dataclass

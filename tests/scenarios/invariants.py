@@ -21,16 +21,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mt_resilient.resilience.assignment import proves
-from mt_resilient.resilience.detectors import Cause
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.machine import TABLE, Move, Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import RESTARTS
-from mt_resilient.resilience.terms import NodeId, RankPhase
-from mt_resilient.resilience.windows import Window, batch
-from mt_resilient.resilience.wire import loads
+from mt_resilient.resilience.detect.registry import Cause
+from mt_resilient.resilience.membership.rank_assignment import proves
+from mt_resilient.resilience.model.data_windows import Window, batch
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.state_machine import TABLE, Move, Phase
+from mt_resilient.resilience.model.types import NodeId, RankPhase
+from mt_resilient.resilience.plan.escalation import RESTARTS
+from mt_resilient.resilience.store.codec import loads
+from mt_resilient.resilience.store.keys import Keys
 
 from . import places
 from .etcd import Accepted

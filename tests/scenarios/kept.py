@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mt_resilient.checkpoint.header import Stamp
+from mt_resilient.checkpoint.arena.slot_header import Stamp
 
 State = tuple[int, ...]
 HURT = 1_000_000

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.resilience import copies
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.reports import Copy
-from mt_resilient.resilience.terms import Generation, Step
+from mt_resilient.checkpoint.arena.slot_header import Stamp
+from mt_resilient.resilience.membership import buddy_sources
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.node import Copy
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, Step
 
 from .kept import Kept
 
@@ -52,7 +52,7 @@ class Lending:
         record = self._node.record
         if record is None or self._node.gang is None or record.phase not in (Phase.LAUNCH, Phase.RUN):
             return
-        holder = self._other(copies.holder(record, self._node.name), record)
+        holder = self._other(buddy_sources.holder(record, self._node.name), record)
         kept = [kept for kept in self._node.arena.values() if kept.sealed and kept.marked]
         newest = max(kept, key=lambda each: each.stamp, default=None)
         if holder is None or holder.gang is None or newest is None:

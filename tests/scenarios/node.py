@@ -15,37 +15,37 @@ from zlib import crc32
 
 import numpy as np
 
-from mt_resilient.agent import report
-from mt_resilient.agent.duty import Action, LocalState, duty
-from mt_resilient.agent.fencing import Pulse, Standing, fenced
-from mt_resilient.agent.gang import Gang
-from mt_resilient.agent.heartbeat import Heartbeat
-from mt_resilient.agent.launch import Launch
-from mt_resilient.agent.lookout import Lookout
-from mt_resilient.agent.outage import Outage
-from mt_resilient.agent.registration import described, register
-from mt_resilient.agent.replicas import Replicas
+from mt_resilient.agent.join.registration import described, register
+from mt_resilient.agent.launch.torchrun import Launch
+from mt_resilient.agent.loop.next_action import Action, LocalState, duty
+from mt_resilient.agent.loop.store_outage import Outage
+from mt_resilient.agent.monitor.hang_monitor import Lookout
+from mt_resilient.agent.peers.fencing import Pulse, Standing, fenced
+from mt_resilient.agent.peers.lease import Heartbeat
+from mt_resilient.agent.ranks import status_report
+from mt_resilient.agent.ranks.worker_group import Gang
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.agent.sights import Sight, layout_of
-from mt_resilient.checkpoint.agreement import Words
-from mt_resilient.checkpoint.geometry import Part
-from mt_resilient.checkpoint.header import MARKS
-from mt_resilient.checkpoint.tensors import plan
-from mt_resilient.resilience import assignment
-from mt_resilient.resilience.board import Page
+from mt_resilient.agent.snapshots.fingerprint_source import Sight, layout_of
+from mt_resilient.agent.snapshots.replica_check import Replicas
+from mt_resilient.checkpoint.arena.slot_header import MARKS
+from mt_resilient.checkpoint.format.replica_agreement import Words
+from mt_resilient.checkpoint.format.sharding import Part
+from mt_resilient.checkpoint.format.tensor_table import plan
+from mt_resilient.resilience.detect.hang_rules import HangPolicy
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable, UsageError
-from mt_resilient.resilience.findings import InPlaceRewind
-from mt_resilient.resilience.hang import HangPolicy
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.reports import Ack, AckKind, Death, NodeRecord
-from mt_resilient.resilience.stability import StabilityPolicy
-from mt_resilient.resilience.store import LeaseGone
-from mt_resilient.resilience.terms import Doing, NodeId, Order, OrderedBy, RankPhase, Step
-from mt_resilient.resilience.wire import dumps, loads
-from mt_resilient.resilience.wishes import Request
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.membership import rank_assignment
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.node import Ack, AckKind, Death, NodeRecord
+from mt_resilient.resilience.model.request import Request
+from mt_resilient.resilience.model.signals import InPlaceRewind
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Doing, NodeId, Order, OrderedBy, RankPhase, Step
+from mt_resilient.resilience.plan.resume_point import StabilityPolicy
+from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.protocol import LeaseGone
 
 from .eyes import Eyes
 from .kept import Kept
@@ -242,7 +242,7 @@ class Node:
             return None
         self._fence(now_s)
         if self.gang:
-            self._abandon(report.rewinds(self.pages, self.gang.generation, self.job.skew_s, len(self.told)))
+            self._abandon(status_report.rewinds(self.pages, self.gang.generation, self.job.skew_s, len(self.told)))
             self.compare(now_s, self.gang.generation)
         self.lookout.look(self.gang, self.pages, now_s, self.job.wall_s)
         for _, sentence in self.lookout.words():
@@ -289,7 +289,7 @@ class Node:
 
     @property
     def _proof(self) -> bool:
-        return self.record is None or assignment.proves(self.job.sizes, self.job.spares, len(self.record.members))
+        return self.record is None or rank_assignment.proves(self.job.sizes, self.job.spares, len(self.record.members))
 
     def _bind(self, knows: bool) -> None:
         """How long its ranks may go on by themselves."""
@@ -351,7 +351,7 @@ class Node:
         self.seen = frozenset(self.disk)
         gang = self.gang
         number = gang.generation if gang else self.record.number if self.record else 0
-        status = report.status(
+        status = status_report.status(
             gang=gang,
             pages=self.pages,
             generation=number,

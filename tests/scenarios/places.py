@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mt_resilient.resilience.assignment import proves
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord, Quarantine
-from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord
-from mt_resilient.resilience.terms import NodeId, RankPhase
-from mt_resilient.resilience.wire import loads
+from mt_resilient.resilience.membership.rank_assignment import proves
+from mt_resilient.resilience.model.generation import GenerationRecord, Quarantine
+from mt_resilient.resilience.model.node import Ack, AckKind, NodeRecord
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, RankPhase
+from mt_resilient.resilience.store.codec import loads
 
 from .node import KEYS
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mt_resilient.agent.gang import Gang, Watched
-from mt_resilient.resilience import phrases
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.terms import NodeId, RankPhase
+from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.types import NodeId, RankPhase
+from mt_resilient.resilience.text import formatting
 
 if TYPE_CHECKING:
     from .cluster import Job
@@ -101,7 +101,7 @@ class Processes:
             if not gang.launcher.ended_s and any(p.ended_s for p in gang.ranks.values()):
                 gang.launcher.ended_s, gang.launcher.code = now_s + self.job.skew_s, 1
                 ended.append(node)
-        on = "" if self.job.alone else f" on {phrases.listed(ended)}"
+        on = "" if self.job.alone else f" on {formatting.listed(ended)}"
         self.job.say(f"torchrun{on} {'sees it and ends' if len(ended) == 1 else 'see it and end'} with code 1")
 
     def _raise_closed(self, at_s: float) -> None:
@@ -112,7 +112,7 @@ class Processes:
             process.ended_s, process.code = at_s + self.job.skew_s + 0.01, 1
         if left:
             on = dict.fromkeys(node.name for node, *_ in left)
-            self.job.say(f"the ranks on {phrases.listed([*on])} find their connections closed")
+            self.job.say(f"the ranks on {formatting.listed([*on])} find their connections closed")
 
     def _attach(self, now_s: float) -> None:
         came = []
@@ -129,7 +129,9 @@ class Processes:
         if came:
             whose = "both" if len(self.pages) == 2 else "all"
             self.job.say(
-                f"{whose} ranks are attached" if self.job.alone else f"the ranks on {phrases.listed(came)} are attached"
+                f"{whose} ranks are attached"
+                if self.job.alone
+                else f"the ranks on {formatting.listed(came)} are attached"
             )
 
     # -- how they end ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 What they compute is the tuple of the samples they have used, so that a lost or repeated sample shows in the final state; and beside it what
 a generator has drawn at each step and a momentum that goes on from step to step, so that one that is forgotten shows too. They judge their
-boundaries by the real rule, in the order of `training.boundaries`, keep its course of the training, and write real board pages.
+boundaries by the real rule, in the order of `training.boundary.boundary`, keep its course of the training, and write real board pages.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.resilience import describe, ladder, windows
-from mt_resilient.resilience.boundary import Directive, Held, Judgement, Tally, judge, row, tally
-from mt_resilient.resilience.handoff import Handoff
-from mt_resilient.resilience.ladder import Remedy, Turn
-from mt_resilient.resilience.noted import Rewound, Sighted
-from mt_resilient.resilience.orders import GenerationRecord, RewindOrder
-from mt_resilient.resilience.terms import Doing, Order, OrderedBy, RankPhase, Step
-from mt_resilient.training.course import Course
+from mt_resilient.checkpoint.arena.slot_header import Stamp
+from mt_resilient.resilience.inprocess import rewind_ladder
+from mt_resilient.resilience.inprocess.rewind_ladder import Remedy, Turn
+from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, Tally, judge, row, tally
+from mt_resilient.resilience.ipc.board_events import Rewound, Sighted
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.resilience.model import data_windows
+from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
+from mt_resilient.resilience.model.types import Doing, Order, OrderedBy, RankPhase, Step
+from mt_resilient.resilience.text import sentences
+from mt_resilient.training.boundary.lineage import Course
 
 from .kept import HURT, Inner, Kept, Restored, State
 from .processes import Processes, ns
@@ -286,8 +288,8 @@ class Ranks(Processes):
         return self.paused or judged.directive is not Directive.GO_ON
 
     def _take_course(self, order: RewindOrder, now_s: float) -> None:
-        """The state that `order` names is restored: what `council.obey` does."""
-        window = windows.following(order.to, order.skip, self.course.windows) if order.skip else None
+        """The state that `order` names is restored: what `consensus.obey` does."""
+        window = data_windows.following(order.to, order.skip, self.course.windows) if order.skip else None
         replay = Remedy.REWIND if self.job.faults.fixed_data else Remedy.REPLAY
         remedy = Remedy.SKIP if window else replay
         turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
@@ -373,10 +375,10 @@ class Ranks(Processes):
                 self._sighted(judgement, now_s)
         if judgement.directive is Directive.GIVE_UP:
             assert judgement.finding
-            past = ladder.same_fault(judgement.finding, self.course.turns, self.job.judged_by.ladder)
+            past = rewind_ladder.same_fault(judgement.finding, self.course.turns, self.job.judged_by.ladder)
             words = {"kind": judgement.finding.kind.value, "step": judgement.finding.onset}
-            done = describe.remedies([turn.remedy for turn in past])
-            self.raise_(f"Incurable: {describe.finding(judgement.finding)} again, after {done}", now_s, **words)
+            done = sentences.remedies([turn.remedy for turn in past])
+            self.raise_(f"Incurable: {sentences.finding(judgement.finding)} again, after {done}", now_s, **words)
         if judgement.rewind:
             if self._ordered_to() >= 0:
                 return judgement._replace(directive=Directive.REWIND)
@@ -392,7 +394,7 @@ class Ranks(Processes):
         assert answer
         for page in self.pages:
             before = page.sighting(page.sightings) if page.sightings else None
-            if before and ladder.goes_on(before.kind, before.last, finding, self.job.judged_by.ladder):
+            if before and rewind_ladder.goes_on(before.kind, before.last, finding, self.job.judged_by.ladder):
                 page.sighted_again(finding.seen)
                 continue
             page.sighted(
@@ -453,16 +455,16 @@ class Ranks(Processes):
         to = -1
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step <= answer.at_most), default=-1)
-        if to < 0 and answer.remedy in ladder.EARLIER:
+        if to < 0 and answer.remedy in rewind_ladder.EARLIER:
             to = min((step for step in {*sealed, *self.job.disk} if step < finding.onset), default=-1)
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)
         if to < 0:
             self.raise_("InternalError: no snapshot is left to go back to in place; the gang restarts from disk", now_s)
             return
-        past = ladder.same_fault(finding, self.course.turns, self.job.judged_by.ladder)
+        past = rewind_ladder.same_fault(finding, self.course.turns, self.job.judged_by.ladder)
         window = answer.window(finding.onset, Step(to), self.course.windows)
-        remedy = ladder.done(answer, past, Step(to))
+        remedy = rewind_ladder.done(answer, past, Step(to))
         if not self._go_back(to, now_s, before=finding.onset):
             return
         self.course.turned(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))

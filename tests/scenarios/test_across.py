@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mt_resilient.resilience.errors import SilentCorruption
-from mt_resilient.resilience.recovery import REWIND_IN_PLACE, STOP
+from mt_resilient.resilience.plan.escalation import REWIND_IN_PLACE, STOP
 
 from .cluster import Job
 

@@ -3,11 +3,11 @@
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.boundary import RankPolicy
-from mt_resilient.resilience.ladder import LadderPolicy
-from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.terms import RankPhase, Step
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.types import RankPhase, Step
+from mt_resilient.resilience.plan.escalation import RecoveryPolicy
 
 from .cluster import Job
 

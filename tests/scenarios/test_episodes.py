@@ -3,11 +3,11 @@ golden transcript in `golden/`."""
 
 from collections.abc import Callable
 
-from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SilentCorruption, SnapshotError
-from mt_resilient.resilience.ladder import LadderPolicy
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.spikes import SpikePolicy
+from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
+from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.model.state_machine import Phase
 
 from .cluster import Job
 from .node import GRACE_S

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from mt_resilient.resilience.assignment import TRUE_S
-from mt_resilient.resilience.glance import lines
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.terms import NodeId
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.membership.rank_assignment import TRUE_S
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId
+from mt_resilient.resilience.report.status_view import lines
 
 from .cluster import Job
 

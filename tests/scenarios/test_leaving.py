@@ -3,11 +3,11 @@
 import pytest
 
 from mt_resilient.resilience.errors import MachineError
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import REPLACE_NODE, REWIND_IN_PLACE
-from mt_resilient.resilience.terms import NodeId, Step
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, Step
+from mt_resilient.resilience.plan.escalation import REPLACE_NODE, REWIND_IN_PLACE
 
 from ..simulation.faults import bit_flips
 from .cluster import Job

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.reports import AckKind
-from mt_resilient.resilience.terms import NodeId
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.model.node import AckKind
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId
 
 from ..simulation.faults import bit_flips
 from .cluster import Job

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.assignment import NodesPolicy, sizes
-from mt_resilient.resilience.glance import lines
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.recovery import REPLACE_NODE, REPLAN, RESTART_GANG, RecoveryPolicy
-from mt_resilient.resilience.terms import NodeId, Step
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.membership.rank_assignment import NodesPolicy, sizes
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, Step
+from mt_resilient.resilience.plan.escalation import REPLACE_NODE, REPLAN, RESTART_GANG, RecoveryPolicy
+from mt_resilient.resilience.report.status_view import lines
 
 from ..simulation.faults import bit_flips
 from .cluster import START_S, Job

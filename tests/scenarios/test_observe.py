@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mt_resilient.resilience.boundary import RankPolicy
-from mt_resilient.resilience.ladder import LadderPolicy
-from mt_resilient.resilience.spikes import SpikePolicy
+from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
+from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
+from mt_resilient.resilience.inprocess.tally import RankPolicy
 
 from .cluster import Job
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from mt_resilient.resilience.errors import SnapshotError, UsageError
-from mt_resilient.resilience.terms import Step
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.types import Step
 
 from .cluster import Job
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from mt_resilient.resilience.boundary import RankPolicy
-from mt_resilient.resilience.ladder import LadderPolicy
-from mt_resilient.resilience.rescue import RescuePolicy, careful
-from mt_resilient.resilience.spikes import SpikePolicy
+from mt_resilient.resilience.inprocess.fallback import RescuePolicy, careful
+from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
+from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
+from mt_resilient.resilience.inprocess.tally import RankPolicy
 
 from .cluster import Job
 

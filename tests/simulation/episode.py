@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import BudgetSpent, MachineError, ScriptError, SilentCorruption, SnapshotError
-from mt_resilient.resilience.ladder import LadderPolicy
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.spikes import SpikePolicy
-from mt_resilient.resilience.terms import RankPhase
+from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
+from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import RankPhase
+from mt_resilient.resilience.plan.escalation import RecoveryPolicy
 
 from ..scenarios.cluster import Job
 from ..scenarios.invariants import Violated, samples

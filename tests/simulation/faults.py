@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.orders import Quarantine
-from mt_resilient.resilience.reports import Ack, AckKind
-from mt_resilient.resilience.terms import NodeId, RankPhase
-from mt_resilient.resilience.wire import dumps
-from mt_resilient.resilience.wishes import Wish
+from mt_resilient.resilience.model.generation import Quarantine
+from mt_resilient.resilience.model.node import Ack, AckKind
+from mt_resilient.resilience.model.request import Wish
+from mt_resilient.resilience.model.types import NodeId, RankPhase
+from mt_resilient.resilience.store.codec import dumps
 
 from ..scenarios.cluster import Job
 from ..scenarios.etcd import NEVER

@@ -11,18 +11,21 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from mt_resilient.agent.replicas import Replicas
-from mt_resilient.resilience import assignment, controller, copies, decision, kept, reach, recovery, stability
-from mt_resilient.resilience.boundary import Held
-from mt_resilient.resilience.election import Election
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import Source
-from mt_resilient.resilience.reports import Ack, AckKind
-from mt_resilient.resilience.store import KeyAbsent
-from mt_resilient.resilience.terms import NodeId, Step
-from mt_resilient.resilience.world import World
-from mt_resilient.training.course import Course
+from mt_resilient.agent.snapshots.replica_check import Replicas
+from mt_resilient.resilience import controller
+from mt_resilient.resilience.decide import decide
+from mt_resilient.resilience.inprocess.tally import Held
+from mt_resilient.resilience.membership import buddy_sources, rank_assignment, reachability
+from mt_resilient.resilience.model.cluster_state import World
+from mt_resilient.resilience.model.generation import Source
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.node import Ack, AckKind
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, Step
+from mt_resilient.resilience.plan import escalation, recoverable_state, resume_point
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.protocol import KeyAbsent
+from mt_resilient.training.boundary.lineage import Course
 
 from ..scenarios import ranks
 from ..scenarios.kept import Inner
@@ -151,7 +154,7 @@ def _greedy(real: Any) -> Any:
 def _credulous(real: Any) -> Any:
     def fetchable(world: Any) -> Any:
         """Any copy of the right ranks will do, of whatever course of the training."""
-        members, held, found = [*world.members], copies.own(world), {}
+        members, held, found = [*world.members], buddy_sources.own(world), {}
         for node in held:
             for copy in world.status[node].copies:
                 owner = members[copy.node_rank] if copy.nodes == len(members) else node
@@ -163,7 +166,7 @@ def _credulous(real: Any) -> Any:
     return fetchable
 
 
-_UNBOUND = _swap(kept, "onset", lambda real: lambda world: Step(-1))
+_UNBOUND = _swap(recoverable_state, "onset", lambda real: lambda world: Step(-1))
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (0, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
     "leadership not looked at": (1, _swap(Election, "_is_ours", lambda real: lambda self, entry, lease: True)),
@@ -171,7 +174,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
         147,
         _both(_swap(controller, "world_of", _any_ack), _swap(controller, "world_of", _any_word)),
     ),
-    "incident reopened": (0, _swap(decision, "phases_told", _reopened)),
+    "incident reopened": (0, _swap(decide, "phases_told", _reopened)),
     "generator forgotten in the snapshot": (
         0,
         _swap(Ranks, "kept", lambda real: lambda self: replace(real(self), inner=replace(self.inner, generator=1))),
@@ -190,36 +193,39 @@ BUGS: dict[str, tuple[int, Plant]] = {
     "the oldest instead of the newest": (
         4,
         _swap(
-            stability,
+            resume_point,
             "_newest",
             lambda real: lambda said, steps, *words: real(said, {min(steps, default=-1)} - {-1}, *words),
         ),
     ),
-    "budget without end": (362, _swap(recovery, "without_progress", lambda real: lambda *args: [])),
-    "memory trusted whatever its ranks": (242, _swap(kept, "said", _trusting)),
-    "a dismissed agent is seated": (234, _swap(assignment, "_dismissed", lambda real: lambda world: set())),
+    "budget without end": (362, _swap(escalation, "without_progress", lambda real: lambda *args: [])),
+    "memory trusted whatever its ranks": (242, _swap(recoverable_state, "said", _trusting)),
+    "a dismissed agent is seated": (234, _swap(rank_assignment, "_dismissed", lambda real: lambda world: set())),
     "launched before the last member is ready": (
         619,
         _both(_swap(World, "all_acked", _hurried), _swap(controller, "world_of", _any_word)),
     ),
-    "one spare for two places": (172, _swap(assignment, "again", _twice)),
-    "places exchanged though all are there": (16, _swap(assignment, "again", _mixed)),
+    "one spare for two places": (172, _swap(rank_assignment, "again", _twice)),
+    "places exchanged though all are there": (16, _swap(rank_assignment, "again", _mixed)),
     "copies of a course that was left": (
         4155,
         _both(
-            _swap(copies, "fetchable", _credulous),
+            _swap(buddy_sources, "fetchable", _credulous),
             _swap(Lending, "forget", lambda real: lambda self, wrong: None),
         ),
     ),
-    "who does not reach etcd is replaced": (154, _swap(reach, "cut_off", lambda real: lambda world, now, lease_s: ())),
+    "who does not reach etcd is replaced": (
+        154,
+        _swap(reachability, "cut_off", lambda real: lambda world, now, lease_s: ()),
+    ),
     "more nodes than are expected begin by themselves": (
         1616,
         _both(
-            _swap(assignment, "elders", lambda real: lambda world: set()),
-            _swap(reach, "unseen", lambda real: lambda world, now, lease_s: False),
+            _swap(rank_assignment, "elders", lambda real: lambda world: set()),
+            _swap(reachability, "unseen", lambda real: lambda world, now, lease_s: False),
         ),
     ),
-    "grown at a fault": (223, _swap(assignment, "again", _greedy)),
+    "grown at a fault": (223, _swap(rank_assignment, "again", _greedy)),
     "ranks ended when etcd is away": (11, _swap(Node, "round", _frightened)),
 }
 """By name: a seed that shows it, and the swap. Where seeds draw other episodes than now, `scripts/test --all` finds others."""

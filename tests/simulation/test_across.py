@@ -2,9 +2,9 @@
 
 import random
 
-from mt_resilient.resilience.across import TRUSTED
-from mt_resilient.resilience.detectors import Cause
-from mt_resilient.resilience.recovery import RecoveryPolicy
+from mt_resilient.resilience.detect.node_divergence import TRUSTED
+from mt_resilient.resilience.detect.registry import Cause
+from mt_resilient.resilience.plan.escalation import RecoveryPolicy
 
 from ..scenarios.cluster import Job
 

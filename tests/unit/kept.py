@@ -24,10 +24,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from mt_resilient.checkpoint.staging import Stager
-from mt_resilient.checkpoint.tensors import Table
-from mt_resilient.checkpoint.tree import unflatten
-from mt_resilient.training.state import Source, sources_of
+from mt_resilient.checkpoint.arena.staging import Stager
+from mt_resilient.checkpoint.format.pytree import unflatten
+from mt_resilient.checkpoint.format.tensor_table import Table
+from mt_resilient.training.state.sources import Source, sources_of
 
 
 class Colour(enum.Enum):

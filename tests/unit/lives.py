@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from mt_resilient.checkpoint.staging import flat, lay_out
-from mt_resilient.checkpoint.tensors import Table
-from mt_resilient.checkpoint.walk import flatten
-from mt_resilient.resilience.boundary import RANDOMNESS
-from mt_resilient.training.models import Modules
-from mt_resilient.training.optimizers import Optimizers
-from mt_resilient.training.randomness import Alone, Randomness
-from mt_resilient.training.restoring import Restorer
-from mt_resilient.training.state import sources_of
+from mt_resilient.checkpoint.arena.staging import flat, lay_out
+from mt_resilient.checkpoint.format.pytree_walk import flatten
+from mt_resilient.checkpoint.format.tensor_table import Table
+from mt_resilient.resilience.inprocess.tally import RANDOMNESS
+from mt_resilient.training.snapshot.restore import Restorer
+from mt_resilient.training.state.modules.module_source import Modules
+from mt_resilient.training.state.optimizers.optimizers import Optimizers
+from mt_resilient.training.state.rng import Alone, Randomness
+from mt_resilient.training.state.sources import sources_of
 
 
 class Life:

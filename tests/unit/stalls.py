@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mt_resilient.resilience.findings import Place, RankStall
-from mt_resilient.resilience.terms import Rank, Step
+from mt_resilient.resilience.model.signals import Place, RankStall
+from mt_resilient.resilience.model.types import Rank, Step
 
 from .worlds import NOW
 

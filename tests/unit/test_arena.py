@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint import arena
-from mt_resilient.checkpoint.arena import HUNG_S, Header, RankArena, Slot, State
-from mt_resilient.checkpoint.header import Stamp, complete, due, overwrite_order, restorable
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import HUNG_S, Header, RankArena, Slot, State
+from mt_resilient.checkpoint.arena.slot_header import Stamp, complete, due, overwrite_order, restorable
 from mt_resilient.resilience.errors import MachineError
 
 

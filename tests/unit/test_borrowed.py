@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from mt_resilient.resilience.errors import SnapshotError
-from mt_resilient.training.loans import Loans
-from mt_resilient.training.state import sources_of
+from mt_resilient.training.state.sources import sources_of
+from mt_resilient.training.state.values.borrowed_memory import Loans
 
 from .kept import Meter, Snapshot
 from .lives import Life

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.board import Page
-from mt_resilient.resilience.handoff import local_rank
-from mt_resilient.resilience.noted import PAGE_BYTES
-from mt_resilient.resilience.terms import RankPhase
-from mt_resilient.training.board import claim, page_of
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.ipc.handoff import local_rank
+from mt_resilient.resilience.model.types import RankPhase
+from mt_resilient.training.attach.board import claim, page_of
 
 from .test_handoff import HANDOFF
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.cli import main
-from mt_resilient.resilience.journal import Journal
-from mt_resilient.resilience.wire import dumps
+from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.store.codec import dumps
 
 from .worlds import incident
 

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.controller import Controller
-from mt_resilient.resilience.election import Election
+from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
-from mt_resilient.resilience.findings import Complaint
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import Decision, GenerationRecord
-from mt_resilient.resilience.policy import Policy
-from mt_resilient.resilience.reports import AckKind, Spec
-from mt_resilient.resilience.store import Compare, Listing, Operation
-from mt_resilient.resilience.terms import Generation
-from mt_resilient.resilience.wire import dumps, loads
-from mt_resilient.resilience.wishes import Request
+from mt_resilient.resilience.model.generation import Decision, GenerationRecord
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.node import AckKind, Spec
+from mt_resilient.resilience.model.request import Request
+from mt_resilient.resilience.model.signals import Complaint
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation
+from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Compare, Listing, Operation
 
 from .worlds import NOW, A, B, ack, gone, node, record, status
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.detectors import (
+from mt_resilient.resilience.detect.registry import (
     Cause,
     Suspicion,
     dead_ranks,
@@ -13,10 +13,10 @@ from mt_resilient.resilience.detectors import (
     replicas_apart,
     suspect,
 )
-from mt_resilient.resilience.findings import Mismatch, Place, RankExit
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.terms import Generation, Rank
-from mt_resilient.resilience.verdict import judge
+from mt_resilient.resilience.diagnose.root_cause import judge
+from mt_resilient.resilience.model.signals import Mismatch, Place, RankExit
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, Rank
 
 from .stalls import stall
 from .worlds import NOW, A, B, gone, incident, mismatch, node, record, status, world

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.checkpoint.header import Header, Stamp, State, due
+from mt_resilient.checkpoint.arena.slot_header import Header, Stamp, State, due
 
 WANTED = Header(state=State.SEALED, generation=1, step=10, world=1, durable=True)
 LATER = replace(WANTED, step=20)

@@ -2,10 +2,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from mt_resilient.resilience.election import Election
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
-from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.store import Compare, Operation, Put
+from mt_resilient.resilience.store.election import Election
+from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Compare, Operation, Put
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mt_resilient.resilience.etcd import _silence
+from mt_resilient.resilience.store.etcd.client import _silence
 
 
 class Unavailable(grpc.RpcError, grpc.Call):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.agent.fencing import Pulse, Standing, fenced
-from mt_resilient.agent.hearing import LONGEST_ROUND_S
+from mt_resilient.agent.monitor.rank_progress import LONGEST_ROUND_S
+from mt_resilient.agent.peers.fencing import Pulse, Standing, fenced
 
 NOW = 1000.0
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint import fingerprint
+from mt_resilient.checkpoint.format import fingerprint
 
 
 def naive(content: bytes) -> int:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mt_resilient.resilience.boundary import RankPolicy
 from mt_resilient.resilience.errors import InternalError
-from mt_resilient.resilience.handoff import VARIABLE, Handoff
-from mt_resilient.resilience.terms import Generation, Step
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.ipc.handoff import VARIABLE, Handoff
+from mt_resilient.resilience.model.types import Generation, Step
 
 HANDOFF = Handoff(
     generation=Generation(2),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.report.journal import Journal
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from mt_resilient.checkpoint.manifest import Commit, Entry, Figures, RankManifest
-from mt_resilient.checkpoint.sharing import Sources
-from mt_resilient.checkpoint.tensors import plan
+from mt_resilient.checkpoint.format.manifest import Commit, Entry, Figures, RankManifest
+from mt_resilient.checkpoint.format.shared_chunks import Sources
+from mt_resilient.checkpoint.format.tensor_table import plan
 from mt_resilient.resilience.errors import SnapshotError
 
 MANIFEST = RankManifest(

@@ -4,17 +4,17 @@ import dataclasses
 
 import pytest
 
-from mt_resilient.resilience.copies import apart, fetchable, own
-from mt_resilient.resilience.decision import decide
-from mt_resilient.resilience.detectors import Cause
-from mt_resilient.resilience.findings import RankExit
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.policy import Policy
-from mt_resilient.resilience.reports import Spec
-from mt_resilient.resilience.terms import NodeId, Step
-from mt_resilient.resilience.wire import dumps
-from mt_resilient.resilience.world import World
+from mt_resilient.resilience.decide.decide import decide
+from mt_resilient.resilience.decide.policy import Policy
+from mt_resilient.resilience.detect.registry import Cause
+from mt_resilient.resilience.membership.buddy_sources import apart, fetchable, own
+from mt_resilient.resilience.model.cluster_state import World
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.node import Spec
+from mt_resilient.resilience.model.signals import RankExit
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, Step
+from mt_resilient.resilience.store.codec import dumps
 
 from .worlds import NOW, gone, incident, node, record, status
 

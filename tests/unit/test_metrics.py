@@ -5,12 +5,12 @@ from urllib.request import urlopen
 
 import pytest
 
-from mt_resilient.resilience.detectors import Cause
+from mt_resilient.resilience.detect.registry import Cause
 from mt_resilient.resilience.errors import MachineError
-from mt_resilient.resilience.incident import PHASES
-from mt_resilient.resilience.metrics import RUNGS, Metrics
-from mt_resilient.resilience.recovery import RESTART_GANG, REWIND_IN_PLACE, STOP
-from mt_resilient.resilience.terms import Step
+from mt_resilient.resilience.model.incident import PHASES
+from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.plan.escalation import RESTART_GANG, REWIND_IN_PLACE, STOP
+from mt_resilient.resilience.report.metrics import RUNGS, Metrics
 
 from .worlds import incident
 

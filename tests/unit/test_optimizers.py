@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
-from mt_resilient.training.optimizers import Optimizers
+from mt_resilient.training.state.optimizers.optimizers import Optimizers
 
 from .lives import Life
 from .peoples_optimizers import (

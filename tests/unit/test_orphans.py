@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from mt_resilient.agent.orphans import forget_openmp
+from mt_resilient.agent.ranks.orphans import forget_openmp
 
 
 def test_what_openmp_has_registered_of_killed_processes_is_removed_and_no_other(tmp_path: Path) -> None:

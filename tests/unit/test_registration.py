@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.alike import alike, apart
-from mt_resilient.agent.job import SECTIONS
-from mt_resilient.agent.joining import _beginning
-from mt_resilient.agent.launch import Launch
-from mt_resilient.agent.registration import BEGIN_S, SOME, described, reached, register
+from mt_resilient.agent.bootstrap import SECTIONS
+from mt_resilient.agent.join.config_match import alike, apart
+from mt_resilient.agent.join.join import _beginning
+from mt_resilient.agent.join.registration import BEGIN_S, SOME, described, reached, register
+from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.checkpoint.cadence import SnapshotPolicy
+from mt_resilient.checkpoint.durable.save_interval import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.keys import Keys
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.memory_store import MemoryStore
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.reports import NodeRecord, Spec
-from mt_resilient.resilience.spikes import SpikePolicy
-from mt_resilient.resilience.store import Entry, Store
-from mt_resilient.resilience.terms import Generation, NodeId, Step
-from mt_resilient.resilience.windows import Window
-from mt_resilient.resilience.wire import dumps, loads
+from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
+from mt_resilient.resilience.model.data_windows import Window
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.node import NodeRecord, Spec
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, NodeId, Step
+from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Entry, Store
 
 from .worlds import incident
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint.cadence import SnapshotPolicy
-from mt_resilient.checkpoint.header import Stamp
-from mt_resilient.checkpoint.layout import Attempt
-from mt_resilient.checkpoint.retention import Going, RetentionPolicy, Stored, dead, surplus
+from mt_resilient.checkpoint.arena.slot_header import Stamp
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable.retention import Going, RetentionPolicy, Stored, dead, surplus
+from mt_resilient.checkpoint.durable.save_interval import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError
 
 stamps = st.builds(Stamp, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**15))

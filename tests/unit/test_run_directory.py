@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.run_directory import RunDirectory, writable
-from mt_resilient.checkpoint.files import Files
+from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.resilience.errors import MachineError, UsageError
-from mt_resilient.resilience.etcd_access import Papers
-from mt_resilient.resilience.journal import Journal
+from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.store.etcd.access import Papers
 
 
 @pytest.fixture

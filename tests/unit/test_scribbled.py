@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.agent.drain_process import Drain, DrainConfig, Orders
-from mt_resilient.agent.draining import heard
-from mt_resilient.agent.replicas import Replicas
 from mt_resilient.agent.run_directory import MARK
-from mt_resilient.checkpoint import arena, layout
-from mt_resilient.checkpoint.files import Files
-from mt_resilient.checkpoint.header import State, complete
-from mt_resilient.checkpoint.slot import Slot
+from mt_resilient.agent.snapshots.drain_client import heard
+from mt_resilient.agent.snapshots.drain_process import Drain, DrainConfig, Orders
+from mt_resilient.agent.snapshots.replica_check import Replicas
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.slot import Slot
+from mt_resilient.checkpoint.arena.slot_header import State, complete
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
 
-from .test_replicas import POLICY, RUN, Ranks
+from .test_replica_check import POLICY, RUN, Ranks
 
 HEADER, TABLE, TABLE_END = 0, 4096, 4096 + 700
 NOISE = [b"\xff" * 8, b"\0" * 8, b'"' * 3, b"[" * 500, b"9" * 40, b"-", b"\x01"]
@@ -30,7 +31,7 @@ NOISE = [b"\xff" * 8, b"\0" * 8, b'"' * 3, b"[" * 500, b"9" * 40, b"-", b"\x01"]
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
     root = Files(tmp_path_factory.mktemp("scribbled"))
-    (root / layout.SNAPSHOTS).write(MARK, b"job")
+    (root / paths.SNAPSHOTS).write(MARK, b"job")
     yield root  # noqa: PT022
 
 

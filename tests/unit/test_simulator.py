@@ -13,15 +13,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mt_resilient.checkpoint.cadence import CopiesPolicy, SnapshotPolicy
+from mt_resilient.checkpoint.durable.save_interval import CopiesPolicy, SnapshotPolicy
 from mt_resilient.cli import main
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.simulator import formula, models, sensitivity
-from mt_resilient.simulator.costs import Costs
-from mt_resilient.simulator.faults import DAY_S, Model, Pattern, Shows, Source, draw
-from mt_resilient.simulator.life import lived, played
-from mt_resilient.simulator.outcome import Outcome
-from mt_resilient.simulator.setting import Setting
+from mt_resilient.simulator.engine.outcome import Outcome
+from mt_resilient.simulator.engine.run import lived, played
+from mt_resilient.simulator.results import closed_form, sensitivity
+from mt_resilient.simulator.scenario import fault_models
+from mt_resilient.simulator.scenario.config import Setting
+from mt_resilient.simulator.scenario.costs import Costs
+from mt_resilient.simulator.scenario.faults import DAY_S, Model, Pattern, Shows, Source, draw
 
 PLAIN = Costs(step_s=5.0, boundary_s=0.0, durable_stall_s=0.0, jitter_s=0.0)
 DEATHS = Model(name="deaths", sources=(Source(name="death", shows=Shows.DIES, per_1000_node_days=1000.0),))
@@ -53,7 +54,7 @@ def caused(outcome: Outcome) -> dict[tuple[str, int], int]:
 @pytest.mark.parametrize("faults", ["llama3", "stepfun,failslow,spikes"])
 def test_every_second_is_in_one_account(faults: str) -> None:
     what = setting(nodes=32, spares=8, days=54.0, rate=6.0, costs=Costs())
-    outcome = played(what, models.named(faults))
+    outcome = played(what, fault_models.named(faults))
     assert sum(outcome.spent_s.values()) == pytest.approx(what.lasts_s, abs=1e-3)
     assert min(outcome.spent_s.values()) > -1e-3
     assert outcome.steps * what.costs.step_s == pytest.approx(outcome.spent_s["steps"], abs=what.costs.step_s)
@@ -62,7 +63,7 @@ def test_every_second_is_in_one_account(faults: str) -> None:
 
 def test_without_faults_only_the_start_and_the_snapshots_are_lost() -> None:
     costs = replace(PLAIN, stall_s=0.05)
-    outcome = played(setting(costs=costs, snapshots=SnapshotPolicy(every_steps=2)), models.none())
+    outcome = played(setting(costs=costs, snapshots=SnapshotPolicy(every_steps=2)), fault_models.none())
     assert outcome.recoveries == {}
     assert outcome.generations == 1
     start_s = outcome.spent_s["start"] + outcome.spent_s["build"] + outcome.spent_s["step"]
@@ -91,7 +92,7 @@ def test_the_simulator_agrees_with_the_closed_formula(every: int, build_s: float
     interval_s, late_s = every * costs.step_s, period_s * costs.seal_steps
     recovery_s = costs.restart_s(what.nodes, what.ranks)
     per_s = DEATHS.per_s(what.nodes) * what.rate
-    expected = formula.first_order(per_s, recovery_s, interval_s, costs.stall_s, late_s)
+    expected = closed_form.first_order(per_s, recovery_s, interval_s, costs.stall_s, late_s)
     # What one fault costs is certain but for where in the interval it strikes; how many there are is a Poisson number.
     cost_s = recovery_s + late_s + interval_s / 2
     faults = per_s * what.lasts_s * len(found)
@@ -100,15 +101,17 @@ def test_the_simulator_agrees_with_the_closed_formula(every: int, build_s: float
     mean = sum(outcome.effective for outcome in found) / len(found)
     assert mean == pytest.approx(expected, abs=3 * error + second_order)
     assert 1 - mean == pytest.approx(1 - expected, rel=0.15)
-    complete = formula.complete(per_s, recovery_s + late_s, interval_s, costs.stall_s)
+    complete = closed_form.complete(per_s, recovery_s + late_s, interval_s, costs.stall_s)
     assert mean == pytest.approx(complete, abs=3 * error + second_order)
 
 
 def test_the_formulas_agree_where_faults_are_rare() -> None:
-    rare = formula.first_order(1e-6, 60, 600, 1.0), formula.complete(1e-6, 60, 600, 1.0)
+    rare = closed_form.first_order(1e-6, 60, 600, 1.0), closed_form.complete(1e-6, 60, 600, 1.0)
     assert rare[0] == pytest.approx(rare[1], abs=1e-5)
-    assert formula.complete(0.0, 60, 600, 6.0) == formula.first_order(0.0, 60, 600, 6.0) == pytest.approx(1 / 1.01)
-    assert formula.complete(1.0, 60, 600, 1.0) < 1e-6
+    assert (
+        closed_form.complete(0.0, 60, 600, 6.0) == closed_form.first_order(0.0, 60, 600, 6.0) == pytest.approx(1 / 1.01)
+    )
+    assert closed_form.complete(1.0, 60, 600, 1.0) < 1e-6
 
 
 # -- each way in which a fault shows --------------------------------------------------------------------------------------
@@ -247,14 +250,14 @@ def test_what_is_lost_while_a_job_waits_for_somebody_does_not_end_it_twice() -> 
 
 
 def test_llama3_gives_what_the_paper_counts() -> None:
-    model = models.llama3()
+    model = fault_models.llama3()
     assert model.per_s(2048) * 54 * DAY_S == pytest.approx(466, rel=0.005)
     drawn = [len(draw(model, 2048, 54 * DAY_S, 1.0, seed)) for seed in range(40)]
     assert sum(drawn) / 40 == pytest.approx(466, abs=3 * sqrt(466 / 40))
 
 
 def test_stepfuns_lemons_and_clusters() -> None:
-    model = models.stepfun()
+    model = fault_models.stepfun()
     drawn = draw(model, 1000, 54 * DAY_S, 40.0, seed=3)
     assert len(drawn) == pytest.approx(4.2 * 54 * 40, rel=0.06)
     counts = sorted((sum(1 for f in drawn if f.machine == m) for m in range(1000)), reverse=True)
@@ -268,7 +271,7 @@ def test_the_rate_is_kept_whatever_the_pattern(shape: float) -> None:
 
 
 def test_faults_are_the_same_for_the_same_seed_and_others_for_another() -> None:
-    model = models.stepfun()
+    model = fault_models.stepfun()
     assert draw(model, 64, 100 * DAY_S, 5.0, 1) == draw(model, 64, 100 * DAY_S, 5.0, 1)
     assert draw(model, 64, 100 * DAY_S, 5.0, 1) != draw(model, 64, 100 * DAY_S, 5.0, 2)
 
@@ -300,7 +303,7 @@ def test_a_seed_gives_the_same_bytes_whatever_the_hash_seed() -> None:
 
 def test_the_table_is_better_towards_fewer_faults_and_shorter_restarts() -> None:
     what = setting(nodes=128, days=5.0, spares=4, costs=Costs())
-    cells = sensitivity.table(sensitivity.runs(what, models.llama3(), (30.0, 300.0), (0.0, 600.0), (20.0,)))
+    cells = sensitivity.table(sensitivity.runs(what, fault_models.llama3(), (30.0, 300.0), (0.0, 600.0), (20.0,)))
     found = {(cell.restart_s, cell.interval_s): cell.effective for cell in cells}
     assert found[30, 0] > found[300, 0] > found[300, 600]
     assert found[30, 0] > found[30, 600]
@@ -352,7 +355,7 @@ per_day = 1
 
 def test_a_model_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "ours.toml").write_text(OWN)
-    model = models.named(f"{tmp_path / 'ours.toml'},failslow")
+    model = fault_models.named(f"{tmp_path / 'ours.toml'},failslow")
     assert model.name == "ours+failslow"
     assert model.pattern == Pattern(shape=0.7)
     assert [source.name for source in model.sources] == ["GPU", "spike", "fail-slow"]
@@ -382,7 +385,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, before: str, after: str, said: str) -> None:
     (tmp_path / "ours.toml").write_text(OWN.replace(before, after))
     with pytest.raises(UsageError, match=said):
-        models.named(str(tmp_path / "ours.toml"))
+        fault_models.named(str(tmp_path / "ours.toml"))
 
 
 @pytest.mark.parametrize(

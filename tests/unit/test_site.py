@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mt_resilient.agent.launch import SITE
+from mt_resilient.agent.launch.torchrun import SITE
 
 
 def test_a_warm_process_that_fails_never_goes_on_with_the_script(tmp_path: Path) -> None:

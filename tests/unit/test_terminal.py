@@ -5,7 +5,7 @@ import pty
 from contextlib import redirect_stderr
 from pathlib import Path
 
-from mt_resilient.agent.terminal import Terminal
+from mt_resilient.agent.output.terminal import Terminal
 
 
 def test_a_line_begins_where_a_progress_bar_has_no_end() -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.decision import decide
-from mt_resilient.resilience.findings import InPlaceRewind
-from mt_resilient.resilience.orders import Decision, RewindOrder
-from mt_resilient.resilience.policy import Policy
-from mt_resilient.resilience.recovery import RecoveryPolicy
-from mt_resilient.resilience.terms import Generation, OrderedBy, Step
-from mt_resilient.resilience.wishes import Request, Wish
-from mt_resilient.resilience.world import World
+from mt_resilient.resilience.decide.decide import decide
+from mt_resilient.resilience.decide.policy import Policy
+from mt_resilient.resilience.model.cluster_state import World
+from mt_resilient.resilience.model.generation import Decision, RewindOrder
+from mt_resilient.resilience.model.request import Request, Wish
+from mt_resilient.resilience.model.signals import InPlaceRewind
+from mt_resilient.resilience.model.types import Generation, OrderedBy, Step
+from mt_resilient.resilience.plan.escalation import RecoveryPolicy
 
 from .worlds import NOW, A, gone, mismatch, record, status, world
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mt_resilient.checkpoint.contents import Tensor
+from mt_resilient.checkpoint.durable.snapshot_view import Tensor
 from mt_resilient.formats.zarr_nodes import CHUNK_BYTES, Array, name_of, path_of
 
 part = st.sampled_from(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mt_resilient.resilience.findings import Mismatch, RankExit
-from mt_resilient.resilience.incident import Incident
-from mt_resilient.resilience.machine import Phase
-from mt_resilient.resilience.orders import GenerationRecord
-from mt_resilient.resilience.reports import Ack, AckKind, NodeRecord, NodeStatus, Spec
-from mt_resilient.resilience.terms import Generation, NodeId, Rank, Step
-from mt_resilient.resilience.world import World
+from mt_resilient.resilience.model.cluster_state import World
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.node import Ack, AckKind, NodeRecord, NodeStatus, Spec
+from mt_resilient.resilience.model.signals import Mismatch, RankExit
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, NodeId, Rank, Step
 
 A, B = NodeId("a"), NodeId("b")
 NOW = 2000.0

@@ -23,7 +23,7 @@ def _chain() -> None:
 
 if "MT_RESILIENT_WARM" in os.environ:
     try:
-        from mt_resilient.training import forkserver
+        from mt_resilient.training.warm import forkserver
 
         forkserver.serve(_chain)
     except BaseException:  # Python would go on with the script, which must not run in a process that is no rank
@@ -35,12 +35,12 @@ else:
     _chain()
 if "MT_RESILIENT_HANDOFF" in os.environ:
     try:
-        from mt_resilient.training import hook
+        from mt_resilient.training.attach import import_hook
 
         if "TORCHELASTIC_RUN_ID" in os.environ:  # the launcher may have a RANK of an operator's
-            hook.activate()
+            import_hook.activate()
         else:
-            hook.listen_to_launcher()
+            import_hook.listen_to_launcher()
     except Exception as error:
         if os.environ.get("LOCAL_RANK") == "0":
             print(f"mt-resilient: this rank's Python cannot be attached ({error}); it runs unwatched", file=sys.stderr)

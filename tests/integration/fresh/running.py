@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import psutil
 
-from mt_resilient.agent.ports import free_port
+from mt_resilient.agent.launch.ports import free_port
 
 from ...harness import BIN, environment
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from mt_resilient.training.traces import Watch
+from mt_resilient.training.warm.side_effects import Watch
 
 
 def found(watch: Watch, name: str) -> str:

@@ -1,0 +1,315 @@
+"""Put one agent together, run it, take it apart: run directory, etcd, store, node, supervisor."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.backend import paths
+from ..checkpoint.backend import place as stores
+from ..checkpoint.backend.place import Place
+from ..checkpoint.durable import catalog, commit
+from ..checkpoint.durable.save_interval import SnapshotPolicy
+from ..resilience.clock import wall_s
+from ..resilience.controller import Controller
+from ..resilience.decide import observe_only
+from ..resilience.decide.node_exclusion import QuarantinePolicy
+from ..resilience.decide.policy import Policy
+from ..resilience.detect.hang_rules import HangPolicy
+from ..resilience.detect.straggler import StragglerPolicy
+from ..resilience.errors import MachineError, SnapshotError, UsageError
+from ..resilience.inprocess.fallback import RescuePolicy
+from ..resilience.inprocess.loss_spike import SpikePolicy
+from ..resilience.inprocess.rewind_ladder import LadderPolicy
+from ..resilience.inprocess.tally import RankPolicy
+from ..resilience.membership.rank_assignment import NodesPolicy
+from ..resilience.model.data_windows import Window, merged
+from ..resilience.model.types import NodeId
+from ..resilience.plan.escalation import RecoveryPolicy
+from ..resilience.plan.resume_point import StabilityPolicy
+from ..resilience.report.metrics import Metrics
+from ..resilience.store.election import Election
+from ..resilience.store.etcd.access import PASSWORD
+from ..resilience.store.etcd.client import EtcdStore
+from ..resilience.store.keys import Keys
+from ..resilience.store.protocol import Store
+from ..resilience.store.write_rates import paced
+from ..resilience.text import formatting
+from .buddy.buddy_client import CopiesPolicy
+from .config import AgentPolicy, PreemptionPolicy
+from .join import identity
+from .join.config_match import alike
+from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
+from .join.identity import ControlPolicy
+from .join.join import Joined, join
+from .launch import python_check
+from .launch.torchrun import Launch, understand
+from .loop.etcd_restart import Revival
+from .loop.executor import Performer
+from .loop.gc_tuning import search_seldom
+from .loop.peer_duties import Company
+from .loop.shutdown import Leaving, hear_early, unheard
+from .loop.status_publisher import PACE_S, Publisher
+from .loop.store_outage import Outage
+from .loop.supervisor import Supervisor
+from .node import Node
+from .output.async_output import Notebook
+from .output.event_log import Telling
+from .output.terminal import Terminal
+from .peers.lease import Heartbeat
+from .preflight import kernel_features
+from .preflight.rules import PreflightPolicy
+from .run_directory import RunDirectory
+
+SECTIONS: dict[str, type] = {
+    "snapshots": SnapshotPolicy,
+    "spikes": SpikePolicy,
+    "ladder": LadderPolicy,
+    "rescue": RescuePolicy,
+    "recovery": RecoveryPolicy,
+    "nodes": NodesPolicy,
+    "copies": CopiesPolicy,
+    "preflight": PreflightPolicy,
+    "quarantine": QuarantinePolicy,
+    "hang": HangPolicy,
+    "stragglers": StragglerPolicy,
+    "stability": StabilityPolicy,
+    "agent": AgentPolicy,
+    "preemption": PreemptionPolicy,
+    "control": ControlPolicy,
+}
+"""Configuration sections, each owned by the module that uses it."""
+
+
+def default_directory(launch: Launch) -> Path:
+    """`mt-runs/<script>`, or the first of `mt-runs/<script>.2`, `.3` … that has not been finished."""
+    stem = Path(launch.script[0]).stem.rpartition(".")[2]
+    base, ordinal = Path("mt-runs") / stem, 1
+    path = base
+    while (path / "finished").exists():
+        ordinal += 1
+        path = base.with_name(f"{stem}.{ordinal}")
+    return path
+
+
+def run_job(
+    command: Sequence[str],
+    directory: Path | None,
+    snapshots: str | None,
+    origin: str | None,
+    windows: Sequence[Window],
+    policies: Mapping[str, Any],
+    terminal: Terminal,
+) -> int:
+    """Run `command` until it is over, through whatever happens; the exit code. Raises ResilientError for what keeps it from
+    starting; then nothing of it runs. snapshots: a path or a URL (`place.address`); the run directory by default. windows: batches of
+    data that are left out."""
+    search_seldom()
+    hear_early(policies["preemption"])
+    launch = python_check.checked(understand(command, os.environ), os.environ)
+    control, wanted = identity.placed(launch, policies["control"], policies["nodes"])
+    run = RunDirectory(directory or default_directory(launch))
+    with ExitStack() as closing:
+        run.take()
+        closing.callback(run.release)
+        kept: SnapshotPolicy = policies["snapshots"]
+        root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
+        agent: AgentPolicy = policies["agent"]
+        beginning = None
+        if origin and (agent.observe or not catalog.look(root).durable):  # who observes goes back to nothing of its own
+            beginning = _begun_from(origin, kept)
+        if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
+            closing.enter_context(beginning.reading(paths.COMMIT))
+        refused = kernel_features.check()
+        counts = identity.counted(wanted, control, agent, snapshots)
+        run.own(root / paths.SNAPSHOTS, control.job)
+        # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
+        for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
+            with suppress(SnapshotError, MachineError):
+                commit.read_commit(chosen)
+        journal = Notebook(run.journal)
+        closing.callback(journal.finish)
+        access = control.papers().access(os.environ)
+        os.environ.pop(PASSWORD, None)  # ranks are not to have it
+        server, endpoints = identity.endpoints(control, access, run, terminal, closing)
+        store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
+        closing.callback(store.close)
+        keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
+        metrics = Metrics(keys.job)
+        _serve(metrics, agent, terminal)
+        telling = Telling(terminal, journal, metrics)
+        node_id = NodeId(control.node)
+        place = (control, endpoints, root, run)
+        told = alike(policies, windows, origin, version("mt-resilient"))
+        joined = join(store, keys, node_id, launch, counts, *place, policies, told, telling, closing)
+        if joined.done:
+            return _nothing_left(keys.job, run, telling)
+        identity.one_cluster(store, keys)
+        begun = {
+            "command": list(command),
+            "snapshots": root.address,
+            "pid": os.getpid(),
+            "several": joined.neighbour is not None,
+        }
+        journal.write("start", wall_s(), **begun)
+        run.publish(keys.job, endpoints, control.papers())
+        deciding = Policy(
+            recovery=policies["recovery"],
+            ladder=policies["ladder"],
+            nodes=policies["nodes"],
+            quarantine=policies["quarantine"],
+            observe=agent.observe,
+        )
+        judged_by = RankPolicy(
+            spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
+        )
+        node = Node(
+            launch,
+            run,
+            root,
+            kept,
+            judged_by,
+            joined.spec.run or secrets.token_hex(4),
+            beginning,
+            merged((*windows, *joined.spec.windows)),
+            policies["hang"],
+            policies["stability"],
+            policies["stragglers"],
+            joined.copies,
+        )
+        closing.callback(node.close)
+        node.spared = (server.pid or 0,) if server else ()
+        mend = Revival(server, endpoints[0], node, telling) if server else None
+        cause = server.cramped if server else str
+        outage = Outage(node, telling, mend, cause, store, keys, joined.spec, joined.token)
+        supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling, outage)
+        closing.callback(supervisor.heartbeat.end)
+        ranks = formatting.count(launch.ranks, "rank")
+        if beginning:
+            terminal.say(f"beginning with {beginning}", wall_s())
+        where = f"{ranks} on this node, {node_id}" if max(joined.spec.sizes) > 1 else ranks
+        terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
+        if launch.torn_groups and max(joined.spec.sizes) > 1:
+            supervisor.telling.say(launch.torn(), "warn")
+        if not launch.hooked:
+            supervisor.telling.say(f"{launch.warm_refused}: ranks run as under torchrun alone, unwatched", "warn")
+        if launch.own_programs:
+            supervisor.telling.say(
+                f"{launch.warm_refused}. A rank is watched from the moment its training loop or Session begins"
+            )
+        if node.vitals.introduction:
+            journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
+        for sentence in refused:
+            supervisor.telling.say(sentence, "warn")
+        if deaf := unheard(policies["preemption"]):
+            supervisor.telling.say(deaf, "warn")
+        if agent.observe:
+            supervisor.telling.say(observe_only.INTRODUCTION)
+        code = supervisor.run()
+        record = supervisor.record
+        asked = record is not None and record.last_snapshot
+        lost = ""
+        drained = record is not None and not record.over and supervisor.heartbeat.instance in record.dismissed
+        if ((code == 0 and not agent.observe) or asked) and not drained:
+            node.held.shelf.fresh(AT_THE_END_S)
+            steps = node.held.durable_steps() + ([] if asked else node.held.live_steps())
+            lost = unwritten(node.board.pages, steps, node.drain.lost, asked)
+        if lost and code == 0:
+            code = MachineError.exit_code
+        newest = max(node.held.durable_steps(), default=None)
+        say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through(node.board.pages))
+        journal.write("end", wall_s(), code=code)
+        leave_soon(code, run.leaving)
+        return code
+
+
+def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
+    """A scheduler has started a node of a job again that is over: it need not do so once more."""
+    run.finished.touch()
+    telling.say(
+        f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "
+        "with --run-dir and --snapshots",
+        "good",
+    )
+    return 0
+
+
+def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
+    """The newest snapshot of the job that `origin` names: its run directory, or the place that holds its `snapshots/`. Raises UsageError
+    when there is none to start from."""
+    address = stores.address(origin, kept.endpoint, kept.region) if "://" in origin else ""
+    root = stores.at(address) if address else RunDirectory(Path(origin)).kept()
+    found = catalog.committed(root)
+    if not found:
+        raise UsageError(f"--start-from {origin}: there is no committed snapshot under {root}; nothing was started")
+    return found[0]
+
+
+def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
+    try:
+        port = metrics.serve(policy.metrics_port)
+    except MachineError as error:
+        if policy.metrics_port != AgentPolicy.metrics_port:
+            raise
+        port = metrics.serve(0)
+        terminal.say(f"{error}; using port {port}", wall_s(), "warn")
+    terminal.say(f"metrics on http://localhost:{port}/metrics", wall_s())
+
+
+def _supervisor(
+    store: Store,
+    keys: Keys,
+    node_id: NodeId,
+    joined: Joined,
+    node: Node,
+    deciding: Policy,
+    policies: Mapping[str, Any],
+    telling: Telling,
+    outage: Outage,
+) -> Supervisor:
+    me, spec, neighbour = joined.me, joined.spec, joined.neighbour
+    policy: AgentPolicy = policies["agent"]
+    nodes = spec.nodes
+    ttl_s = policy.lease_s(nodes)
+    heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
+    election = Election(store, keys.leader, me.instance)
+    controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
+    company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
+    pace_s = paced(nodes, ttl_s).status_s if neighbour else min(PACE_S, ttl_s / 4)
+    publisher = Publisher(node_id, me.instance, node, company, store, keys, telling, pace_s)
+    performer = Performer(
+        node_id=node_id,
+        instance=me.instance,
+        node=node,
+        store=store,
+        keys=keys,
+        policy=policy,
+        telling=telling,
+        publisher=publisher,
+    )
+    leaving = Leaving(
+        node_id, me.instance, neighbour is not None, node, store, keys, policy, policies["preemption"], telling
+    )
+    return Supervisor(
+        node_id=node_id,
+        node=node,
+        store=store,
+        keys=keys,
+        heartbeat=heartbeat,
+        controller=controller,
+        policy=policy,
+        telling=telling,
+        leaving=leaving,
+        outage=outage,
+        publisher=publisher,
+        performer=performer,
+        over=joined.over,
+        company=company,
+    )

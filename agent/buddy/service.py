@@ -1,0 +1,121 @@
+"""The drain process's part in the buddy tier: snapshots leave for the buddy's memory, and copies of another node's are kept in guest slots.
+
+arena → `Sending` → the buddy; somebody's buddy → `Keeping` → guest slots → `_fetch` of whoever has lost his own. Threads of the drain
+process, with slots of their own: neither a slow buddy nor a hanging disk waits for the other. What they have to tell is handed to `tell`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from ...checkpoint.arena.arena import Slot
+from ...checkpoint.arena.slot_header import Stamp
+from ...checkpoint.buddy import admission, protocol
+from ...checkpoint.buddy.connection import Connection, Lost, call
+from ...checkpoint.buddy.transfer import fetch
+from ...resilience import clock
+from ...resilience.errors import MachineError, ResilientError
+from .buddy_config import BACKOFF_S, STOP_S, BuddyConfig, Event, Tell, address_of
+from .receiver import Keeping
+from .sender import Sending
+
+TOKEN = "MT_RESILIENT_BUDDY_TOKEN"
+"""Environment variable with the run's secret, at least 32 hexadecimal digits: arguments can be read by every user of a machine."""
+FETCH_TRIES = 3
+"""How often a connection may break over what is fetched. The copy is the holder's agent's, and outlives its drain process."""
+
+
+class Buddy:
+    """Both directions, as far as they are configured."""
+
+    def __init__(self, config: BuddyConfig, arena: Sequence[Sequence[str]], tell: Tell) -> None:
+        """arena: paths of the slots of the ranks that take part. Raises UsageError where there is no token."""
+        self._token = protocol.secret(os.environ.get(TOKEN, ""))
+        self._config, self._arena, self._tell = config, arena, tell
+        self._sending = Sending(config, self._token, arena, tell)
+        self._parts: list[Sending | Keeping] = [self._sending]
+        if config.listen:
+            self._parts.append(Keeping(config, self._token, tell))
+        self._threads = [threading.Thread(target=_told, args=(part.run, tell), daemon=True) for part in self._parts]
+        for thread in self._threads:
+            thread.start()
+
+    def send_to(self, address: str) -> None:
+        """From now on copies go there; empty: nowhere."""
+        self._sending.to = address
+
+    def fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
+        """Get back what whoever listens there keeps of our ranks, the first of which is `first_rank`; "fetched" or "not fetched" tells how
+        it has ended."""
+        arguments = (address, stamp, first_rank)
+        threading.Thread(target=_told, args=(lambda: self._fetch(*arguments), self._tell), daemon=True).start()
+
+    def _fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
+        started, lost, parts = clock.monotonic_s(), 0, [*enumerate(self._arena, first_rank)]
+        named: Event = {"step": stamp.step, "generation": stamp.generation, "from": address}
+        moved = 0
+        try:
+            while parts:
+                connection = self._reached(address)
+                try:
+                    with connection:
+                        while parts:
+                            moved += self._fetch_part(connection, stamp, *parts[0])
+                            del parts[0]
+                except Lost:
+                    lost += 1
+                    if lost == FETCH_TRIES:
+                        raise
+        except ResilientError as error:
+            self._tell({"event": "not fetched", **named, "reason": str(error)})
+        else:
+            took_s = round(clock.monotonic_s() - started, 3)
+            self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
+
+    def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
+        """Of one rank; its bytes. What was given up may still be on its way to the disk or the buddy: then another slot takes it, or the
+        first that is let go of within `stall_s`."""
+        slots = [Slot(path, turn=self._arena[0][0]) for path in row]
+        until_s = clock.monotonic_s() + self._config.stall_s
+        try:
+            while True:
+                for index in admission.rooms([slot.header() for slot in slots]):
+                    try:
+                        return fetch(connection, stamp, rank, slots[index])
+                    except MachineError as error:
+                        busy = error
+                if clock.monotonic_s() > until_s:
+                    raise busy
+                clock.sleep(self._config.poll_s)
+        finally:
+            for each in slots:
+                each.close()
+
+    def _reached(self, address: str) -> Connection:
+        """A connection to whoever listens there, which may be about to. Raises Lost and Refused."""
+        until_s = clock.monotonic_s() + self._config.stall_s
+        while True:
+            try:
+                return call(address_of(address), self._token, self._config.stall_s)
+            except Lost:
+                if clock.monotonic_s() > until_s:
+                    raise
+                clock.sleep(BACKOFF_S[0])
+
+    def stop(self) -> None:
+        """End both; what is under way stays torn."""
+        for part in self._parts:
+            part.stop()
+        for thread in self._threads:
+            thread.join(STOP_S)
+
+
+def _told(run: Callable[[], None], tell: Tell) -> None:
+    """The disk's tier goes on without this one, but not in silence."""
+    try:
+        run()
+    except Exception as error:
+        tell({"event": "buddy lost", "reason": f"ours, report it: {error!r}"})
+        raise

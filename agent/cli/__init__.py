@@ -1,0 +1,1 @@
+"""Commands that look at a job, or order something, from another terminal."""

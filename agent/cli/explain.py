@@ -1,0 +1,200 @@
+"""Look at a job from outside: `explain`, `snapshots`, and for `status`. Reads the store while an agent runs, the run directory always."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from contextlib import closing, suppress
+from datetime import datetime
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ...checkpoint.backend import place
+from ...checkpoint.backend.paths import CERTIFIED, Attempt
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import catalog, commit
+from ...checkpoint.durable.load_resharded import Saved
+from ...checkpoint.durable.save_interval import SnapshotPolicy
+from ...resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
+from ...resilience.inprocess.tally import COURSE, RANDOMNESS
+from ...resilience.model.cluster_state import World, read_world
+from ...resilience.model.incident import Incident
+from ...resilience.report import explain as story
+from ...resilience.report.journal import Journal
+from ...resilience.store.codec import loads
+from ...resilience.store.etcd.access import Papers
+from ...resilience.store.etcd.client import EtcdStore
+from ...resilience.store.keys import Keys
+from ...resilience.text import formatting
+from ..run_directory import RunDirectory
+
+
+def find_directory(given: Path | None) -> RunDirectory:
+    """The run directory that was named, or the one under mt-runs that was used last. Raises UsageError when there is none."""
+    if given is not None:
+        if not (given / "journal.jsonl").exists() and not (given / "endpoint").exists():
+            raise UsageError(f"{given} is no run directory; mt-resilient run prints the one it uses")
+        return RunDirectory(given)
+    found = [path for path in Path("mt-runs").glob("*") if (path / "journal.jsonl").exists()]
+    if not found:
+        raise UsageError(f"there is no run under {Path('mt-runs').absolute()}; name its directory with --run-dir")
+    return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
+
+
+def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
+    """The snapshots that a person means, the newest first: all, or a step or a name, of the run in `run_dir` or of the one that was used
+    last; those of a run directory, or of a place that holds `snapshots/`; a snapshot's own place. Raises UsageError when there is none
+    of what was named."""
+    if where is None:
+        return catalog.committed(find_directory(run_dir).kept())
+    if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
+        return _chosen(find_directory(run_dir), where)
+    if (Path(where) / "journal.jsonl").exists():
+        return catalog.at(RunDirectory(Path(where)).kept())
+    return catalog.at(place.at(place.address(where, kept.endpoint, kept.region)))
+
+
+def look(directory: RunDirectory) -> World | None:
+    """The job as its store has it now; None when no agent is running here, or the store does not answer. With several nodes it may run on
+    others, and its store is there when it has ended."""
+    place = directory.agent() or (directory.published() if directory.several else None)
+    if place is None:
+        return None
+    keys = Keys(place["job"])
+    access = Papers(**place.get("papers", {})).access(os.environ)
+    try:
+        with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
+            return read_world(keys, {k: e.value for k, e in store.range(keys.root).items()})
+    except StoreUnavailable:
+        return None
+
+
+def time_of(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
+    """All incidents of the journals in their last state, by number; with those that the store has, for of several nodes only the one that
+    leads writes them into its journal. What is damaged, or another version's, is passed over."""
+    found: dict[tuple[int, str, float], Incident] = {}
+    for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
+        if line["kind"] != "incident":
+            continue
+        with suppress(InternalError):
+            told = loads(Incident, json.dumps(line.get("incident")))
+            found[told.generation, told.id, told.at_s] = told
+    known = len(found)
+    for told in world.incidents if world else ():
+        found[told.generation, told.id, told.at_s] = told
+    in_order = sorted(found) if len(found) > known else [*found]
+    return {str(position): found[key] for position, key in enumerate(in_order, 1)}
+
+
+def explain(directory: RunDirectory, which: str | None) -> int:
+    """Print one incident's story, or all of them and what they cost together."""
+    world = look(directory)
+    told = incidents(directory, world)
+    if which is not None:
+        wanted = which.lstrip("0") or "0"
+        if wanted not in told:
+            known = f"known are 1 to {len(told)}" if told else "there was none so far"
+            raise UsageError(f"there is no incident {which} in {directory.root}; {known}")
+        told = {wanted: told[wanted]}
+    if not told:
+        print(f"no incident so far in {directory.root}")
+        if world is None and directory.several:
+            print(
+                "The node that leads tells of incidents, and etcd does not answer: look into the run directories of the other nodes"
+            )
+        return 0
+    for number, incident in told.items():
+        print("\n".join(story.lines(incident, time_of(incident.at_s), number)), end="\n\n")
+    lost = sum(i.lost_steps for i in told.values())
+    took = sum(sum(i.phases_s.values()) for i in told.values())
+    print(
+        f"{len(told)} incident{'s' if len(told) > 1 else ''}, {formatting.steps(lost)} computed again, {formatting.seconds(took)} in all"
+    )
+    return 0
+
+
+def snapshots(found: list[Place], action: str, whole: bool) -> int:
+    """List, verify or digest; whole: of global tensors. Verify gives 6 when a snapshot is not sound."""
+    if not found:
+        print("there is no committed snapshot")
+        return 0
+    if action == "digest" and whole:
+        with commit.reading(found[0]):
+            total = Saved(found[0], proving=True).digest()
+        print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
+        return 0
+    if action == "digest":
+        ours = [f"{COURSE}/", f"{RANDOMNESS}/data/"]
+        print(f"{catalog.digest(found[0], exclude=ours)}  step {_attempt(found[0]).stamp.step}")
+        return 0
+    return _verify(found) if action == "verify" else _list(found)
+
+
+def _chosen(directory: RunDirectory, which: str) -> list[Place]:
+    """The snapshots of that step or name, the newest first. Raises UsageError when there is none."""
+    found = [
+        each for each in catalog.committed(directory.kept()) if which in (each.name, str(_attempt(each).stamp.step))
+    ]
+    if not found:
+        raise UsageError(f"no committed snapshot {which} in {directory.root}; see: mt-resilient snapshots ls")
+    return found
+
+
+def _attempt(snapshot: Place) -> Attempt:
+    attempt = Attempt.parse(snapshot.name)
+    assert attempt
+    return attempt
+
+
+def _list(snapshots: list[Place]) -> int:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, side in (
+        ("step", "right"),
+        ("generation", "right"),
+        ("ranks", "right"),
+        ("MB", "right"),
+        ("written", "left"),
+        ("certified", "left"),
+        ("directory", "left"),
+    ):
+        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    others = []
+    for snapshot in snapshots:
+        stamp = _attempt(snapshot).stamp
+        try:
+            certified = "yes" if snapshot.there(CERTIFIED) else "–"
+            found = commit.read_commit(snapshot)
+        except SnapshotError:  # damaged, or retired just now
+            told = "?", "–", "–", "–"
+        except FormatError as error:
+            told = "–", "–", "–", "–"
+            others.append(str(error))
+        else:
+            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", time_of(found.figures.written_s), certified
+        table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
+    Console(highlight=False, width=200).print(table)
+    for sentence in others:
+        print(sentence)
+    return 0
+
+
+def _verify(found: list[Place]) -> int:
+    codes = set()
+    for snapshot in found:
+        try:
+            problems = catalog.verify(snapshot)
+        except (FormatError, MachineError) as error:  # nothing is known of it, but of the others
+            codes.add(error.exit_code)
+            problems = [str(error)]
+        else:
+            codes |= {SnapshotError.exit_code} if problems else set()
+        print(f"{snapshot.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
+    return max(codes, default=0)

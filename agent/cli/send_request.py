@@ -1,0 +1,134 @@
+"""An operator's order from another terminal: put where the controller reads it, and waited for until it is done.
+
+    command line ──requests/<id>──▶ store ──▶ controller … ranks ──▶ answers/<id> ──▶ one sentence and an exit code
+
+The order stands in the store: whether somebody waits for it, or which agent leads, makes no difference to it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import sys
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from ...checkpoint.backend.paths import Attempt
+from ...checkpoint.durable import catalog
+from ...resilience.clock import monotonic_s, sleep, wall_s
+from ...resilience.decide.operator_requests import LEAVING
+from ...resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.node import NodeRecord
+from ...resilience.model.request import Answer, Request, Wish
+from ...resilience.model.types import NodeId
+from ...resilience.report.journal import Journal
+from ...resilience.store.codec import dumps, loads
+from ...resilience.store.etcd.access import Papers
+from ...resilience.store.etcd.client import EtcdStore
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import Store
+from ..run_directory import RunDirectory
+
+_LOOK_S = 0.1
+UNDER_WAY = "given, and not done yet; Ctrl-C ends the waiting, not the order"
+LONG_S = 3.0
+"""After so long it is told that an order is waited for."""
+
+
+def order(directory: RunDirectory, request: Request) -> int:
+    """Give the order and wait; prints one sentence. 0 when it is done, else the exit code of what kept it from being done. Raises
+    UsageError where no agent is there to give it to, StoreUnavailable."""
+    place = directory.agent()
+    if place is None:
+        last = _last_said(directory, 0.0)
+        raise UsageError(
+            f"no agent is running in {directory.root}: there is nobody to order.{f' The last it said: {last}' if last else ''}"
+        )
+    asked = replace(request, id=f"{int(wall_s() * 1e6):017d}-{secrets.token_hex(3)}", at_s=wall_s(), by=_who())
+    keys = Keys(place["job"])
+    access = Papers(**place.get("papers", {})).access(os.environ)
+    with closing(EtcdStore(place["endpoints"], deadline_s=2.0, access=access)) as store:
+        if asked.kind == Wish.DRAIN:
+            asked = replace(asked, instance=_instance(store, keys, NodeId(asked.node)))
+        store.put(keys.request(asked.id), dumps(asked))
+        try:
+            answer = _wait(directory, store, keys, asked, place["pid"])
+        except KeyboardInterrupt:
+            print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
+            return 130
+        with suppress(
+            StoreUnavailable
+        ):  # whoever asks next need not read it; the agent forgets it at its next start otherwise
+            store.delete(keys.request(asked.id))
+            store.delete(keys.answer(asked.id))
+    where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
+    print(f"{answer.sentence}{where}")
+    return answer.exit_code
+
+
+def _instance(store: Store, keys: Keys, node: NodeId) -> str:
+    """The agent that goes by this name, or trains under it; empty: none does."""
+    here, record = store.get(keys.node(node)), store.get(keys.generation)
+    if here:
+        return loads(NodeRecord, here.value).instance
+    return loads(GenerationRecord, record.value).members.get(node, "") if record else ""
+
+
+def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:
+    since_s, told = monotonic_s(), False
+    while True:
+        if not told and monotonic_s() - since_s > LONG_S:
+            told = True
+            print(UNDER_WAY, file=sys.stderr)
+        present = directory.agent()
+        if present is None or (asked.kind in LEAVING and present["pid"] != pid):
+            return _without_agent(directory, asked)
+        with suppress(StoreUnavailable):  # it may come back; the agent sees to it
+            entry = store.get(keys.answer(asked.id))
+            answer = loads(Answer, entry.value) if entry else None
+            if answer and (answer.exit_code or asked.kind not in LEAVING or not _over(store, keys)):
+                return answer
+        sleep(_LOOK_S)
+
+
+def _over(store: Store, keys: Keys) -> bool:
+    """Whether the job has ended: then the agent is about to leave."""
+    entry = store.get(keys.generation)
+    return entry is None or loads(GenerationRecord, entry.value).over
+
+
+def _without_agent(directory: RunDirectory, asked: Request) -> Answer:
+    """The agent is gone: because it was told to, because the job has ended otherwise, or because something has killed it."""
+    ends = [line for line in Journal(directory.journal).read() if line["kind"] == "end" and line["at_s"] >= asked.at_s]
+    if not ends:
+        sentence = "no agent is running any more, and it has not ended in order"
+        if asked.kind not in LEAVING:
+            sentence += "; the order stands, and is carried out when the same command is given again"
+        return Answer(sentence=sentence, exit_code=MachineError.exit_code)
+    code, said = int(ends[-1]["code"]), _last_said(directory, asked.at_s)
+    if asked.kind in LEAVING:
+        return Answer(sentence=said, exit_code=0 if code in (asked.exit_code, 0) else code)
+    return Answer(sentence=f"the job has ended before that was done: {said}", exit_code=MachineError.exit_code)
+
+
+def _last_said(directory: RunDirectory, since_s: float) -> str:
+    said = [line for line in Journal(directory.journal).read() if line["kind"] == "said" and line["at_s"] >= since_s]
+    return str(said[-1]["sentence"]) if said else ""
+
+
+def _directory(directory: RunDirectory, answer: Answer) -> str:
+    with suppress(ResilientError):
+        for snapshot in catalog.committed(directory.kept()):
+            attempt = Attempt.parse(snapshot.name)
+            if attempt and attempt.stamp.step == answer.step:
+                return f": {snapshot}"
+    return ""
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "an operator"

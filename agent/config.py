@@ -1,0 +1,85 @@
+"""What the agent itself can be told: the sections `agent` and `preemption` of the configuration."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from ..resilience.errors import UsageError
+from ..resilience.store.write_rates import MOST_PER_S, pace, paced
+
+ALONE_S = 10
+"""Life of a lease where nobody else could take the job up: nothing depends on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentPolicy:
+    observe: bool = False
+    """Judge and tell everything, and do nothing about it."""
+    warm: bool = True
+    """Keep a warm process to fork the next gang from."""
+    warm_wait_s: float = 60.0
+    """How long a start waits for a warm process that is still importing, before it is cold."""
+    metrics_port: int = 9464
+    """Port of /metrics; 0 takes a free one."""
+    last_snapshot: bool = False
+    """Take a snapshot before leaving on Ctrl-C, too."""
+    stop_grace_s: float = 60.0
+    """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it (where it was a scheduler's
+    signal: `preemption.budget_s`)."""
+    lease_ttl_s: int = 0
+    """Life of this agent's lease in etcd, renewed at a third of it; 0: 10 s where it is alone, else by the number of nodes
+    (`write_rates.pace`)."""
+
+    def lease_s(self, nodes: int) -> int:
+        """nodes: that are expected, spares included."""
+        return self.lease_ttl_s or (pace(nodes).lease_ttl_s if nodes > 1 else ALONE_S)
+
+    def bearable(self, nodes: int) -> None:
+        """Raises UsageError where so many nodes would ask more of etcd than it can do."""
+        asked = paced(nodes, self.lease_s(nodes)).operations_per_s(nodes)
+        if self.lease_ttl_s < pace(nodes).lease_ttl_s and asked > MOST_PER_S and self.lease_ttl_s:
+            raise UsageError(
+                f"agent.lease_ttl_s is {self.lease_ttl_s}: {nodes} nodes would ask {asked:.0f} operations a second of etcd, which does "
+                f"some {MOST_PER_S}; nothing was started. Leave it out ({pace(nodes).lease_ttl_s} s then)"
+            )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.metrics_port < 65536:
+            raise UsageError(f"agent.metrics_port is {self.metrics_port}; a port is 0 to 65535")
+        if self.lease_ttl_s == 1 or self.lease_ttl_s < 0:
+            raise UsageError(f"agent.lease_ttl_s is {self.lease_ttl_s}; etcd keeps no lease shorter than 2 s")
+        if self.stop_grace_s < 0:
+            raise UsageError(f"agent.stop_grace_s is {self.stop_grace_s}; it cannot be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptionPolicy:
+    """A scheduler takes the machine away: the ranks take a last snapshot and leave, and no fault is seen in it."""
+
+    signals: str = "SIGTERM,SIGUSR1,SIGUSR2"
+    """Signals to the agent that mean it, separated by commas; empty: none. Kubernetes and Slurm send TERM, Slurm also what its
+    `--signal` says."""
+    budget_s: float = 25.0
+    """From the signal until all is over: the snapshot taken and written. Kubernetes and Slurm kill 30 s after TERM, unless they are told
+    otherwise."""
+
+    def __post_init__(self) -> None:
+        _ = self.numbers
+        if self.budget_s <= 0:
+            raise UsageError(f"preemption.budget_s is {self.budget_s}; it must be more than 0")
+
+    @property
+    def numbers(self) -> frozenset[signal.Signals]:
+        """Raises UsageError."""
+        return frozenset(_signal(name.strip()) for name in self.signals.split(",") if name.strip())
+
+
+def _signal(name: str) -> signal.Signals:
+    if name not in _PREEMPTING:
+        raise UsageError(f"preemption.signals has {name!r}; it may have {', '.join(_PREEMPTING)}")
+    return signal.Signals[name]
+
+
+_PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
+"""What schedulers send ahead of the end. SIGINT is somebody's Ctrl-C."""

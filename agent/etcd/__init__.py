@@ -1,0 +1,1 @@
+"""An etcd server of the agent's own."""

@@ -1,0 +1,232 @@
+"""An etcd of the agent's own, for whoever has no cluster's etcd to name: `--etcd` is absent. For one node it listens on the loopback
+interface; for a launch on several hosts, on the launching machine's address.
+
+Data flow: `binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent; its data
+stays in `data_dir`, and the next start goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from ...resilience.clock import monotonic_s, sleep
+from ...resilience.errors import MachineError, StoreUnavailable
+from ...resilience.ipc import die_with_parent
+from ...resilience.store.etcd.access import Access
+from ...resilience.store.etcd.client import EtcdStore
+from ..launch.ports import free_port, is_free
+from .binary import ServerBinary, clean_environment
+
+_HEALTHY_WITHIN_S = 15.0
+_STOPPED_WITHIN_S = 5.0
+_LOOPBACK = "127.0.0.1"
+_LEAST_BYTES = 64 << 20
+"""Of a segment of its log: it takes that at once."""
+_PORT_TAKEN = "address already in use"
+_FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
+
+
+def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> None:
+    """Ask the etcd at `endpoint` one question. Raises StoreUnavailable if it does not answer, UsageError if it is malformed."""
+    with closing(EtcdStore([endpoint], deadline_s=deadline_s, access=access)) as store:
+        store.get("/mt/")
+
+
+class EmbeddedEtcd:
+    """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are remembered beside `data_dir`, in etcd.json."""
+
+    def __init__(self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK) -> None:
+        """address: of this machine (IPv4), where clients reach it."""
+        self._binary = binary
+        self._address = address
+        self._data_dir = data_dir
+        self._log_path = log_path
+        self._ports_path = data_dir.parent / "etcd.json"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> str:
+        """Start it, wait until it answers, return its HOST:PORT. Raises MachineError with the server's last words.
+
+        Call it from a thread that lives as long as the agent: the server is on that thread's leash.
+        """
+        self.stop()
+        trouble: str | None = ""
+        try:
+            self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            had_data = any(self._data_dir.iterdir())
+            with self._log_path.open("ab") as log:
+                for client_port, peer_port in self._port_pairs():
+                    trouble = self._start_on(client_port, peer_port, log)
+                    if trouble is None:
+                        self._ports_path.write_text(json.dumps([client_port, peer_port]))
+                        return f"{self._address}:{client_port}"
+                    if _PORT_TAKEN not in trouble:
+                        break
+        except OSError as error:
+            self.stop()
+            raise MachineError(f"etcd cannot keep its data and log ({error}); name another run directory") from error
+        if full := self.cramped():
+            raise MachineError(f"etcd {self._binary.path} {trouble}; {full}")
+        advice = (
+            f"; if another etcd still runs on {self._data_dir}, stop that one; "
+            "if the data is damaged, move it away and start again (no snapshot is in it)"
+        )
+        raise MachineError(
+            f"etcd {self._binary.path} {trouble}; its log is {self._log_path}{_limits() or (advice if had_data else '')}"
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def cramped(self) -> str:
+        """That its disk has no room for it, and what to do; empty where it has."""
+        with suppress(OSError):
+            free = shutil.disk_usage(self._data_dir.parent).free
+            if free < _LEAST_BYTES:
+                left = f"{free / 1e6:.1f} MB are left, and etcd takes {_LEAST_BYTES / 1e6:.0f} at once"
+                return f"the disk of {self._data_dir} is full ({left}): make room there"
+        return ""
+
+    @contextmanager
+    def naming_its_disk(self) -> Iterator[None]:
+        """A block that asks it: where it does not answer and its disk is full, MachineError says so in place of StoreUnavailable."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            if full := self.cramped():
+                raise MachineError(f"etcd does not answer, and {full}") from error
+            raise
+
+    def stop(self) -> None:
+        """End the process and reap it, by force after 5 s. Its data stays."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOPPED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # its disk hangs, and it within: it ends when that does
+                self._process.wait(_STOPPED_WITHIN_S)
+        self._process = None
+
+    def _start_on(self, client_port: int, peer_port: int, log: IO[bytes]) -> str | None:
+        """None once it answers on `client_port`; what went wrong, and no process, otherwise."""
+        log_from = log.seek(0, os.SEEK_END)
+        self._process = die_with_parent.spawn(
+            self._command(client_port, peer_port),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=clean_environment(),
+            start_new_session=True,  # Ctrl-C is for the agent, which still needs its store to stop the others
+        )
+        try:
+            if self._answers(self._process, client_port):
+                return None
+        except BaseException:
+            self.stop()
+            raise
+        code = self._process.poll()
+        self.stop()
+        outcome = f"did not answer within {_HEALTHY_WITHIN_S:.0f} s" if code is None else f"exited with code {code}"
+        return f"{outcome}: {self._last_words(log_from)}"
+
+    def _answers(self, process: subprocess.Popen[bytes], client_port: int) -> bool:
+        """Wait until it answers. False when it exits first, or takes too long."""
+        ends_s = monotonic_s() + _HEALTHY_WITHIN_S
+        with closing(EtcdStore([f"{self._address}:{client_port}"], deadline_s=0.5)) as store:
+            while process.poll() is None and monotonic_s() < ends_s:
+                # Somebody else's server may answer on a port that was taken from us a moment ago.
+                if _listens(process.pid, client_port):
+                    with suppress(StoreUnavailable):
+                        store.get("/mt/")
+                        return True
+                sleep(0.02)
+        return False
+
+    def _command(self, client_port: int, peer_port: int) -> list[str]:
+        client, peer = f"http://{self._address}:{client_port}", f"http://{_LOOPBACK}:{peer_port}"
+        flags = {
+            "name": "embedded",
+            "data-dir": str(self._data_dir),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            # Only a first start reads these two; data of a single member opens under any peer address.
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"embedded={peer}",
+            # Killed → healthy in 0.5–1.0 s (measured).
+            "heartbeat-interval": "50",
+            "election-timeout": "500",
+            # etcd compacts every 5 minutes, and history grows by 0.5 KB a put: 4 GiB outlast 5 minutes at its highest rate.
+            "auto-compaction-mode": "revision",
+            "auto-compaction-retention": "1000",
+            "quota-backend-bytes": str(4 << 30),
+        }
+        return [str(self._binary.path), *(f"--{flag}={value}" for flag, value in flags.items())]
+
+    def _port_pairs(self) -> Iterator[tuple[int, int]]:
+        """The last start's ports first, so that clients which outlived the server find it again; then free ones."""
+        with suppress(OSError, ValueError, TypeError):  # none yet, or torn
+            client_port, peer_port = json.loads(self._ports_path.read_text())
+            if is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
+                yield client_port, peer_port
+        for _ in range(5):
+            yield free_port(self._address), free_port(_LOOPBACK)
+
+    def _last_words(self, log_from: int) -> str:
+        lines = self._log_path.read_bytes()[log_from:].decode(errors="replace").splitlines()
+        said = [line for line in lines if _FATAL.search(line)][-1:] or lines[-3:]
+        return " | ".join(map(_plain, said)) or "no word in its log"
+
+
+def _plain(line: str) -> str:
+    """What a log line says, which etcd 3.5 and newer wrap in JSON with a stack trace."""
+    try:
+        record = json.loads(line)
+        return ": ".join(record[field] for field in ("msg", "error") if field in record)
+    except ValueError:
+        return line
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        sockets = psutil.Process(pid).net_connections("tcp4")
+    except psutil.Error:
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr[1] == port for each in sockets)
+
+
+def _limits() -> str:
+    """Which limits of the shell may keep it from running, and what to do; empty: none. The least number of files is etcd's own."""
+    least = {
+        "-n": (resource.RLIMIT_NOFILE, 151),
+        "-f": (resource.RLIMIT_FSIZE, math.inf),
+        "-v": (resource.RLIMIT_AS, math.inf),
+    }
+    limits = {option: (resource.getrlimit(limit)[0], wanted) for option, (limit, wanted) in least.items()}
+    low = [
+        f"ulimit {option}" for option, (now, wanted) in limits.items() if now != resource.RLIM_INFINITY and now < wanted
+    ]
+    return (
+        f"; this shell limits what it may use: raise {' and '.join(low)}, or name an etcd of your own with --etcd"
+        if low
+        else ""
+    )

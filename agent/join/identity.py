@@ -1,0 +1,188 @@
+"""Where the job's etcd is, and how this node is called and reached: what was said, and what a scheduler and torchrun's options add."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+
+from ...resilience.clock import wall_s
+from ...resilience.errors import MachineError, StoreUnavailable, UsageError
+from ...resilience.membership.rank_assignment import NodesPolicy, sizes
+from ...resilience.store.etcd.access import Access, Papers, parse_endpoint
+from ...resilience.store.etcd.client import EtcdStore
+from ...resilience.store.keys import Keys
+from ...resilience.text import formatting
+from ..config import AgentPolicy
+from ..etcd.binary import find_server
+from ..etcd.server import EmbeddedEtcd, probe
+from ..launch import scheduler_env
+from ..launch.torchrun import Launch
+from ..output.terminal import Terminal
+from ..run_directory import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPolicy:
+    etcd: str = ""
+    """Endpoints HOST:PORT, separated by commas; empty: this agent runs an etcd of its own, for one node."""
+    job: str = ""
+    """The job's name, the same on all its nodes; empty: of one node, that of its run directory."""
+    node: str = ""
+    """This node's name; empty: the host's."""
+    address: str = ""
+    """Where the other nodes reach this one; empty: its address on the way to etcd."""
+    labels: str = ""
+    """What is said of this node, as KEY=VALUE,…: of `rack`, which nodes are lost together; empty: what a scheduler says."""
+    deadline_s: float = 2.0
+    """How long one call to etcd may take."""
+    etcd_ca: str = ""
+    """File with the certificates that sign those of https:// endpoints; empty: the system's."""
+    etcd_cert: str = ""
+    """File with this agent's own certificate, where etcd wants one of its clients,"""
+    etcd_key: str = ""
+    """and with its key."""
+    etcd_user: str = ""
+    """Where etcd has authentication switched on."""
+    etcd_password_file: str = ""
+    """File with that user's password, which nobody else may read; or else it is taken from MT_RESILIENT_ETCD_PASSWORD."""
+
+    def __post_init__(self) -> None:
+        if self.deadline_s <= 0:
+            raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
+        for name in ("job", "node"):
+            if not re.fullmatch(r"[\w.:@-]*", getattr(self, name), re.ASCII):
+                raise UsageError(
+                    f"control.{name} is {getattr(self, name)!r}; it may have the letters a to z, digits and any of _ . : @ -"
+                )
+
+        _ = self.labelled
+
+    @property
+    def labelled(self) -> dict[str, str]:
+        """Raises UsageError."""
+        known: dict[str, str] = {}
+        for pair in filter(None, self.labels.split(",")):
+            key, equals, value = pair.partition("=")
+            if not (key and equals and value):
+                raise UsageError(f"control.labels has {pair!r}; write KEY=VALUE, as rack=r1")
+            if known.setdefault(key, value) != value:
+                raise UsageError(f"control.labels has {key}={known[key]} and {key}={value}; write one of them")
+        return known
+
+    def papers(self) -> Papers:
+        return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
+
+
+def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
+    """What was said, with what a scheduler and torchrun's options add to it. A job of one node goes by its run directory's name whatever a
+    scheduler calls it: it may be submitted again. Raises UsageError where they contradict each other."""
+    asked = scheduler_env.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
+    here = scheduler_env.place(asked, launch, os.environ, socket.gethostname())
+    several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
+    job = here.job if several else control.job
+    return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
+
+
+def counted(
+    policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy, snapshots: str | None
+) -> tuple[tuple[int, ...], int]:
+    """How many nodes the job may have, and how many spares beside them. snapshots: the place that was named. Raises UsageError for what
+    several nodes lack."""
+    asked = policy.number or "1"
+    numbers = sizes(asked)
+    if max(numbers) == 1 and not policy.spares:
+        return numbers, 0
+    wanted = {
+        "--etcd HOST:PORT": control.etcd,
+        "--job NAME": control.job,
+        "--snapshots DIR|URL, a place that all of them reach": snapshots,
+    }
+    missing = [flag for flag, value in wanted.items() if not value]
+    if missing:
+        raise UsageError(
+            f"several nodes ({asked}) want {formatting.listed(missing)}; the same on each. Nothing was started"
+        )
+    if agent.observe:
+        raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")
+    agent.bearable(max(numbers) + policy.spares)
+    return numbers, policy.spares
+
+
+def named(address: str) -> str:
+    """The address that somebody has given this node, if it leads here; a name as what it stands for, so that nobody has to look it up while
+    ranks train, but for one that stands for this machine only to itself (Debian's 127.0.1.1). Raises UsageError for what leads to no one
+    machine, MachineError."""
+    try:
+        family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        found = ip_address(place[0])
+        if found.is_unspecified or found.is_multicast:
+            raise UsageError(
+                f"--address {address} leads to no one machine; nothing was started. Name this node as the others reach it"
+            )
+        with socket.socket(family, socket.SOCK_DGRAM) as here:  # the ranks of node 0 are to be met there, and copies
+            here.bind(place)
+    except OSError as error:
+        raise MachineError(
+            f"--address {address}: {error.strerror or error}; nothing was started. Name this node as the others reach it"
+        ) from error
+    return address if found.is_loopback or "%" in str(found) else str(found)
+
+
+def address(endpoints: Sequence[str]) -> str:
+    """This node's address on the way to etcd: that of the cluster's network. Of a member that is down, the name may not be known. Raises
+    MachineError."""
+    why: OSError | None = None
+    for endpoint in endpoints:
+        etcd = parse_endpoint(endpoint)
+        try:
+            family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            why = error
+    raise MachineError(
+        f"this node's address on the way to {formatting.listed(endpoints)} cannot be found ({why}); name it with --address"
+    )
+
+
+def one_cluster(store: EtcdStore, keys: Keys) -> None:
+    """Raises UsageError where not all endpoints lead to the etcd that this agent has just registered with: sooner or later some nodes would
+    go by another one."""
+    if others := store.elsewhere(keys.spec):
+        raise UsageError(
+            "--etcd names more than one cluster: what the first of them knows of this job, "
+            f"{formatting.listed(others)} does not; nothing was started. Name members of one etcd only"
+        )
+
+
+def endpoints(
+    control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
+) -> tuple[EmbeddedEtcd | None, list[str]]:
+    """Those that were given, if one of them answers; else those of a server of our own, started here."""
+    if control.etcd:
+        given = control.etcd.split(",")
+        silent = []
+        for endpoint in given:
+            try:
+                probe(endpoint, control.deadline_s, access)
+            except StoreUnavailable as error:
+                silent.append(error)
+        if len(silent) == len(given):
+            raise silent[0]
+        for reason in silent:  # a member of it may be down
+            terminal.say(f"{reason}; another one does, so it is gone on without", wall_s(), "warn")
+        return None, given
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
+    closing.callback(server.stop)
+    endpoint = server.start()
+    closing.enter_context(server.naming_its_disk())
+    return server, [endpoint]

@@ -1,0 +1,144 @@
+"""How this node becomes one of the job's: checked, known to the others by its record, and told what the job is.
+
+checks of its own ──▶ registration (`registration.py`) ──▶ the same snapshots as the others? ──▶ checks together ──▶ Joined
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.backend import paths
+from ...checkpoint.backend.filesystem import Files
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import catalog
+from ...resilience.errors import NodeUnfit
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.node import NodeRecord, Spec
+from ...resilience.model.types import Generation, NodeId
+from ...resilience.store.codec import loads
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import Store, first_put
+from ..buddy.buddy_client import Copies
+from ..launch import scheduler_env
+from ..launch.torchrun import Launch
+from ..output.event_log import Telling
+from ..peers.liveness_link import Neighbour
+from ..preflight import rules
+from ..preflight import run as checks
+from ..preflight.rules import PreflightPolicy
+from ..run_directory import RunDirectory
+from . import identity, storage_match
+from .identity import ControlPolicy
+from .registration import described, register
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    me: NodeRecord
+    spec: Spec
+    over: Generation
+    """The generation that the job had ended with before; 0: none."""
+    neighbour: Neighbour | None
+    """Where there are other nodes."""
+    copies: Copies | None
+    token: str
+    """The secret that the nodes of this job share, in hexadecimal digits; empty where they need none."""
+
+    @property
+    def done(self) -> bool:
+        """All of the job is: there is nothing to join."""
+        return self.over >= self.spec.first_generation
+
+
+def join(
+    store: Store,
+    keys: Keys,
+    node_id: NodeId,
+    launch: Launch,
+    counts: tuple[Sequence[int], int],
+    control: ControlPolicy,
+    endpoints: Sequence[str],
+    root: Place,
+    run: RunDirectory,
+    policies: Mapping[str, Any],
+    told: Mapping[str, str],
+    telling: Telling,
+    closing: ExitStack,
+) -> Joined:
+    """counts: how many nodes the job may have, and how many spares; endpoints: of etcd; told: what all nodes have to be told alike. Raises
+    NodeUnfit, what `register` raises, and StoreUnavailable."""
+    numbers, spares = counts
+    expected = max(numbers) + spares
+    several = expected > 1
+    checking: PreflightPolicy = policies["preflight"]
+    places = (root, Files(run.root))
+    here = checks.alone(checking, launch.python, launch.ranks, places, os.environ) if checking.enabled else ()
+    reasons = checks.told(here, telling)
+    if reasons and not several:
+        raise NodeUnfit(rules.unfit(node_id, reasons) + "; nothing was started")
+    neighbour = Neighbour() if several else None
+    if neighbour:
+        closing.callback(neighbour.close)
+    me = NodeRecord(
+        instance=secrets.token_hex(8),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        ranks=launch.ranks,
+        port=neighbour.port if neighbour else 0,
+        address=identity.named(control.address) if control.address else identity.address(endpoints),
+        home=_home(run) if neighbour else "",
+        labels={**scheduler_env.labels(os.environ), **control.labelled},
+    )
+    copies, token = None, ""
+    if max(numbers) > 1 and policies["copies"].every_s:
+        token = _token(store, keys)
+        copies = Copies(launch.ranks, me.address, token, policies["copies"])
+        me = replace(me, copies_port=copies.port)
+    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), told)
+
+    def kept() -> int:
+        # Of one node's job, the run directory knows whether it is done.
+        durable = catalog.look(root).durable if several else ()
+        return max((attempt.stamp.step for attempt in durable), default=-1)
+
+    spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
+    joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
+    if joined.done:
+        return joined
+    if neighbour:
+        storage_match.agree(store, keys, spec.first_generation, root / paths.SNAPSHOTS, node_id)
+    if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, spec, over):
+        met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
+        reasons = (*reasons, *checks.told([met], telling))
+        # That took its time, and somebody may have described the job anew.
+        spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
+        joined = replace(joined, spec=spec, over=over)
+    me = replace(me, fit=rules.unfit(node_id, reasons))
+    if me.fit:
+        telling.say(me.fit, "bad")
+    return replace(joined, me=me)
+
+
+def _home(run: RunDirectory) -> str:
+    """Of two containers of one machine, with the same path each, the directories are two."""
+    return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
+
+
+def _token(store: Store, keys: Keys) -> str:
+    """The first node's. Raises StoreUnavailable."""
+    return first_put(store, keys.token, secrets.token_hex(32).encode()).value.decode()
+
+
+def _beginning(store: Store, keys: Keys, spec: Spec, over: int) -> bool:
+    """Whether the nodes start together: nobody trains yet, or any more."""
+    last = store.get(keys.generation)
+    return over > 0 or last is None or loads(GenerationRecord, last.value).number <= spec.given_up

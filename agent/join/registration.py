@@ -1,0 +1,274 @@
+"""What an agent tells the store before anything else: what the job is, and that one which was ended before its end goes on, or that all
+of it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from ipaddress import ip_address
+
+from ...resilience.clock import sleep
+from ...resilience.decide.operator_requests import LEAVING
+from ...resilience.errors import UsageError
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.incident import Incident
+from ...resilience.model.node import NodeRecord, Spec
+from ...resilience.model.request import Request
+from ...resilience.model.types import Generation, NodeId
+from ...resilience.store.codec import dumps, loads
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import KeyAbsent, ModifiedAt, Put, Store
+from ...resilience.text import formatting
+from ..launch.torchrun import Launch
+from ..run_directory import RunDirectory
+from .admission import Course, Found, beside, course
+from .config_match import apart
+
+LEAVE_S = 15.0
+"""How long agents of a life of the job that is over may take to leave; and one that was killed is known until its lease is over."""
+SOME = 64
+"""So many of the other agents are looked at: thousands that come at once would read thousands each, and etcd would send gigabytes."""
+BEGIN_S = 60
+"""A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
+
+
+def described(
+    launch: Launch,
+    sizes: Sequence[int],
+    spares: int,
+    run: str,
+    first: int,
+    told: Mapping[str, str] | None = None,
+) -> Spec:
+    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot; told:
+    what else all nodes have to be told alike."""
+    return Spec(
+        command=(*launch.program[-1:], *launch.options, *launch.script),
+        sizes=tuple(sizes),
+        spares=spares,
+        ranks=launch.ranks,
+        run=run,
+        first_generation=Generation(first),
+        alike=dict(told or {}),
+    )
+
+
+def register(
+    store: Store,
+    keys: Keys,
+    spec: Spec,
+    run: RunDirectory,
+    node: NodeId,
+    me: NodeRecord,
+    pause: Callable[[float], None] = sleep,
+    *,
+    kept: Callable[[], int] = lambda: -1,
+    lease_s: Callable[[int], float] = lambda nodes: 0.0,
+) -> tuple[Spec, Generation]:
+    """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
+
+    The job as it is known, and the number of the generation that it was over with; 0: it was not. Where all of several nodes' job is done,
+    `first_generation` is no later than that: a scheduler starts one of them again, and there is nothing to do. Raises UsageError for
+    another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
+    pause: waits so many seconds, while others leave or come back. kept: newest step on disk, now; lease_s: life of a lease, among so many
+    nodes.
+    """
+
+    def anew() -> tuple[Spec, Generation]:
+        return register(store, keys, spec, run, node, me, pause, kept=kept, lease_s=lease_s)
+
+    several = spec.nodes > 1
+    if store.get(keys.spec) is None:
+        _describe(store, keys, spec, KeyAbsent(keys.spec))
+    if several:
+        _begun_anew(store, keys, spec)
+    entry = store.get(keys.spec)
+    known = loads(Spec, entry.value) if entry else spec
+    _comparable(known, spec, run, several)
+    others = _others(store, keys, node)
+    mine = store.get(keys.node(node))
+    namesake = loads(NodeRecord, mine.value) if mine else me
+    found = _found(store, keys, known, others)
+    what = course(found, node, several=several, finished=run.finished.exists(), kept=kept())
+    if what is Course.DONE:
+        return known, max(known.first_generation, found.over)
+    if run.finished.exists():
+        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+    ttl_s = lease_s(known.nodes)
+    if namesake.home != me.home:
+        # Of this machine's last life, perhaps: then its lease runs out.
+        if _waited(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s):
+            return anew()
+        raise UsageError(
+            f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
+            "with --node"
+        )
+    if what is Course.LEAVERS:
+        if _waited(lambda: _leavers_alone(store, keys, node, known), pause, LEAVE_S + ttl_s):
+            return anew()
+        raise UsageError(
+            f"the job has ended, and the agents of {formatting.listed(sorted(others))} have not left yet; nothing was started. Give the "
+            "command again when they have"
+        )
+    if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
+        _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
+    if what is Course.JOIN_LIFE:
+        return known, found.over
+    reached(me, others)
+    if what is Course.JOIN:
+        return known, found.over
+    # Those that train have perhaps only lost etcd, and are about to be back.
+    waits_s = ttl_s if what is Course.ALL_DEAD and beside(found, several) else 0.0
+    if _waited(lambda: not _others(store, keys, node), pause, waits_s):
+        return anew()
+    forget_leaving(store, keys)
+    there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
+    changed = known
+    if what is Course.NEXT_LIFE:
+        if found.windows != known.windows:  # before what tells of them is deleted
+            store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
+            return anew()
+        _forget_life(store, keys, known, found.over)  # the journal keeps it
+        first = Generation(max(known.first_generation, spec.first_generation, found.over + 1))
+        changed = replace(spec, run=known.run, first_generation=first, windows=known.windows)
+    elif not several or what is Course.ALL_DEAD:
+        given_up = Generation(max(found.record.number, spec.first_generation - 1)) if found.record else known.given_up
+        changed = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
+    if what is Course.BEGIN and changed == known:
+        return known, found.over
+    return (changed, found.over) if _describe(store, keys, changed, there) else anew()
+
+
+def forget_leaving(store: Store, keys: Keys) -> None:
+    """Nobody who has asked an agent to stop means its successor."""
+    for key, asked in store.range(keys.requests).items():
+        if loads(Request, asked.value).kind in LEAVING:
+            store.delete(key)
+
+
+def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
+    """Whether it is over in time. Thousands of nodes may wait at once, and ask etcd."""
+    wait_s, every_s = 0.0, max(0.1, most_s / 10)
+    while still():
+        if wait_s >= most_s:
+            return False
+        pause(every_s)
+        wait_s += every_s
+    return True
+
+
+def _others(store: Store, keys: Keys, node: NodeId) -> dict[NodeId, NodeRecord]:
+    """Agents that are there, but for one of this node's name; of very many, some."""
+    found = store.range(keys.nodes, limit=SOME)
+    return {
+        NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != keys.node(node)
+    }
+
+
+def _found(store: Store, keys: Keys, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
+    return Found(
+        known=known,
+        record=_last(store, keys),
+        others=others,
+        incidents=tuple(loads(Incident, entry.value) for entry in store.range(keys.incidents).values()),
+        just=store.get(keys.described) is not None,
+    )
+
+
+def _leavers_alone(store: Store, keys: Keys, node: NodeId, known: Spec) -> bool:
+    """Whether agents of a life that is over are there, and nobody has given the job again since: then they are of the next one."""
+    last, entry = _last(store, keys), store.get(keys.spec)
+    given_again = entry is not None and loads(Spec, entry.value).first_generation > known.first_generation
+    return bool(last and last.over and not given_again and _others(store, keys, node))
+
+
+def _last(store: Store, keys: Keys) -> GenerationRecord | None:
+    entry = store.get(keys.generation)
+    return loads(GenerationRecord, entry.value) if entry else None
+
+
+def _forget_life(store: Store, keys: Keys, known: Spec, over: Generation) -> None:
+    """What is known of the life that is over, and of a next one that nobody has begun."""
+    for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
+        store.delete_prefix(prefix)
+    if known.first_generation > over:
+        store.delete(keys.place(known.first_generation))
+
+
+def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
+    """Forget what somebody has described who has left before it began, and which place for snapshots they had."""
+    entry = store.get(keys.spec)
+    if entry is None or store.get(keys.described) or store.get(keys.generation):
+        return
+    if not store.range(keys.nodes, limit=1):
+        store.delete(keys.place(loads(Spec, entry.value).first_generation))  # nobody can have begun with it
+        _describe(store, keys, spec, ModifiedAt(keys.spec, entry.mod_revision))
+
+
+def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
+    """False where somebody else has."""
+    lease = store.grant(BEGIN_S)
+    return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
+
+
+_LATER = f" (or once more in {BEGIN_S} s, where nobody is at it any more)"
+_HEEDLESS = (
+    "; its members may be at work where etcd does not hear them: where they are gone for good, give the command as it was, stop the job "
+    "(mt-resilient stop), and give the new one"
+)
+
+
+def _same(known: Spec, spec: Spec, otherwise: str) -> None:
+    """Raises UsageError where this node was told something else than the others. otherwise: what to do where none is there."""
+    if known.sizes != spec.sizes:
+        raise UsageError(
+            f"the job was started for {formatting.listed(known.sizes)} nodes, and this command says {formatting.listed(spec.sizes)}; "
+            f"nothing was started. Give the same --nodes everywhere{otherwise}"
+        )
+    if known.spares != spec.spares:
+        raise UsageError(
+            f"the job was started with {formatting.count(known.spares, 'spare')}, and this command says {spec.spares}; "
+            f"nothing was started. Give the same --spares everywhere{otherwise}"
+        )
+    if differs := apart(spec.alike, known.alike):
+        raise UsageError(
+            f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
+            f"options and configuration everywhere{otherwise}. To change them, stop the job and start all of it again"
+        )
+
+
+def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
+    """Raises UsageError where one of two machines goes by an address that leads each machine to itself: it runs etcd, and calls it so."""
+    machine = me.home.partition(":")[0]
+    for name, other in others.items():
+        if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
+            who = "this node" if _own(me.address) else f"node {name}"
+            raise UsageError(
+                f"{who} goes by {me.address if _own(me.address) else other.address}, where other machines do not find it; nothing was "
+                "started. Name etcd by an address that all nodes reach, or the node's own with --address"
+            )
+
+
+def _own(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
+
+
+def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> None:
+    """Raises UsageError where it is another job."""
+    if known.command != spec.command and several:
+        raise UsageError(
+            f"the job was started with another command ({' '.join(known.command)}); nothing was started. Give the same one on all nodes, "
+            "or name another job with --job"
+        )
+    if known.command != spec.command:
+        raise UsageError(
+            f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
+            "Name another directory with --run-dir"
+        )
+    if known.ranks not in (0, spec.ranks):
+        raise UsageError(
+            f"the job has {formatting.count(known.ranks, 'rank')} on each node, and this node would have {spec.ranks}; nothing was started"
+        )

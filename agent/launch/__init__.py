@@ -1,0 +1,1 @@
+"""The wrapped command, the scheduler's environment, interpreters and ports."""

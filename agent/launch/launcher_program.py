@@ -1,0 +1,149 @@
+"""Which program a command starts the ranks with: torchrun's own, or something around it → `Program`.
+
+The warm process takes torchrun's place only where it is known what torchrun would have given to its ranks: torch's own entry point, in an
+interpreter that is one. A site's wrapper may set anything, and is run at each start.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...resilience.errors import MachineError, UsageError
+
+RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
+_LONGEST = 4096
+"""An entry point has some 300 bytes."""
+_SURPRISING = "{} is not torch's own torchrun, and may set what ranks need"
+_NAMES = {"sys", "re", "main", "__name__"}
+_ATTRIBUTES = {"argv", "exit", "sub", "endswith", "removesuffix"}
+"""All that entry points use which pip, uv, conda and setuptools write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    words: tuple[str, ...]
+    """What starts the launcher."""
+    python: str
+    """The interpreter that the launcher runs in, and the ranks after it."""
+    interpreter: tuple[str, ...] = ()
+    """What starts that interpreter as the launcher does, options included; empty: only a wrapper knows."""
+    module: str = RUN
+    surprising: str = ""
+    """Why ranks may find something else than a Python gives that is started without it; empty: they do not."""
+
+
+def program(command: Sequence[str]) -> tuple[Program, list[str]]:
+    """The program, and what is left of the command. Raises UsageError for what is no torchrun, MachineError when it is not installed."""
+    name = os.path.basename(command[0])
+    if name.startswith("python") and (found := _python(command)):
+        return found
+    if name == "torchrun":
+        return _torchrun(command[0]), list(command[1:])
+    inside = next((n for n, word in enumerate(command) if n and os.path.basename(word) == "torchrun"), 0)
+    cure = "the command has to be torchrun … or python -m torch.distributed.run …"
+    if inside:
+        before, after = (shlex.join(words) for words in (command[:inside], command[inside : inside + 1]))
+        cure = f"put it right in front of that: {before} mt-resilient run -- {after} …"
+    raise UsageError(f"{command[0]} is no torchrun: mt-resilient run starts the ranks through it, so {cure}")
+
+
+def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:
+    """`python [options] -m torch.distributed.run …`, or `python [options] …/torchrun …`, in any way that Python takes it; else None."""
+    options, module, position = _options_of_python(command)
+    python = shutil.which(command[0]) or command[0]
+    interpreter = (command[0], *options)
+    surprising = "" if _is_binary(python) else f"{python} is a script, and may set what ranks need"
+    rest = list(command[position:])
+    if module is None and rest and os.path.basename(rest[0]) == "torchrun" and os.path.isfile(rest[0]):
+        words, module, rest = (*interpreter, rest[0]), RUN, rest[1:]
+        if not _is_entry_point(_source(words[-1])):
+            surprising = _SURPRISING.format(words[-1])
+    elif module in (RUN, LAUNCH):
+        words = (*interpreter, "-m", module)
+    else:
+        return None
+    return Program(words=words, python=python, interpreter=interpreter, module=module, surprising=surprising), rest
+
+
+def _options_of_python(command: Sequence[str]) -> tuple[list[str], str | None, int]:
+    """Its options, the module that it is to run, if it is, and where its arguments begin, or its script."""
+    options: list[str] = []
+    position = 1
+    while position < len(command) and command[position].startswith("-") and len(command[position]) > 1:
+        word = command[position]
+        position += 1
+        short = not word.startswith("--")
+        at = next((n for n, letter in enumerate(word) if short and letter in "mcWX"), 0)  # the rest is its value
+        taken = [word]
+        if (at and not word[at + 1 :]) or word == "--check-hash-based-pycs":
+            taken += command[position : position + 1]
+            position += 1
+        if at and word[at] in "mc":
+            options += [word[:at]] if at > 1 else []
+            return options, word[at + 1 :] or taken[-1] if word[at] == "m" else "", position
+        options += taken
+    return options, None, position
+
+
+def _torchrun(name: str) -> Program:
+    beside = Path(sys.executable).with_name("torchrun")  # of our own environment, where PATH does not lead to it
+    path = shutil.which(name) or (str(beside) if name == "torchrun" and beside.exists() else None)
+    if not path:
+        raise MachineError(f"{name} was not found on PATH; install torch in this environment, or name the whole path")
+    source = _source(path)
+    interpreter = _interpreter(source)
+    python = interpreter[0] if interpreter else sys.executable
+    if interpreter and _is_binary(python) and _is_entry_point(source):
+        return Program(words=(path,), python=python, interpreter=interpreter)
+    return Program(words=(path,), python=python, surprising=_SURPRISING.format(path))
+
+
+def _source(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(_LONGEST).decode(errors="replace")
+
+
+def _interpreter(source: str) -> tuple[str, ...]:
+    """The Python that runs this script, and its options; empty where its first line names none."""
+    first, _, rest = source.partition("\n")
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    if first == "#!/bin/sh" and rest.startswith("'''exec' "):  # a path too long for a first line, or with spaces in it
+        words = shlex.split(rest.partition("\n")[0].removeprefix("'''exec' "))[:-2]
+    if words and os.path.basename(words[0]) == "env":
+        words = words[2:] if words[1:2] == ["-S"] else words[1:]
+        words = [shutil.which(words[0]) or words[0], *words[1:]] if words else []
+    return tuple(words) if words and "python" in os.path.basename(words[0]) else ()
+
+
+def _is_binary(program: str) -> bool:
+    try:
+        with open(program, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def _is_entry_point(source: str) -> bool:
+    """Whether a script calls `main` of torch.distributed.run and does nothing that its ranks could see."""
+    try:
+        nodes = [*ast.walk(ast.parse(source))]
+    except (ValueError, SyntaxError):
+        return False
+    brought = {
+        (node.module if isinstance(node, ast.ImportFrom) else None, alias.name, alias.asname)
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    torch = (RUN, "main", None)
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    asked = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    plain = {torch, (None, "sys", None), (None, "re", None)}
+    return torch in brought and brought <= plain and used <= _NAMES and asked <= _ATTRIBUTES

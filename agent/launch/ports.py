@@ -1,0 +1,35 @@
+"""Free ports below the kernel's ephemeral range, so that no outgoing connection takes one between our look and its use."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+from ...resilience.errors import MachineError
+
+_TRIES = 200
+
+
+def free_port(host: str = "", wished: int = 0) -> int:
+    """A TCP port of `host` (an address of this node, or all) on which nothing listens: `wished`, if that is one. Raises MachineError when
+    none is found."""
+    if wished and is_free(wished, host):
+        return wished
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
+    low, high = (first_ephemeral - 10_000, first_ephemeral) if first_ephemeral > 12_000 else (20_000, 30_000)
+    for _ in range(_TRIES):
+        port = random.randrange(low, high)
+        if is_free(port, host):
+            return port
+    raise MachineError(f"no free port from {low} to {high} on this node; see what listens there with: ss -lt")
+
+
+def is_free(port: int, host: str = "") -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do not matter
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

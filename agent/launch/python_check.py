@@ -1,0 +1,101 @@
+"""The interpreters that launcher and ranks will run in, asked before anything is started: can they find torch, and us?
+
+launch → a few milliseconds of its Python, which imports nothing → the launch as it can be, or a sentence
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...resilience.errors import MachineError
+from ...resilience.ipc import die_with_parent
+from .torchrun import Launch
+
+_AS_THE_LAUNCHER = """
+import sys
+if sys.argv[1] == "script" and sys.path[:1] == [""]:
+    del sys.path[0]
+"""
+"""A program has the working directory on its sys.path where it is run by `-m` or `-c`, and not where it is a file."""
+_PROBE = f"""{_AS_THE_LAUNCHER}
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+known = [find_spec("torch"), find_spec("mt_resilient")]
+for name in ("distributed", "run"):
+    known[0] = known[0] and PathFinder.find_spec(name, known[0].submodule_search_locations or [])
+print()
+print(*map(bool, known))
+"""
+_IMPORT = f"{_AS_THE_LAUNCHER}import torch.distributed.run"
+_FAILS_S = 5.0
+"""The launcher has just read the same files."""
+_ANSWERS_S = 60.0
+"""Of an interpreter on a shared file system; then it is believed to be in order."""
+
+
+def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
+    """The launch, without our hook where the ranks' Python does not have it. Raises MachineError where the launcher cannot start."""
+    if not launch.interpreter:
+        return launch
+    as_what = _as_what(launch)
+    torch, ours = _ask(launch.interpreter, as_what, environ)
+    if not torch:
+        raise MachineError(
+            f"{launch.python} has no torch (torch.distributed.run); nothing was started. Install torch there, or put the environment "
+            "that has it first on PATH"
+        )
+    ranks = launch.rank_python or launch.python
+    if launch.interpreter[1:] or launch.rank_python:
+        _, ours = _ask([ranks], as_what, environ)
+    if ours or launch.own_programs:
+        return launch
+    return replace(launch, hooked=False, rank_command=(), warm_refused=f"mt_resilient is not installed for {ranks}")
+
+
+def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
+    """Why the launcher's Python cannot import torch; empty where it can, or does not say so soon. That takes seconds, so it is asked when a
+    launcher has ended before its ranks were there."""
+    if not launch.interpreter:
+        return ""
+    done = _run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)
+    if done is None or not done.returncode:
+        return ""
+    return f"{launch.python} cannot import torch: {_last_line(done)}"
+
+
+def _as_what(launch: Launch) -> str:
+    return "module" if "-m" in launch.program else "script"
+
+
+def _ask(interpreter: Sequence[str], as_what: str, environ: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether it finds torch's launcher, and us."""
+    done = _run([*interpreter, "-c", _PROBE, as_what], environ, _ANSWERS_S)
+    if done is None:
+        return True, True
+    if done.returncode:
+        raise MachineError(f"{interpreter[0]} does not run Python ({_last_line(done)}); nothing was started")
+    torch, ours = done.stdout.split()[-2:]
+    return torch == b"True", ours == b"True"
+
+
+def _run(
+    command: Sequence[str], environ: Mapping[str, str], patience_s: float
+) -> subprocess.CompletedProcess[bytes] | None:
+    """None where it takes longer than patience_s."""
+    process = die_with_parent.spawn(
+        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        out, err = process.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

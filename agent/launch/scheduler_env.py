@@ -1,0 +1,113 @@
+"""What a scheduler's environment and torchrun's own options say: this node's name, how many nodes there are, the job's name. Pure.
+
+    --node, --nodes, --spares, --job  >  torchrun's --nnodes and --rdzv-id, or PET_…  >  Slurm, Kubernetes  >  the host's name
+
+Slurm's variables are those of srun and sbatch (https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"), Kubernetes' those
+of an indexed Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode) and the training operator's PyTorchJob.
+WORLD_SIZE and RANK are not read: nodes on some platforms, processes on others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...resilience.errors import UsageError
+from ...resilience.membership.rank_assignment import sizes
+from .torchrun import Launch
+
+_INTERACTIVE = "4294967290"
+"""SLURM_STEP_ID of the step that `salloc` opens a shell in (SLURM_INTERACTIVE_STEP in slurm.h)."""
+_REPLICA = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
+"""A pod of a PyTorchJob."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    node: str
+    """This node's name, the same after a restart."""
+    nodes: str = ""
+    """How many train, as `--nodes` has it: `4`, `2:4` or `2,4`; empty: nobody has said."""
+    spares: int = 0
+    """Nodes beyond these that wait."""
+    job: str = ""
+    """The same on all nodes of the job; empty: nobody has said."""
+
+
+def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -> Place:
+    """Where this agent is. asked: what our own options say, empty where they do not; launch: what torchrun's do; host: this host's name.
+    Raises UsageError where not all can be true, and none of our options decides it."""
+    if "SLURM_JOB_ID" in environ:
+        found = _slurm(asked, environ, host)
+    elif "KUBERNETES_SERVICE_HOST" in environ:
+        found = _kubernetes(environ, host)
+    else:
+        found = Place(node=host)
+    nodes = asked.nodes or launch.nodes
+    if not asked.nodes and found.nodes:
+        nodes = reconciled(launch.nodes, asked.spares, int(found.nodes), "Slurm runs this on")
+    return Place(
+        node=asked.node or found.node, nodes=nodes, spares=asked.spares, job=asked.job or launch.rdzv_id or found.job
+    )
+
+
+def labels(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is known of where this node stands: of Slurm, the switches between it and the rest (`topology.conf`)."""
+    switches, dot, node = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
+    known = dot and switches and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").endswith(".node")
+    return {"rack": switches} if known and node == environ.get("SLURMD_NODENAME", node) else {}
+
+
+def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
+    node = environ.get("SLURMD_NODENAME") or host
+    job = environ["SLURM_JOB_ID"]  # stays the same when the job is queued again
+    if "SLURM_ARRAY_JOB_ID" in environ:
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}-{environ.get('SLURM_ARRAY_TASK_ID', '0')}"
+    if environ.get("SLURM_LOCALID", "0") != "0":
+        raise UsageError(
+            f"Slurm has started this more than once on {node}, and one agent a node is wanted; nothing was started. "
+            "Give srun --ntasks-per-node=1"
+        )
+    given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
+    if not nodes or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
+        if given != "1" and not asked.nodes:
+            raise UsageError(
+                f"Slurm has given this job {given} nodes, and this runs on one of them only, since srun has not started it; nothing was "
+                "started. Put srun --ntasks-per-node=1 in front, or say --nodes 1"
+            )
+        nodes = "1"
+    return Place(node=node, nodes=nodes, job=f"slurm-{job}")
+
+
+def _kubernetes(environ: Mapping[str, str], host: str) -> Place:
+    """A pod of an indexed Job has the host name `<job>-<index>`, one of a PyTorchJob `<job>-worker-<index>`; neither is told how many
+    there are but by PET_NNODES. (With `hostNetwork` the host name is the machine's.)"""
+    index = environ.get("JOB_COMPLETION_INDEX")
+    if index and host.endswith(f"-{index}"):
+        return Place(node=host, job=host.removesuffix(f"-{index}"))
+    replica = _REPLICA.fullmatch(host) if "PET_NNODES" in environ else None
+    return Place(node=host, job=replica["job"] if replica else "")
+
+
+def reconciled(wanted: str, spares: int, here: int, who: str) -> str:
+    """Of `here` nodes, how many train, as `--nodes` has it. wanted: what torchrun's options say; empty: nothing; who: has said `here`, as
+    `Slurm runs this on`. Raises UsageError."""
+    if not wanted:
+        if spares >= here:
+            raise UsageError(
+                f"--spares {spares}: {who} {here} nodes, so that none is left to train; nothing was started. "
+                "Ask for more nodes, or fewer spares"
+            )
+        return str(here - spares)
+    numbers = sizes(wanted)
+    if max(numbers) + spares == here or (min(numbers) <= here <= max(numbers) + spares and len(numbers) > 1):
+        return wanted
+    idle = here - max(numbers)
+    advice = f"Say --spares {idle} if the others are to wait" if idle > 0 else "Ask for more nodes"
+    waiting = f" and --spares {spares}" if spares else ""
+    raise UsageError(
+        f"{who} {here} nodes, but the command says --nnodes {wanted}{waiting}; nothing was started. {advice}, or say with "
+        "--nodes how many are to train"
+    )

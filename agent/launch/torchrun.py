@@ -1,0 +1,247 @@
+"""Understand the wrapped command: `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and back to arguments for one node.
+
+Pure but for looking whether the program and the script are there. Every torchrun option keeps its meaning, except those that say who
+meets whom: each generation has a static rendezvous of its own, at the port that was asked for, if it is free.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ...resilience.errors import UsageError
+from ...resilience.text import formatting
+from .launcher_program import LAUNCH, RUN, program
+
+SITE = Path(__file__).parents[2] / "training" / "site"
+"""First on the ranks' PYTHONPATH: the hook."""
+
+_OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
+_OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
+_OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
+"""Where torchrun reads what the command line does not say."""
+_RANKS_OWN = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
+_RANKS_OWN |= {f"{prefix}WORLD_SIZE" for prefix in ("", "LOCAL_", "GROUP_", "ROLE_")}
+_RANKS_OWN |= {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
+_RANKS_OWN |= {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
+"""What torchrun tells its ranks (`LocalElasticAgent`, as of torch 2.13). A Kubernetes operator, or a torchrun around this agent, may have
+told the agent other things by the same names."""
+_MARK = "TORCHELASTIC_RUN_ID"
+"""By this ranks know the launcher, which has none, from another parent (`training/attach/attach.py`)."""
+_FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
+_OF_LAUNCH = {"use_env"}
+"""What torch.distributed.launch takes besides."""
+_VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"}
+_VALUED |= {"monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"}
+_VALUED |= {"local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr"}
+_VALUED |= {"master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout"}
+"""torchrun's options as of torch 2.13; `-` and `_` mean the same to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    program: tuple[str, ...]
+    """What starts the launcher: `torchrun`, or a Python and `-m torch.distributed.run`."""
+    python: str
+    """The interpreter that the launcher runs in, and the ranks after it."""
+    options: tuple[str, ...]
+    """torchrun's options that keep their meaning."""
+    ranks: int
+    """Processes on this node."""
+    nodes: str = ""
+    """What it says about the number of nodes; empty: nothing."""
+    script: tuple[str, ...]
+    """The script, or module, and its arguments."""
+    rank_command: tuple[str, ...] = ()
+    """What torchrun starts each rank with; empty where ranks cannot be forked."""
+    rdzv_id: str = ""
+    """The job's name as torchrun was told it; empty: it was not."""
+    port: int = 0
+    """Where the ranks meet, as torchrun was told it: a script may have the number, too. 0: it was not."""
+    interpreter: tuple[str, ...] = ()
+    """What starts the launcher's Python as the launcher is started, options included; empty: only a wrapper knows."""
+    rank_python: str = ""
+    """The interpreter that ranks run in, where it is another one."""
+    own_programs: bool = False
+    """Ranks are other programs than a Python that torchrun starts: which of their processes trains is known once its loop begins."""
+    warm_refused: str = ""
+    """Why ranks cannot be forked; empty: they can."""
+    hooked: bool = True
+    """Our hook is loaded in the ranks' Pythons."""
+
+    @property
+    def torn_groups(self) -> int:
+        """Size of the tensor-parallel groups that the script's arguments ask for (Megatron's), where some lie on two nodes; 0: none do.
+        Ranks are numbered node by node, and such groups are of consecutive ranks (Megatron's order, tp first)."""
+        option = "--tensor-model-parallel-size"
+        given = [value for name, value in pairwise([*self.script, ""]) if name == option]
+        given += [word.partition("=")[2] for word in self.script if word.startswith(f"{option}=")]
+        size = int(given[-1]) if given and given[-1].isdecimal() else 1
+        return size if size and self.ranks % size else 0
+
+    def torn(self) -> str:
+        """What is told of these groups."""
+        return (
+            f"tensor-parallel groups of {self.torn_groups} do not fit into nodes of "
+            f"{formatting.count(self.ranks, 'rank')}: some lie on two "
+            "nodes, whose network each layer then waits for; --nproc-per-node should be a multiple of it"
+        )
+
+    def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int, run: str) -> list[str]:
+        """torchrun's arguments for one generation on one node. run: names the job where torchrun was told no name, as it does by itself.
+        Ranks find it as TORCHELASTIC_RUN_ID, and may call files by it."""
+        meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
+        ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
+        return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
+
+    def missing_script(self) -> str:
+        """The script, where it is not there any more; empty: it is, or it is a module."""
+        named = self.rank_command and "-m" not in self.rank_command and not self.own_programs
+        return self.script[0] if named and not os.path.exists(self.script[0]) else ""
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What the launcher finds in its environment, and ranks beside what it tells them. environ: the agent's."""
+        known = environ.get("PYTHONPATH")
+        found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
+        if self.hooked:
+            found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
+        if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
+            found.setdefault("OMP_NUM_THREADS", "1")
+        return found
+
+    def shared_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What all ranks find alike in theirs: the warm process's. What is asked of it that is missing here, each rank asks itself."""
+        return {name: value for name, value in self.environment(environ).items() if name not in _RANKS_OWN}
+
+
+def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
+    """Raises UsageError for what is no torchrun command, MachineError when the launcher is not installed."""
+    if not command:
+        raise UsageError(
+            "no command was given; write it after two dashes: mt-resilient run -- torchrun --nproc-per-node 2 train.py"
+        )
+    found, rest = program(command)
+    options, kept, script = _options(rest, _OF_LAUNCH if found.module == LAUNCH else set())
+    nodes = _told("nnodes", options, environ)
+    if not script:
+        raise UsageError("the torchrun command names no script; write it last: torchrun --nproc-per-node 2 train.py")
+    no_python, run_path = _said("no_python", options, environ), _said("run_path", options, environ)
+    module = "m" in options or _said("module", options, environ)
+    if not module and not no_python:
+        _look_at(script[0])
+    ranks = _ranks(_told("nproc_per_node", options, environ) or "1", environ)
+    rdzv_id = _told("rdzv_id", options, environ)
+    rank_python = environ.get("PYTHON_EXEC", "")
+    passes_ranks = found.module == LAUNCH and "use_env" not in options
+    reasons = {
+        f"ranks are started by {script[0]}, not by torchrun's Python": no_python or run_path,
+        f"PYTHON_EXEC names {rank_python} for the ranks": rank_python not in ("", found.python),
+        f"{LAUNCH} gives each rank an argument of its own": passes_ranks,
+        "--virtual-local-rank gives each rank devices of its own": _said("virtual_local_rank", options, environ),
+        "--numa-binding starts the ranks through numactl": "numa_binding" in options or "PET_NUMA_BINDING" in environ,
+        found.surprising: bool(found.surprising),
+    }
+    refused = next((why for why, holds in reasons.items() if holds), "")
+    return Launch(
+        program=found.words if passes_ranks else tuple(RUN if word == LAUNCH else word for word in found.words),
+        python=found.python,
+        options=tuple(kept),
+        ranks=ranks,
+        nodes=nodes,
+        script=tuple(script),
+        rank_command=() if refused else _rank_command(found.python, module, script),
+        rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
+        port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
+        interpreter=found.interpreter,
+        rank_python="" if no_python else rank_python,
+        own_programs=no_python or run_path,
+        warm_refused=refused,
+    )
+
+
+def _told(name: str, options: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """The value of an option, on the command line or in a variable; empty: there is none."""
+    return options.get(name) or environ.get(f"PET_{name.upper()}", "")
+
+
+def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """As torchrun reads its flags: on the command line, or in a variable."""
+    told = environ.get(f"PET_{flag.upper()}", "")
+    return flag in options or (told.isdecimal() and int(told) > 0)
+
+
+def _look_at(script: str) -> None:
+    """Raises UsageError for what Python cannot run."""
+    is_program = os.path.isfile(script) or os.path.isfile(os.path.join(script, "__main__.py"))
+    if not is_program:
+        raise UsageError(f"the script {script} is not there (looked in {os.getcwd()}); nothing was started")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {script} cannot be read; nothing was started")
+
+
+def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Options by name, those to pass on as they were written, and the script with its arguments. further: flags that are known."""
+    values: dict[str, str] = {}
+    kept: list[str] = []
+    position = 0
+    while position < len(rest) and rest[position].startswith("-"):
+        word = rest[position]
+        position += 1
+        if word == "--":
+            kept.append(word)
+            break
+        name, equals, value = _option(word, further)
+        taken = [word]
+        if name in _VALUED and not equals:
+            if position >= len(rest):
+                raise UsageError(f"torchrun's option {word} wants a value")
+            value = rest[position]
+            taken.append(value)
+            position += 1
+        values[name] = value
+        if name not in _OURS | _OF_LAUNCH:
+            kept += taken
+    return values, kept, rest[position:]
+
+
+def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
+    """Its name, whether a value stands in the same word, and that value. Python's argparse takes `-t3`, and the beginning of a name that
+    no other one has."""
+    if word[1:2] in ("r", "t") and len(word) > 2:
+        return word[1], True, word[2:].removeprefix("=")
+    raw, equals, value = word.partition("=")
+    name = raw.lstrip("-").replace("-", "_")
+    known = _VALUED | _FLAGS | further
+    begun = [whole for whole in known if raw.startswith("--") and whole.startswith(name)]
+    if name not in known and len(begun) == 1:
+        name = begun[0]
+    if name not in known:
+        raise UsageError(
+            f"{word} is no option of torchrun that is known here; options of the script come after its name"
+        )
+    return name, bool(equals), value
+
+
+def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str, ...]:
+    """As in `torch.distributed.run.config_from_args`, as of torch 2.13."""
+    return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
+
+
+def _ranks(text: str, environ: Mapping[str, str]) -> int:
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    if text == "cpu":
+        return os.cpu_count() or 1
+    if text in ("auto", "gpu"):
+        visible = environ.get("MUSA_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
+        if visible:
+            return len(visible.split(","))
+        devices = [
+            p for p in Path("/dev").iterdir() if p.name.removeprefix("nvidia").isdigit() or p.name.startswith("mtgpu.")
+        ]
+        if devices or text == "auto":
+            return len(devices) or os.cpu_count() or 1
+    raise UsageError(f"--nproc-per-node {text}: give the number of processes on this node")

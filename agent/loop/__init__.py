@@ -1,0 +1,1 @@
+"""The agent's loop: observe, publish, decide, obey."""

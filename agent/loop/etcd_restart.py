@@ -1,0 +1,31 @@
+"""The agent's own etcd, started again when it is dead; training goes on meanwhile."""
+
+from __future__ import annotations
+
+from ...resilience.clock import monotonic_s
+from ...resilience.errors import MachineError, SiteError
+from ..etcd.server import EmbeddedEtcd
+from ..node import Node
+from ..output.event_log import Telling
+
+
+class Revival:
+    """Starts the embedded etcd again when it is dead; where that fails, waits, twice as long each time, and training goes on."""
+
+    def __init__(self, server: EmbeddedEtcd, endpoint: str, node: Node, telling: Telling) -> None:
+        self._server, self._endpoint, self._node, self._telling = server, endpoint, node, telling
+        self._wait_s, self._not_before_s = 1.0, 0.0
+
+    def __call__(self) -> None:
+        if self._server.alive() or monotonic_s() < self._not_before_s:
+            return
+        try:
+            if self._server.start() != self._endpoint:
+                self._server.stop()
+                raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
+            self._wait_s = 1.0
+        except SiteError as error:
+            self._telling.say(f"{error}; tried again in {self._wait_s:.0f} s", "bad")
+            self._not_before_s = monotonic_s() + self._wait_s
+            self._wait_s = min(60.0, self._wait_s * 2)
+        self._node.spared = (self._server.pid or 0,)

@@ -1,0 +1,205 @@
+"""This agent among the others of its job: whose death it would see first, and whether they may have gone on without it.
+
+neighbour's connection ──▶ `keys.death` ──▶ controller        lease, and the ranks' steps ──`fencing`──▶ the ranks are ended
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from contextlib import suppress
+from dataclasses import replace
+
+from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.membership import buddy_sources, rank_assignment
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.node import Death, NodeRecord, NodeStatus, Spec
+from ...resilience.model.state_machine import Phase
+from ...resilience.model.types import Doing, NodeId, RankPhase
+from ...resilience.store.codec import dumps, loads
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import Store
+from ..buddy.buddy_client import address
+from ..node import Node
+from ..output.event_log import Telling
+from ..peers.fencing import Pulse, Standing, fenced
+from ..peers.lease import Heartbeat
+from ..peers.liveness_link import Neighbour
+
+_MODULES_BYTES = 16 << 20
+"""Of a list of modules, which a rank writes; 5,000 of them take 1 MiB."""
+ROOM_S = 2.0
+"""Between looks at how much memory a snapshot takes: optimizers have their moments after their first step."""
+
+
+class Company:
+    def __init__(
+        self,
+        me: NodeId,
+        store: Store,
+        keys: Keys,
+        heartbeat: Heartbeat,
+        neighbour: Neighbour,
+        node: Node,
+        telling: Telling,
+        spec: Spec,
+    ) -> None:
+        self._me, self._store, self._keys, self._heartbeat = me, store, keys, heartbeat
+        self._neighbour, self._node, self._telling = neighbour, node, telling
+        self._spec = spec
+        self._members = 0
+        """Of the present generation."""
+        self._lease = 0
+        """That the present generation was seen with."""
+        self._pulse = Pulse()
+        self._pulse_at_s = 0.0
+        """Wall-clock time of its last beat."""
+        self._ring = 0
+        """Generation in which the neighbour was chosen."""
+        self._dead: tuple[NodeId, str, float] | None = None
+        """One that is dead, its instance, and since when, until etcd knows."""
+        self._copied = 0
+        """Generation in which it was chosen who holds our copies."""
+        self._shared = False
+        """What the ranks import is known to those that stand by."""
+        self._room = 0
+        """What was told of, or taken, of the memory for a snapshot of one rank, in bytes;"""
+        self._room_look_s = 0.0
+        """the next look at it, on the monotonic clock."""
+
+    def fds(self) -> list[int]:
+        """Readable when something has happened."""
+        return self._neighbour.fds()
+
+    @property
+    def proof(self) -> bool:
+        """Whether ranks that finish steps prove that nobody has begun without them."""
+        return rank_assignment.proves(self._spec.sizes, self._spec.spares, self._members)
+
+    def bind(self, seen: GenerationRecord | None) -> None:
+        """Tell the ranks how long they may go on without a word from this agent. seen: the present generation, where it was read since this
+        agent has its lease; before that, others may have begun."""
+        if seen:
+            self._lease, self._members = self._heartbeat.lease, len(seen.members)
+        if self._lease == self._heartbeat.lease:
+            self._node.board.leased(0.0 if self.proof else self._heartbeat.until_s)
+
+    def left_s(self, now_s: float) -> float:
+        """Until the next look at whether the ranks have to be ended. now_s: monotonic."""
+        until_s = self._heartbeat.until_s
+        return until_s - now_s if self._node.gang and not self.proof and until_s > now_s else math.inf
+
+    def look(self, now_s: float) -> bool:
+        """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""
+        self._fence(now_s)
+        found = self._neighbour.look(now_s)
+        if found:
+            self._dead = (*found, wall_s())
+        return bool(found)
+
+    def tell(self, record: GenerationRecord) -> None:
+        """Tell of a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
+        if self._dead:
+            node, instance, since_s = self._dead
+            entry = self._store.get(self._keys.node(node))
+            # Who leaves in order takes its record along.
+            if entry and loads(NodeRecord, entry.value).instance == instance:
+                self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
+                self._store.revoke(entry.lease)  # if it led, another one may at once
+                sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
+                self._telling.say(sentence, "warn")
+            self._dead = None
+        self._share(record)
+        self._make_room(record)
+        self._copy(record)
+        members = list(record.members)
+        if record.number == self._ring or self._me not in members or len(members) == 1:
+            return
+        following = members[(members.index(self._me) + 1) % len(members)]
+        present = self._record(following)
+        if present and present.instance == record.members[following]:
+            self._neighbour.watch(following, present)
+        self._ring = record.number
+
+    def _copy(self, record: GenerationRecord) -> None:
+        """Whom the copies of our snapshots go to in this generation."""
+        if self._node.copies is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._copied == record.number:
+            return
+        self._copied = record.number
+        holder = buddy_sources.holder(record, self._me)
+        self._node.drain.copy_to(address(self._store, self._keys, record, holder) if holder else "")
+
+    def pulse(self, status: NodeStatus) -> NodeStatus:
+        """`status`, and how the ranks step: so others can tell whether a node that they do not hear trains."""
+        gang = self._node.gang
+        if gang is None or gang.generation != status.generation:
+            return status
+        return replace(status, pulse_s=self._pulse_at_s, stride_s=round(self._pulse.stride_s, 3))
+
+    def _share(self, record: GenerationRecord) -> None:
+        """What the ranks of the first node have imported, those that stand by import ahead of need."""
+        modules = self._node.directory.modules
+        if self._shared or not record.members:
+            return
+        if next(iter(record.members)) == self._me and modules.is_file():
+            if modules.stat().st_size <= _MODULES_BYTES:  # else it is no list of ours
+                self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
+            self._shared = True
+        elif self._me not in record.members and not modules.exists():
+            entry = self._store.get(self._keys.modules)
+            if entry:
+                self._shared = True
+                with suppress(zlib.error):
+                    modules.write_bytes(zlib.decompress(entry.value))
+
+    def _make_room(self, record: GenerationRecord) -> None:
+        """As much memory as the first node's ranks take for a snapshot, those that stand by take ahead of need: then a lost node's part
+        comes as quickly as the network lets it."""
+        if self._node.copies is None or monotonic_s() < self._room_look_s or not record.members:
+            return
+        self._room_look_s = monotonic_s() + ROOM_S
+        if next(iter(record.members)) == self._me:
+            found = self._node.held.room()
+            if found > self._room:
+                self._store.put(self._keys.room, str(found).encode())
+        elif self._me not in record.members:
+            entry = self._store.get(self._keys.room)
+            found = int(entry.value) if entry and entry.value.isdigit() else 0
+            if found > self._room:
+                self._node.drain.reserve(found)
+        else:
+            return
+        self._room = max(self._room, found)
+
+    def _record(self, node: NodeId) -> NodeRecord | None:
+        entry = self._store.get(self._keys.node(node))
+        return loads(NodeRecord, entry.value) if entry else None
+
+    def _fence(self, now_s: float) -> None:
+        gang = self._node.gang
+        if gang is None or gang.fenced:
+            return
+        known_s = self._pulse.stepped_s
+        pages = self._node.board.pages
+        # Of ranks that wait, the beats count: they go on saying their words.
+        waits = all(page.doing == Doing.PAUSED for page in pages)
+        seen = min(page.step for page in pages), min(page.beat_ns for page in pages) if waits else 0
+        self._pulse.look(gang.generation, seen, now_s)
+        if self._pulse.stepped_s != known_s:
+            self._pulse_at_s = wall_s()
+        standing = Standing(
+            lease_until_s=self._heartbeat.until_s,
+            ttl_s=self._heartbeat.ttl_s,
+            proof=self.proof,
+            still_s=self._pulse.still_s,
+            stride_s=self._pulse.stride_s,
+            over=all(page.phase == RankPhase.FINISHED for page in pages),
+        )
+        if fenced(now_s, standing):
+            why = ", and the ranks finish no step" if standing.proof else ""  # else their steps prove nothing
+            self._telling.say(
+                f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are "
+                "ended",
+                "bad",
+            )
+            self._node.fence()

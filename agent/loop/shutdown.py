@@ -1,0 +1,158 @@
+"""Somebody wants this agent to leave: signals from a terminal or a scheduler ──▶ a request that the controller answers."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Collection
+
+from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.model.generation import PASSED_ON, GenerationRecord
+from ...resilience.model.request import Request, Wish
+from ...resilience.model.types import NodeId
+from ...resilience.store.codec import dumps
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import Store
+from ...resilience.text import formatting
+from ..config import AgentPolicy, PreemptionPolicy
+from ..node import Node
+from ..output.event_log import Telling
+
+ECHO_S = 1.0
+"""A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+WAIT_S = 5.0
+"""How long who wants to leave waits for the decision that lets him, where etcd does not answer or nothing can be judged: the agent's own
+etcd is back within a second or two."""
+
+
+def hear_early(policy: PreemptionPolicy) -> None:
+    """Before an agent has joined, it leaves when a scheduler says so: as a container's first process it would hear nothing by itself."""
+    for number in heard({signal.SIGTERM, *policy.numbers}):
+        signal.signal(number, _leave_at_once)
+
+
+def heard(numbers: Collection[int]) -> set[int]:
+    """Those of the signals that whoever started this program has not had ignored (`nohup`, `&` in a script): what is ignored stays so."""
+    return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
+
+
+def unheard(policy: PreemptionPolicy) -> str:
+    """What is told of a scheduler's signals that do not get through; empty where all do."""
+    names = [signal.Signals(number).name for number in sorted({*policy.numbers} - heard(policy.numbers))]
+    if not names:
+        return ""
+    are = "are" if len(names) > 1 else "is"
+    return (
+        f"{formatting.listed(names)} {are} ignored here: this program was started that way. No last snapshot is taken at such a signal. "
+        "To have one taken, start it without `trap ''` or the like"
+    )
+
+
+def _leave_at_once(number: int, _: object) -> None:
+    name = signal.Signals(number).name
+    print(f"mt-resilient: {name} before this node has joined: it leaves, and nothing was started", file=sys.stderr)
+    raise SystemExit(128 + number)
+
+
+class Leaving:
+    def __init__(
+        self,
+        node_id: NodeId,
+        instance: str,
+        several: bool,
+        node: Node,
+        store: Store,
+        keys: Keys,
+        policy: AgentPolicy,
+        preemption: PreemptionPolicy,
+        telling: Telling,
+    ) -> None:
+        """several: whether there are other nodes, which go on without this one if they can."""
+        self._id, self._instance, self._several = node_id, instance, several
+        self._node, self._store, self._keys = node, store, keys
+        self._policy, self._preemption, self._telling = policy, preemption, telling
+        self._signals: list[int] = []
+        self._heard_s = 0.0
+        self._request: Request | None = None
+        self._waits_s = 0.0
+        """Since when no decision could be made for who wants to leave; 0: one could, or nobody does."""
+
+    @property
+    def signals(self) -> set[int]:
+        """Those that are heard."""
+        return heard({*PASSED_ON, *self._preemption.numbers})
+
+    def on_signal(self, number: int, _: object) -> None:
+        now_s = monotonic_s()
+        echo = bool(self._signals) and number in self._preemption.numbers and now_s - self._heard_s < ECHO_S
+        self._heard_s = now_s
+        if not echo:
+            self._signals.append(number)
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._signals)
+
+    @property
+    def at_once(self) -> bool:
+        """It was asked a second time."""
+        return len(self._signals) > 1
+
+    @property
+    def to_ask(self) -> bool:
+        """The controller does not know yet."""
+        return self.wanted and self._request is None
+
+    @property
+    def code(self) -> int:
+        """What the agent leaves with, once it is wanted to."""
+        return 128 + self._signals[0]
+
+    def in_vain(self, now_s: float) -> bool:
+        """No decision can be made now. Whether who wants to leave has waited for one for long enough. now_s: monotonic."""
+        self._waits_s = self._waits_s or (now_s if self.wanted else 0.0)
+        return self.wanted and now_s - self._waits_s > WAIT_S
+
+    def decided(self) -> None:
+        """One was made."""
+        self._waits_s = 0.0
+
+    def ask(self, record: GenerationRecord | None) -> bool:
+        """Ask the controller, where it does not know yet; whether the agent is in a hurry now. Raises StoreUnavailable."""
+        if not self.to_ask or (self._several and (record is None or self._id not in record.members)):
+            return False  # a node that stands by, or waits for the others, ends without a word
+        name = signal.Signals(self._signals[0]).name
+        where = f" on {self._id}" if self._several else ""
+        preempted = self._signals[0] in self._preemption.numbers
+        drains = preempted and self._several
+        request = Request(
+            kind=Wish.DRAIN if drains else Wish.STOP,
+            node=self._id if drains else "",
+            instance=self._instance if drains else "",
+            snapshot=preempted or self._policy.last_snapshot,
+            budget_s=self._preemption.budget_s if preempted else 0.0,
+            exit_code=self.code,
+            at_s=wall_s(),
+            by=f"{name}{where}",
+        )
+        # A node can be preempted, come back, and be preempted again, in one life of the job.
+        self._store.put(self._keys.request(f"stop-{self._id}-{self._instance}"), dumps(request))
+        self._request = request
+        newest = self._node.held.durable_steps()[-1:]
+        kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
+        within = f" within {formatting.seconds(request.budget_s)}" if preempted else ""
+        how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
+        if self._node.untold:  # the record passes it on
+            how = "and passing the signal on to its ranks, as torchrun does"
+        what = "draining this node" if drains else "ending the job"
+        self._telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
+        return True
+
+    def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:
+        """The exit code where the job goes on without this agent, or has not begun: it was drained, or somebody wants it to end that stands
+        by or waits for the others."""
+        if not self._several or (record and instance in record.members.values()):
+            return None
+        if record and record.lets_go and instance in record.dismissed:
+            return self._request.exit_code if self._request else 0
+        return self.code if self.wanted else None

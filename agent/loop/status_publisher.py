@@ -1,0 +1,110 @@
+"""Tells the store how this node is: what is news at once, the rest at the node's pace; and every acknowledgement together with it.
+
+Node.status ──▶ Publisher ──▶ store: the status, and in the same transaction what this node says that it has done
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...checkpoint.backend.paths import Attempt
+from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.errors import ResilientError
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.node import Ack, AckKind, NodeStatus
+from ...resilience.model.types import NodeId
+from ...resilience.store.codec import dumps
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import Put, Store
+from ..node import Node
+from ..output.event_log import Telling
+from .peer_duties import Company
+
+QUICK_S = 0.02
+"""Between two words while something is under way."""
+PACE_S = 2.0
+"""And while ranks just train: agent and etcd together then take about 1 % of a core."""
+
+
+class Publisher:
+    """Its methods that write raise StoreUnavailable."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        instance: str,
+        node: Node,
+        company: Company | None,
+        store: Store,
+        keys: Keys,
+        telling: Telling,
+        pace_s: float,
+    ) -> None:
+        """company: where there are others; pace_s: between words while ranks just train."""
+        self._id, self._instance, self._node, self._company = node_id, instance, node, company
+        self._store, self._keys, self._telling, self.pace_s = store, keys, telling, pace_s
+        self.told: NodeStatus | None = None
+        """What the store knows."""
+        self._told_s = 0.0
+        """On the monotonic clock: the other one may be set back by somebody."""
+        self.acked: tuple[int, AckKind | None] = (0, None)
+        """Newest acknowledgement: generation and kind."""
+
+    def news(self, record: GenerationRecord | None) -> bool:
+        """Whether there is something to say that cannot wait for its turn."""
+        return _is_news(self._status(record), self.told)
+
+    def round(self, record: GenerationRecord | None, busy: bool) -> None:
+        """Say how this node is, if it is time to. busy: something is under way, so that all counts."""
+        status, told, since_s = self._status(record), self.told, monotonic_s() - self._told_s
+        changed = busy and since_s >= QUICK_S and told is not None and replace(told, at_s=status.at_s) != status
+        if changed or _is_news(status, told) or since_s >= self.pace_s:
+            self._publish(record)
+
+    def acknowledge(self, record: GenerationRecord, kind: AckKind, port: int = 0) -> None:
+        """port: free on this node, where it is ready. Nobody sees this without the status that it rests on: who is ready has said what its
+        ranks can go back to."""
+        ack = Ack(kind=kind, generation=record.number, instance=self._instance, at_s=wall_s(), port=port)
+        self._publish(record, Put(self._keys.ack(record.number, self._id), dumps(ack)))
+        self.acked = (record.number, kind)
+
+    def farewell(self, record: GenerationRecord) -> None:
+        """This agent leaves, and the job goes on without it."""
+        status = replace(self._status(record), drained=True)
+        self._store.put(self._keys.status(self._id), dumps(status))
+
+    def _publish(self, record: GenerationRecord | None, *further: Put) -> None:
+        self._reject_unusable()
+        status = self._status(record)
+        self._store.transact([], [Put(self._keys.status(self._id), dumps(status)), *further])
+        self.told, self._told_s = status, monotonic_s()
+
+    def _status(self, record: GenerationRecord | None) -> NodeStatus:
+        gang = self._node.gang
+        status = self._node.status(gang.generation if gang else record.number if record else 0)
+        return self._company.pulse(replace(status, often_s=self.pace_s)) if self._company else status
+
+    def _reject_unusable(self) -> None:
+        """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again."""
+        for page in self._node.board.pages:
+            words = page.farewell()
+            name = str(words.get("snapshot", ""))
+            if words.get("kind") != "snapshot" or not Attempt.parse(name) or name in self._node.held.unfit:
+                continue
+            self._telling.say(
+                f"the snapshot {name} cannot be restored and is set aside: {words.get('error', '')}", "bad"
+            )
+            try:
+                self._node.held.reject(name, str(words.get("error", "")))
+            except ResilientError as error:
+                self._telling.say(f"{error}: it keeps its name, and is not used", "bad")
+
+
+_FIGURES = ("at_s", "min_step", "max_step", "alive", "pulse_s", "stride_s", "courses", "copies")
+_STEPS = ("memory_steps", "durable_steps", "agreed_steps", "certified_steps", "held")
+"""What is another at each step, while ranks just train."""
+
+
+def _is_news(status: NodeStatus, told: NodeStatus | None) -> bool:
+    same = {name: getattr(status, name) for name in (*_FIGURES, *_STEPS)}
+    return told is None or replace(told, **same) != status

@@ -1,0 +1,158 @@
+"""While etcd does not answer, and when it has lost what it knew: what is told, what is done about it.
+
+no answer ──▶ told once; our own server is started again
+empty, or as of an older backup ──▶ who trains tells it the job again, and where that stands
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...resilience.errors import MachineError, ResilientError
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.node import Spec
+from ...resilience.model.state_machine import Phase
+from ...resilience.store.codec import dumps, loads
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import KeyAbsent, ModifiedAt, Put, Store
+from ...resilience.text import formatting
+from ..join.exit_report import through
+from ..node import Node
+from ..output.event_log import Telling
+
+EMPTIED_S = 30.0
+"""How long those that train may take to tell an etcd that has lost its data what the job is."""
+PHASES = tuple(Phase)
+
+
+class Outage:
+    def __init__(
+        self,
+        node: Node,
+        telling: Telling,
+        mend: Callable[[], object] | None,
+        cause: Callable[[], str],
+        store: Store,
+        keys: Keys,
+        spec: Spec,
+        token: str,
+    ) -> None:
+        """mend: called in each round in which the store does not answer (embedded etcd: start it again); cause: why it does not, where that
+        is known; spec, token: what the job is, as this agent was told when it joined. Times are in seconds, monotonic."""
+        self._node, self._telling, self._mend = node, telling, mend
+        self._cause = cause
+        self._store, self._keys, self._spec, self._token = store, keys, spec, token
+        self._down_s, self._ended = 0.0, False
+        """Since when it does not answer, and whether it has been told that the training is through."""
+        self._emptied_s = 0.0
+        """Since when etcd knows nothing of the job any more; 0: it does."""
+        self._lease = 0
+        self._again = False
+        """Whether what this agent has said was perhaps for another generation of the same number."""
+        self._met = False
+        """Whether a record of the job has been seen."""
+
+    def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
+        """fenced_soon: the ranks are not to outlive the lease."""
+        ended = through(self._node.board.pages)
+        if not self._down_s or ended > self._ended:
+            self._down_s, self._ended = self._down_s or now_s, ended
+            full = self._cause()
+            what = f"etcd does not answer, and {full}" if full else str(error)
+            self._telling.say(f"{what}; {_until(ended, fenced_soon)}", "bad")
+        if self._mend:
+            self._mend()
+
+    def over(self, now_s: float) -> None:
+        if self._down_s:
+            self._telling.say(f"etcd answers again, after {formatting.seconds(now_s - self._down_s)}", "good")
+        self._down_s, self._ended = 0.0, False
+
+    def held(self, lease: int, known: GenerationRecord | None) -> bool:
+        """Whether etcd may have lost what this agent has said. lease: the one that it has now; it is another one then. Before the job, or
+        this life of it, begins, each that waits for that tells what it is. known: the newest record. Raises StoreUnavailable, and
+        MachineError where etcd knows of an earlier life only."""
+        if lease == self._lease and not self._again:
+            return False
+        if known is None or known.number < self._spec.first_generation:
+            self._store.transact([KeyAbsent(self._keys.spec)], self._job())
+            self._same()
+        self._lease, self._again = lease, False
+        return True
+
+    def looked(
+        self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float
+    ) -> GenerationRecord | None:
+        """The record to obey. found: what etcd has; known: what it had. Where it has begun anew without its data, or with a backup's, who
+        has ranks of this generation tells it: while they are not fenced, no later one can have begun. Once the job ends none can, and each
+        tells it; on one node nobody else does. Who knows of a later one than they waits in vain. Raises StoreUnavailable, and MachineError
+        where nobody can tell it, or where it has been told of another job than the one that this agent has joined."""
+        gang = self._node.gang
+        ours = gang is not None and known is not None and gang.generation == known.number and not gang.fenced
+        nothing_lost = known is None or (found is not None and _as_far(found, known, begun=ours or known.settled))
+        if found is not None and (not self._met or (self._emptied_s and nothing_lost)):
+            self._same()
+            self._met = True
+        if known is None or nothing_lost:
+            self._again |= self._emptied_s > 0
+            self._emptied_s = 0.0
+            return found
+        if not self._emptied_s:
+            self._emptied_s = now_s
+            self._telling.say(
+                "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
+            )
+        alone = self._spec.nodes == 1
+        if alone or known.over or ours:
+            self._remind(known)
+        elif now_s - self._emptied_s > EMPTIED_S:
+            raise MachineError(
+                "etcd has lost its data, and nobody trains who could tell it what it knew of this job; nothing runs here any more. Look "
+                "after it, then give the same command again: it goes on from the newest snapshot"
+            )
+        return known
+
+    def _remind(self, record: GenerationRecord) -> None:
+        """Unless somebody else has."""
+        there = self._store.get(self._keys.generation)
+        if there is not None and _as_far(loads(GenerationRecord, there.value), record, begun=True):
+            return
+        unchanged = ModifiedAt(there.key, there.mod_revision) if there else KeyAbsent(self._keys.generation)
+        self._store.transact([unchanged], [*self._job(), Put(self._keys.generation, dumps(record))])
+
+    def _job(self) -> list[Put]:
+        secret = [Put(self._keys.token, self._token.encode())] if self._token else []
+        return [Put(self._keys.spec, dumps(self._spec)), *secret]
+
+    def _same(self) -> None:
+        """An etcd that has lost its data, and that nobody has told again yet, knows no job: who comes then describes it anew."""
+        entry = self._store.get(self._keys.spec)
+        there = loads(Spec, entry.value) if entry else self._spec
+        if there.first_generation < self._spec.first_generation:
+            raise MachineError(
+                "etcd has the data of an older backup, of a life of this job that was over when this agent joined; it leaves. Give the "
+                "same command again: it goes on from the newest snapshot"
+            )
+        if there.run != self._spec.run:
+            raise MachineError(
+                "etcd has lost its data, and the job that it knows now has been described anew, while this agent was none of it; it "
+                "leaves. Give the same command again: it joins that one"
+            )
+
+
+def _until(ended: bool, fenced_soon: bool) -> str:
+    if ended:
+        return "the training is through, and the job ends once etcd is back"
+    if fenced_soon:
+        return (
+            "training goes on for the rest of this agent's lease; then its ranks are ended, for those that stand by are enough to begin "
+            "without them"
+        )
+    return "training goes on, no recovery is possible until it is back"
+
+
+def _as_far(found: GenerationRecord, known: GenerationRecord, *, begun: bool) -> bool:
+    """Whether nothing is missing in what was found. begun: ranks may have been started; else the generation may gather once more."""
+    if found.number != known.number:
+        return found.number > known.number
+    return not begun or PHASES.index(found.phase) >= PHASES.index(known.phase)

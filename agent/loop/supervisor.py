@@ -1,0 +1,304 @@
+"""The agent's loop: observe, publish, decide (where this agent leads), obey. Level-triggered; any round may be lost or repeated.
+
+    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ duty ──▶ Performer ──▶ Node
+
+When the store does not answer, the round ends there: ranks keep training, and the next round tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.controller import Controller
+from ...resilience.errors import InternalError, ResilientError, SiteError, StoreUnavailable
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.state_machine import Phase
+from ...resilience.model.types import Generation, NodeId
+from ...resilience.store.keys import Keys
+from ...resilience.store.poll import readable
+from ...resilience.store.protocol import LeaseGone, Store
+from ..config import AgentPolicy
+from ..join.exit_report import through
+from ..node import Node
+from ..output.event_log import Telling
+from ..peers.lease import Heartbeat
+from . import loop_pacing
+from .decision_failures import Lapse
+from .executor import Performer
+from .peer_duties import Company
+from .shutdown import Leaving
+from .status_publisher import QUICK_S, Publisher
+from .store_outage import Outage
+from .waiting_notice import Awaiting
+
+ORDERED_S, CALM_S = 0.1, 1.0
+"""Longest sleep of the loop while ranks are on their way to a boundary at which they obey, and while they just train; `QUICK_S` while
+something is under way. Ended processes wake it at once."""
+RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
+"""So many times as long as the looks at the whole job have taken, and no longer, nor than the last while something is under way, what
+others write is read and not looked at: with thousands of nodes there is always something, and whoever looks holds up what is to come."""
+
+BLIND_S = 60.0
+"""For how long looks at the ranks may fail: an agent that sees no death is worse than none."""
+
+
+class Supervisor:
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        node: Node,
+        store: Store,
+        keys: Keys,
+        heartbeat: Heartbeat,
+        controller: Controller,
+        policy: AgentPolicy,
+        telling: Telling,
+        leaving: Leaving,
+        outage: Outage,
+        publisher: Publisher,
+        performer: Performer,
+        over: int = 0,
+        company: Company | None = None,
+    ) -> None:
+        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
+        self.id, self.node, self.store, self.keys = node_id, node, store, keys
+        self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
+        self.policy, self.telling = policy, telling
+        self._leaving, self._outage = leaving, outage
+        self.record: GenerationRecord | None = None
+        self._over, self._company, self._publisher = over, company, publisher
+        self._lapse = Lapse(node, telling)
+        self._next_round_s = 0.0
+        self._rest_until_s = 0.0
+        """What others write wakes the loop no earlier."""
+        self._last_stumble = ""
+        self._looked_s = monotonic_s()
+        """When the ranks were last looked at."""
+        self._awaiting = Awaiting(node_id, telling)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until the job is over; the exit code. Signals are heard until then, and none after it."""
+        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in self._leaving.signals:
+            signal.signal(number, self._leaving.on_signal)
+        previous_wakeup = signal.set_wakeup_fd(woken)
+        try:
+            self._warm_up()
+            while True:
+                self._wait(wake)
+                code = self.round()
+                if code is not None:
+                    return code
+        finally:
+            signal.set_wakeup_fd(previous_wakeup)
+            # What is left is short, and others wait for it: that this agent has left.
+            for number in self._leaving.signals:
+                signal.signal(number, signal.SIG_IGN)
+            os.close(wake)
+            os.close(woken)
+
+    def _wait(self, wake: int) -> None:
+        """Until there may be something to do."""
+        record, told = self.record, self._publisher.told
+        running = record is not None and record.phase is Phase.RUN and not loop_pacing.starting(record, told, wall_s())
+        patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
+        patience_s = min(patience_s, self._company.left_s(monotonic_s())) if self._company else patience_s
+        fds = (wake, *self.node.fds(), *(self._company.fds() if self._company else ()))
+        ends_s, heard = monotonic_s() + patience_s, False
+        ready: list[int] = []
+        while not ready and (left_s := self._rest_until_s - monotonic_s()) > 0:
+            ready = readable(fds, min(left_s, QUICK_S))
+            heard = self._hear() or heard
+        changes = () if heard else self.controller.fds()
+        if not ready and not heard:
+            ready = readable((*fds, *changes), max(0.0, ends_s - monotonic_s()))
+        if wake in ready:
+            os.read(wake, 4096)
+        if heard or not {wake, *changes}.isdisjoint(ready):
+            self._next_round_s = 0.0
+
+    def _hear(self) -> bool:
+        """Whether others have written something, or that cannot be known: then the next round says why."""
+        try:
+            return self.controller.hear(wall_s())
+        except StoreUnavailable:
+            return True
+        except Exception:  # it will be told: the next look meets it again
+            self.controller.forget()
+            return True
+
+    def round(self) -> int | None:
+        """One round; the exit code when the job is over."""
+        if self._leaving.at_once:
+            self.telling.say("asked a second time: leaving at once", "warn")
+            return self._leaving.code
+        changed = self._company is not None and self._company.look(monotonic_s())
+        self.node.pace_durable()
+        looked = True
+        for act in (self.node.observe, self._hear_helpers):
+            try:
+                changed = act() or changed
+            except ResilientError:
+                raise
+            except Exception as error:  # a defect of ours, or what a rank has written: one such look ends no agent
+                self._stumbled(error)
+                looked, changed = False, True
+                if monotonic_s() - self._looked_s > BLIND_S:
+                    raise InternalError(
+                        f"no look at the ranks has succeeded for {BLIND_S:.0f} s ({error!r})"
+                    ) from error
+        if looked:
+            self._looked_s = monotonic_s()
+        try:
+            self._consult(changed)
+        except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks are not
+            self._stumbled(error)
+        except LeaseGone:
+            self.heartbeat.lost()
+        except StoreUnavailable as error:
+            self._store_is_down(error)
+        if self.node.gang:
+            return None
+        if self.record and self.record.phase is Phase.ENDED:
+            return self.record.exit_code
+        code = self._leaving.dismissed(self.record, self.heartbeat.instance)
+        if code is not None and self.record and self.heartbeat.instance in self.record.dismissed:
+            with suppress(StoreUnavailable):
+                self._publisher.farewell(self.record)
+        return code
+
+    def _stumbled(self, error: Exception) -> None:
+        what = str(error) if isinstance(error, OSError) else f"a look has failed ({error!r}; report it)"
+        if what != self._last_stumble:
+            self._last_stumble = what
+            self.telling.say(f"{what}; training goes on, it is tried again", "bad")
+
+    def _consult(self, changed: bool) -> None:
+        """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
+        now = monotonic_s()
+        news = self._publisher.news(self.record)
+        if not (changed or news or now >= self._next_round_s or self._leaving.to_ask or self._busy()):
+            return
+        self._rest_until_s = 0.0
+        self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
+        self.heartbeat.beat(now)
+        if self._company:
+            self._company.bind(None)
+        if self._outage.held(self.heartbeat.lease, self.record):
+            self._publisher.acked = (0, None)  # what was said is said again
+        if self._company and self.record:
+            with suppress(InternalError):  # a record that nobody can read: whoever leads meets it too, and tells
+                self._company.tell(self.record)
+        self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
+        looked_s = 0.0
+        for _ in range(20):
+            if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
+                self._publisher.round(self.record, self._busy())
+            began_s = monotonic_s()
+            wrote = self._decide()
+            looked_s += monotonic_s() - began_s
+            if self.record and self.heartbeat.instance not in self.record.members.values():
+                self.heartbeat.confirm()
+            more = self.record is not None and self.performer.obey(self.record)
+            if not wrote and not more:
+                break
+        if self._company:
+            self._company.bind(None if self._lapse.rests(monotonic_s()) else self.record)
+        self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
+        self._outage.over(monotonic_s())
+        self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())
+        self._warm_up()
+        self.telling.count(self.node.board.pages, self._publisher.told)
+        strides, pages = self.node.vitals.strides, self.node.board.pages
+        own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
+        self.telling.strides(len(strides.stragglers), own_s)
+
+    def _decide(self) -> bool:
+        """Let the controller look, and read what is to be obeyed; whether it has written. Raises StoreUnavailable, and MachineError where
+        etcd has lost what it knew of the job and nobody can tell it."""
+        if self._lapse.rests(monotonic_s()):
+            return False
+        try:
+            wrote = self.controller.tick(self.heartbeat.lease, wall_s())
+            self.record = self._read_record()
+        except (OSError, SiteError):
+            raise
+        except Exception as error:
+            self._failed(error)
+            return False
+        self._lapse.over()
+        self._leaving.decided()
+        return wrote
+
+    def _failed(self, error: Exception) -> None:
+        """Deciding has. Raises `error` where ranks have waited for it for too long."""
+        self.controller.forget()
+        self._lapse.met(error, self.record, monotonic_s())
+        if self._leaving.in_vain(monotonic_s()):
+            self._end_at_once("no fault can be judged")
+        elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
+            self.heartbeat.end()
+            self.heartbeat.lost()
+
+    def _read_record(self) -> GenerationRecord | None:
+        record = self._outage.looked(self.controller.record(), self.record, monotonic_s())
+        return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
+
+    def _busy(self) -> bool:
+        return loop_pacing.busy(self.record, self._publisher.told, wall_s())
+
+    def _patience_s(self) -> float:
+        """Longest sleep while nothing is under way."""
+        if loop_pacing.ordered(self.record, self._publisher.told):
+            return ORDERED_S
+        return self._publisher.pace_s
+
+    def _hear_helpers(self) -> bool:
+        """True when the warm process has changed: a start may wait for it."""
+        changed = False
+        if self.node.warm.fds:
+            changed, news = self.node.warm.observe()
+            if news:
+                self.telling.say(news, "info" if self.node.warm.forks_ranks else "warn")
+        fetching = self.node.fetching
+        for event in self.node.drain_events():
+            self.telling.drained(event, through(self.node.board.pages))
+        changed = changed or self.node.fetching != fetching
+        for mood, sentence in self.node.lookout.words():
+            self.telling.silent(sentence, mood)
+        while self.node.sentences:
+            self.telling.say(self.node.sentences.pop(0), "bad")
+        while self.node.held.sound.sentences:
+            self.telling.say(*self.node.held.sound.sentences.pop(0))
+        return changed
+
+    def _warm_up(self) -> None:
+        """Keep a process to fork launchers from; and one for ranks, once they have finished a step: not while they want the cores to
+        start."""
+        told, warm = self._publisher.told, self.node.warm
+        if self.policy.observe:
+            warm.why = "nothing is started again while observing"
+        elif told is None or told.stepped_s or (self.record and self.id not in self.record.members):
+            if not self.policy.warm:
+                warm.why = "warm starts are switched off"
+            warm.keep(told.generation if told else 0, ranks=self.policy.warm)
+
+    def _store_is_down(self, error: ResilientError) -> None:
+        fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof
+        self._outage.lasts(error, monotonic_s(), fenced_soon=fenced_soon)
+        if self._leaving.in_vain(monotonic_s()):
+            self._end_at_once("etcd is away")
+
+    def _end_at_once(self, why: str) -> None:
+        self.telling.say(f"{why}: ending at once, without a last snapshot", "warn")
+        self.node.stop_gang()
+        number = self.record.number if self.record else Generation(0)
+        self.record = GenerationRecord(
+            number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"for {why}"
+        )

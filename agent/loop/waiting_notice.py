@@ -1,0 +1,32 @@
+"""What an agent says while its node waits: for whom the job does, and that this node stands by. Each thing once."""
+
+from __future__ import annotations
+
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.types import NodeId
+from ...resilience.text import formatting
+from ..output.event_log import Telling
+
+AWAITS_S = 3.0
+"""How long nodes that start together may take until it is told that they are waited for."""
+
+
+class Awaiting:
+    def __init__(self, node_id: NodeId, telling: Telling) -> None:
+        self._id, self._telling = node_id, telling
+        self._stands_by = False
+        self._awaits, self._since_s, self._told = "", 0.0, ""
+        """For which nodes the job waits, since when, and what was told of it."""
+
+    def look(self, awaits: str, record: GenerationRecord | None, now_s: float) -> None:
+        """awaits: for whom the job waits, in a sentence; empty: for nobody. It is told once it has lasted, and again when it is for others.
+        now_s: monotonic seconds."""
+        if awaits != self._awaits:
+            self._awaits, self._since_s = awaits, now_s
+        elif awaits and awaits != self._told and now_s - self._since_s > AWAITS_S:
+            self._told = awaits
+            self._telling.say(awaits)
+        stands_by = record is not None and not record.over and self._id not in record.members
+        if stands_by and record and not self._stands_by:
+            self._telling.say(f"{self._id} stands by; the job is on {formatting.listed([*record.members])}")
+        self._stands_by = stands_by

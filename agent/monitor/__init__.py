@@ -1,0 +1,1 @@
+"""What an agent watches while ranks train: progress, hangs, step times, memory, devices."""

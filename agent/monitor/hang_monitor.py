@@ -1,0 +1,186 @@
+"""The agent's eye on ranks that have fallen silent: asks `hang` at every round, looks at them when it says so, tells what it saw.
+
+    board pages ──hearing──▶ Progress ──hang.overdue──▶ two looks (witness) ──hang.compare──▶ RankStall, for the status
+
+It ends nobody: what it finds is a fact like any other, which the controller judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ...resilience.detect import hang_rules
+from ...resilience.detect.hang_rules import Answer, HangPolicy, Look, Progress, Stage
+from ...resilience.ipc.board_layout import Page
+from ...resilience.model.signals import Place, RankStall
+from ...resilience.model.types import RankPhase, Step
+from ..ranks.worker_group import Gang, Watched
+from .rank_progress import Hearing
+
+PAUSE_S = 10.0
+"""When the agent has not run for so long, looks begin anew: the ranks may have stood still with it."""
+ANSWER_S = 0.5
+"""From the question to the look: faulthandler writes the stacks within milliseconds."""
+LONGEST_CONFIRM_S, LONGEST_IN_TAIL_S = 60.0, 600.0
+"""Between two looks that come again and again. What a script does after its loop may be anything, and take hours."""
+
+
+class Eyes(Protocol):
+    """`Witness`, or a test's own."""
+
+    def ask(self, local_rank: int, page: Page, process: Watched) -> None: ...
+
+    def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look: ...
+
+    def keep(self, name: str, looks: Mapping[int, Look]) -> str: ...
+
+
+class Lookout:
+    def __init__(self, policy: HangPolicy, eyes: Eyes, *, observe: bool = False) -> None:
+        """observe: nothing is done about what is found."""
+        self._policy, self._eyes, self._observe = policy, eyes, observe
+        self._hearing = Hearing(policy.warmup_steps)
+        self._words: list[tuple[str, str]] = []
+        self.begin(tells=False)
+
+    def begin(self, tells: bool) -> None:
+        """New ranks. tells: whether the script is known to tell its steps."""
+        self._hearing.begin(tells)
+        self._alone_since_s: float | None = None
+        self._rest()
+
+    def _rest(self) -> None:
+        self.stalls: tuple[RankStall, ...] = ()
+        """For the status: all living ranks, while all of them are silent for too long."""
+        self.teardown = ""
+        """How ranks whose loops are over hang in their teardown; empty where they do not."""
+        self._told: set[Answer] = set()
+        self._teardown_told = False
+        self._looks: dict[int, Look] = {}
+        self._unmoved_since_s: dict[int, float] = {}
+        self._asked_s: float | None = None
+        self._next_s = 0.0
+        self._confirm_s = self._policy.confirm_s
+
+    def words(self) -> Iterator[tuple[str, str]]:
+        """What there is to tell since the last call: `suspected` or a mood, and a sentence."""
+        while self._words:
+            yield self._words.pop(0)
+
+    def look(self, gang: Gang | None, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
+        """One round. now_s: monotonic."""
+        living = [n for n in range(len(pages)) if gang and not (n in gang.ranks and gang.ranks[n].ended_s)]
+        ranks = self._hearing.listen(pages, living, now_s)
+        if gang is None or gang.launcher.ended_s:
+            return
+        if self._hearing.gap_s > PAUSE_S:
+            self._looks, self._asked_s = {}, None
+        if not living:
+            self._launcher_alone(pages)
+        elif not hang_rules.overdue(list(ranks.values()), self._policy):
+            if self._told:
+                self._words.append(("good", "the ranks give signs of life again: it was no hang"))
+            self._rest()
+        elif self._asked_s is not None and self._hearing.awake_s - self._asked_s >= ANSWER_S:
+            self._asked_s, self._next_s = None, self._hearing.awake_s + self._confirm_s
+            seen = {n: self._eyes.take(n, pages[n], gang.ranks.get(n, gang.launcher), now_s) for n in ranks}
+            self._compare(seen, ranks, pages, gang.generation, wall_s)
+        elif self._asked_s is None and self._hearing.awake_s >= self._next_s:
+            if not self._told and not self._looks:
+                self._words.append(
+                    ("suspected", f"{self._silence(ranks.values())}: looking at the stacks of all ranks")
+                )
+            for n in ranks:
+                self._eyes.ask(n, pages[n], gang.ranks.get(n, gang.launcher))
+            self._asked_s = self._hearing.awake_s
+
+    def _silence(self, ranks: Iterable[Progress]) -> str:
+        longest = max(ranks, key=lambda rank: rank.silent_s)
+        stage, budget_s = hang_rules.stage(longest, self._policy), hang_rules.budget_s(longest, self._policy)
+        return f"no sign of life from any rank for {longest.silent_s:.0f} s ({stage}: {budget_s:.0f} s are allowed)"
+
+    def _launcher_alone(self, pages: Sequence[Page]) -> None:
+        """All ranks have ended, and it has not."""
+        if self._alone_since_s is None:
+            self._alone_since_s = self._hearing.awake_s
+        silent_s = self._hearing.awake_s - self._alone_since_s
+        over = all(page.phase in (RankPhase.FINISHED, RankPhase.STOPPED) for page in pages)
+        if over and silent_s > self._policy.teardown_s:
+            self._end_teardown(f"the launcher (torchrun) lives on {silent_s:.0f} s after its last rank")
+
+    # -- what two looks amount to -----------------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        seen: dict[int, Look],
+        ranks: Mapping[int, Progress],
+        pages: Sequence[Page],
+        generation: int,
+        wall_s: float,
+    ) -> None:
+        before, self._looks = self._looks, seen
+        if before.keys() != seen.keys():
+            self._unmoved_since_s = dict.fromkeys(seen, self._hearing.awake_s)
+            return
+        stalls = [self._stall(n, pages[n], ranks[n], before[n], wall_s) for n in seen]
+        judgement, tail = hang_rules.judge(stalls), all(stall.stage == Stage.TAIL for stall in stalls)
+        if tail or judgement.answer is not Answer.CERTAIN:
+            self._confirm_s = min(2 * self._confirm_s, LONGEST_IN_TAIL_S if tail else LONGEST_CONFIRM_S)
+        news = judgement.answer not in self._told
+        self._told.add(judgement.answer)
+        reached = min(page.step for page in pages)
+        name = f"g{generation}-{f'step{reached}' if reached >= 0 else 'start'}"
+        stacks = self._eyes.keep(name, seen) if news else self.stalls[0].stacks if self.stalls else ""
+        if tail:
+            self._judge_tail(stalls, judgement.answer, news, stacks)
+            return
+        if self._policy.act:
+            self.stalls = tuple(replace(stall, stacks=stacks) for stall in stalls)
+        if news and judgement.answer is Answer.SUSPECTED:
+            self._words.append(
+                ("warn", f"slow, and not certain to hang: {judgement.reason}; it is left alone. Stacks: {stacks}")
+            )
+        elif news and not self._policy.act:
+            self._words.append(("bad", f"{judgement.reason}; hang.act is off, so nothing is done. Stacks: {stacks}"))
+
+    def _stall(self, local_rank: int, page: Page, rank: Progress, before: Look, wall_s: float) -> RankStall:
+        look, awake_s = self._looks[local_rank], self._hearing.awake_s
+        unmoved_s = awake_s - self._unmoved_since_s[local_rank]
+        moved, busy, why = hang_rules.compare(before, look, unmoved_s, self._policy)
+        if moved:
+            self._unmoved_since_s[local_rank] = awake_s
+        return RankStall(
+            rank=rank.rank,
+            at_s=round(wall_s - rank.silent_s, 3),
+            silent_s=round(rank.silent_s, 1),
+            budget_s=round(hang_rules.budget_s(rank, self._policy), 1),
+            stage=hang_rules.stage(rank, self._policy) or "",
+            step=Step(page.step),
+            place=Place.TEARDOWN if page.left else look.spot.place,
+            words=look.spot.words,
+            site=look.spot.site,
+            moved=moved,
+            busy=busy,
+            why=why,
+            started=page.stepped_ns > 0,
+        )
+
+    def _judge_tail(self, stalls: Sequence[RankStall], answer: Answer, news: bool, stacks: str) -> None:
+        """The loops are over. What a script does then is its own; only what nobody can want is ended: a teardown that does not end."""
+        where = "; ".join(f"rank {s.rank} is {s.words}" for s in stalls)
+        if answer is Answer.CERTAIN and all(s.place is Place.TEARDOWN for s in stalls):
+            self._end_teardown(f"its ranks do not end ({where}; stacks: {stacks})")
+        elif news:
+            self._words.append(
+                ("warn", f"the loop is over, and the script takes long: {where}; it is left alone. Stacks: {stacks}")
+            )
+
+    def _end_teardown(self, what: str) -> None:
+        if self._observe and not self._teardown_told:
+            self._words.append(("warn", f"the training is over, but {what}; without --observe all would be ended"))
+        self._teardown_told = True
+        if self._policy.act and not self._observe and not self.teardown:
+            self.teardown = what
+            self._words.append(("warn", f"the training is over, but {what}: all is ended, and counts as finished"))

@@ -1,0 +1,69 @@
+"""The agent's eye on memory: what is left on this machine and in its control groups, and who takes it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+
+import psutil
+
+from ...checkpoint.arena.memory_limits import available_bytes
+from ...resilience.detect import memory_pressure
+from ...resilience.detect.memory_pressure import SPANS_S, Reading
+from ...resilience.model.signals import Shortage
+
+SAMPLE_S = 2.0
+SNAPSHOT_S = 30.0
+"""While memory runs out, a snapshot on disk is asked for so often at most; and not before the last one has taken a quarter of the time."""
+
+
+class Reserves:
+    def __init__(self) -> None:
+        self.shortage: Shortage | None = None
+        """For the status, while it lasts."""
+        self._readings: deque[Reading] = deque(maxlen=int(max(SPANS_S) / SAMPLE_S) + 1)
+        self._next_s = 0.0
+        self._snapshot_s = 0.0
+
+    def look(self, pids: Mapping[str, int], now_s: float, wall_s: float) -> bool:
+        """One round; True when a shortage has come or gone. pids: whose memory to look at, by what to call them. now_s: monotonic."""
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + SAMPLE_S
+        used = {who: size for who, pid in pids.items() if (size := _resident(pid))}
+        return self.judge(Reading(now_s, available_bytes(), used), wall_s)
+
+    def judge(self, reading: Reading, wall_s: float) -> bool:
+        """And what it amounts to."""
+        self._readings.append(reading)
+        readings = tuple(self._readings)
+        if self.shortage:
+            gone = memory_pressure.over(readings)
+            self.shortage = None if gone else self.shortage
+            return gone
+        found = memory_pressure.short(readings)
+        if found:
+            self.shortage = Shortage(
+                at_s=wall_s,
+                left_bytes=found.left,
+                lasts_s=round(found.lasts_s, 1),
+                per_s=round(found.per_s),
+                grows=found.grows,
+                grows_per_s=round(found.grows_per_s),
+            )
+        return found is not None
+
+    def snapshot_due(self, save_s: float, now_s: float) -> bool:
+        """Whether to ask for one more snapshot on disk because memory runs out; then the next one is due later. save_s: what the last
+        one took."""
+        if not self.shortage or now_s < self._snapshot_s:
+            return False
+        self._snapshot_s = now_s + max(SNAPSHOT_S, 4 * save_s)
+        return True
+
+
+def _resident(pid: int) -> int:
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0

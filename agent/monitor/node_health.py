@@ -1,0 +1,104 @@
+"""How this node is beside its training: who is slow, how much memory is left, how its devices are, what the kernel says.
+
+board pages ──strides──┐
+/proc, cgroups ─reserves┼──▶ fields of the status, and sentences
+nvidia-smi, kernel log ─┘
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ...resilience.detect import device_health
+from ...resilience.detect.device_health import HOT_LOOKS, DeviceReading
+from ...resilience.detect.straggler import StragglerPolicy
+from ...resilience.ipc.board_layout import Page
+from ...resilience.model.signals import Complaint
+from ..ranks.worker_group import Gang
+from . import nvidia_smi
+from .kernel_log import KernelLog
+from .memory_monitor import Reserves
+from .step_times import Strides
+
+_DEVICES_S = 30.0
+"""Between two looks at the devices."""
+
+
+class Vitals:
+    def __init__(self, policy: StragglerPolicy) -> None:
+        self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
+        self._program = nvidia_smi.program()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a sick driver may take for ever
+        self._asked: Future[tuple[DeviceReading, ...]] | None = None
+        self._next_s = 0.0
+        self._first: dict[str, DeviceReading] = {}
+        self._last: dict[str, deque[DeviceReading]] = {}
+        self.complaints: tuple[Complaint, ...] = ()
+        """Of this agent's life, each once."""
+
+    @property
+    def introduction(self) -> str:
+        """What cannot be seen here; empty where all can."""
+        missing = [] if self._program else ["devices tell nothing of their health (there is no nvidia-smi)"]
+        missing += [] if self.kernel.readable else ["the kernel's log cannot be read"]
+        return "; ".join(missing)
+
+    def look(
+        self,
+        gang: Gang | None,
+        pages: Sequence[Page],
+        helpers: Mapping[str, int],
+        ended: bool,
+        now_s: float,
+        wall_s: float,
+    ) -> bool:
+        """One round; True when there is news. helpers: further processes whose memory is looked at, by what to call them; ended:
+        processes of the gang just have; now_s: monotonic."""
+        known = len(self.complaints)
+        self._hear(gang, ended, pages, wall_s)
+        self._look_at_devices(pages, now_s, wall_s)
+        ranks = {f"rank {pages[n].rank}": process.pid for n, process in (gang.ranks if gang else {}).items()}
+        news = self.reserves.look({**ranks, "the agent": os.getpid(), **helpers}, now_s, wall_s)
+        slow = gang is not None and self.strides.look(pages, now_s, wall_s)
+        return news or slow or len(self.complaints) > known
+
+    def told(self, gang: Gang | None) -> dict[str, object]:
+        """The fields of the status that this module knows."""
+        return {
+            "stragglers": self.strides.stragglers if gang else (),
+            "shortage": self.reserves.shortage,
+            "complaints": self.complaints,
+        }
+
+    def _hear(self, gang: Gang | None, ended: bool, pages: Sequence[Page], wall_s: float) -> None:
+        """The kernel: whether it has killed one of those that have just ended, and what drivers say."""
+        lines = self.kernel.news()
+        for device, words in device_health.xids(lines):
+            self._complain(device, words, pages, wall_s)
+        if not ended or gang is None:
+            return
+        killed, named = self.kernel.out_of_memory(lines)
+        for process in gang.watched():
+            if killed and process.ended_s and process.code in (None, -9) and (not named or process.pid in named):
+                process.out_of_memory = True
+
+    def _look_at_devices(self, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
+        if self._asked and self._asked.done():
+            for reading in self._asked.result():
+                self._first.setdefault(reading.device, reading)
+                last = self._last.setdefault(reading.device, deque(maxlen=HOT_LOOKS))
+                last.append(reading)
+                for words in device_health.complaints(self._first[reading.device], tuple(last)):
+                    self._complain(reading.device, words, pages, wall_s)
+            self._asked = None
+        if self._program and self._asked is None and now_s >= self._next_s:
+            self._next_s = now_s + _DEVICES_S
+            self._asked = self._thread.submit(nvidia_smi.look, self._program)
+
+    def _complain(self, device: str, words: str, pages: Sequence[Page], wall_s: float) -> None:
+        if not any((known.device, known.words) == (device, words) for known in self.complaints):
+            step = max((page.step for page in pages), default=-1)
+            self.complaints = (*self.complaints, Complaint(device=device, words=words, at_s=wall_s, step=step))

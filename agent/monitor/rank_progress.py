@@ -1,0 +1,91 @@
+"""What ranks say by themselves, over time: board pages, round by round → `Progress` of each.
+
+Silence is measured in time in which the agent was awake: when it was stopped, or its machine slept, nobody was there to hear them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ...resilience.detect.hang_rules import Progress
+from ...resilience.ipc.board_layout import Page
+from ...resilience.model.types import Doing, Rank, RankPhase
+
+LONGEST_ROUND_S = 3.0
+"""What counts of the time between two rounds of the agent, which are a second apart at most while it is awake."""
+_WINDOW = 64
+
+
+@dataclass
+class _Heard:
+    """Of one rank."""
+
+    sign: tuple[int, ...] = ()
+    since_s: float = 0.0
+    """When that changed last."""
+    step: int = -1
+    beat_ns: int = 0
+    rewinds: int = 0
+    done: int = 0
+    slowest_s: float = 0.0
+    """Longest silence among its first steps, and before them."""
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+
+class Hearing:
+    def __init__(self, warmup_steps: int) -> None:
+        self.awake_s = 0.0
+        """How long the agent has listened so far."""
+        self.gap_s = 0.0
+        """Between the last two rounds."""
+        self._last_s = 0.0
+        self._tells = False
+        self._warmup_steps, self._warmup_s = warmup_steps, 0.0
+        self._heard: dict[int, _Heard] = {}
+
+    def begin(self, tells: bool) -> None:
+        """New ranks: nothing is known of them. tells: whether the script is known to tell its steps; it stays known."""
+        self._tells |= tells
+        self._warmup_s = max(
+            (h.slowest_s for h in self._heard.values() if h.done >= self._warmup_steps), default=self._warmup_s
+        )
+        self._heard = {}
+
+    def listen(self, pages: Sequence[Page], living: Collection[int], now_s: float) -> dict[int, Progress]:
+        """One round; what is known of the living ranks, by local rank. now_s: monotonic."""
+        self.gap_s, self._last_s = now_s - self._last_s, now_s
+        self.awake_s += min(self.gap_s, LONGEST_ROUND_S)
+        return {n: self._progress(n, pages[n]) for n in living}
+
+    def _progress(self, local_rank: int, page: Page) -> Progress:
+        heard = self._heard.setdefault(local_rank, _Heard())
+        step, beat_ns, rewinds = page.step, page.beat_ns, page.rewinds
+        sign = (page.pid, page.phase, step, beat_ns, page.doing, page.built_ns, page.restored_ns, rewinds, page.left)
+        if sign != heard.sign:
+            if page.phase == RankPhase.TRAINING and heard.done < self._warmup_steps:
+                heard.slowest_s = max(heard.slowest_s, self.awake_s - heard.since_s)
+            heard.sign, heard.since_s = sign, self.awake_s
+        if step > heard.step and rewinds == heard.rewinds:
+            # Quick steps are many in a round, the first ones too: what they took on average.
+            known, known_ns = heard.step, heard.beat_ns
+            if known < 0 and page.stepped_ns:
+                known, known_ns = page.first_step, page.stepped_ns
+                heard.done = 1
+            if 0 <= known < step:
+                heard.steps_s.append((beat_ns - known_ns) / 1e9 / (step - known))
+            heard.done += step - known if known >= 0 else 1
+        heard.step, heard.beat_ns, heard.rewinds = step, beat_ns, rewinds
+        self._tells |= bool(page.tells or page.built_ns)
+        return Progress(
+            rank=Rank(page.rank if page.pid else local_rank),
+            phase=RankPhase(page.phase),
+            silent_s=self.awake_s - heard.since_s,
+            doing=Doing(page.doing),
+            done=heard.done,
+            warmup_s=self._warmup_s,
+            steps_s=heard.steps_s,
+            tells=self._tells,
+            turning=bool(rewinds) and page.rewind(rewinds).done_ns > beat_ns,
+        )

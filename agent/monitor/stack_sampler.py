@@ -1,0 +1,154 @@
+"""What can be seen of a rank from outside: the stacks that it writes when it is asked, and what the kernel says of it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import platform
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from ...resilience.detect.hang_rules import Look
+from ...resilience.detect.stack_traces import Frame, Spot, locate, parse
+from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.shared_memory import memory
+from ...resilience.model.signals import Place
+from ..ranks.exit_codes import send
+from ..ranks.worker_group import Watched
+
+_KEPT = 20
+"""Files of stacks that stay in the run directory."""
+_MOST_BYTES = 1 << 20
+"""Of stacks that are read: 100 threads of 100 frames. A script may write there too."""
+_WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}
+"""Numbers of the calls `write` and `writev`."""
+_STATES = {
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "t",
+    psutil.STATUS_DISK_SLEEP: "D",
+    psutil.STATUS_RUNNING: "R",
+}
+
+
+class Witness:
+    def __init__(self, ranks: int, logs: Path) -> None:
+        """logs: directory for the stacks that are to be kept."""
+        self._logs = logs
+        # In memory: the disk may be what everybody waits for.
+        self._files = [memory(f"mt-resilient-stacks-{n}", seals=0) for n in range(ranks)]
+        self._texts = [""] * ranks
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where ranks open their files."""
+        return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._files)
+
+    def ask(self, local_rank: int, page: Page, process: Watched) -> None:
+        """Have the rank write its stacks, if it is certain that it does: any other process would die of the signal."""
+        os.ftruncate(self._files[local_rank], 0)
+        if not page.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
+            return
+        send(process.pid, process.pidfd, page.listens)
+
+    def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
+        """What it has written since it was asked, and what it is doing. process: its own, or the launcher, which has yet to start it;
+        now_s: monotonic."""
+        self._texts[local_rank] = _content(self._files[local_rank])
+        stack = parse(self._texts[local_rank]).get(page.main_thread)
+        try:
+            seen = psutil.Process(process.pid)
+            state = _STATES.get(seen.status(), "S")
+            io = seen.io_counters()
+            cpu_s = sum(_cpu_s(each) for each in (seen, *seen.children(recursive=True)))
+        except psutil.Error:
+            return Look(at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="gone"))
+        spot = _spot(state, stack) if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
+        return Look(
+            at_s=now_s,
+            state=state,
+            cpu_s=cpu_s,
+            io_bytes=io.read_chars + io.write_chars,
+            stack=stack,
+            spot=spot,
+            muted=_waits_for_a_reader(process.pid),
+        )
+
+    def keep(self, name: str, looks: Mapping[int, Look]) -> str:
+        """Put the newest stacks of all ranks into a file of the run directory; its path. looks: by local rank."""
+        path = self._logs / f"stacks-{name}.txt"
+        parts = [
+            f"local rank {n}: {look.spot.words}; state {look.state or 'none'}\n\n{self._texts[n] or 'It has not answered.'}\n"
+            for n, look in looks.items()
+        ]
+        _soon(lambda: self._write(path, "\n".join(parts)))
+        return str(path)
+
+    def _write(self, path: Path, text: str) -> str:
+        with suppress(OSError):
+            path.write_text(text, "utf-8", "backslashreplace")
+            for old in sorted(self._logs.glob("stacks-*.txt"), key=os.path.getmtime)[:-_KEPT]:
+                old.unlink(missing_ok=True)
+        return ""
+
+
+def _spot(state: str, stack: Sequence[Frame] | None) -> Spot:
+    if state == "T":
+        return Spot(place=Place.HALTED, words="stopped by a signal")
+    if stack is None and state == "D":
+        return Spot(place=Place.HALTED, words="stuck in the kernel (state D: a disk, or a driver)")
+    if stack is None:
+        return Spot(place=Place.PERHAPS, words="where it does not tell")
+    return locate(stack, _soon(lambda: _line(stack[0])) if stack else "")
+
+
+def _line(at: Frame) -> str:
+    return linecache.getline(at.file, at.line) if os.path.isfile(at.file) else ""
+
+
+def _soon(what: Callable[[], str]) -> str:
+    """What `what` gives within half a second; empty otherwise. The disk may be what everybody waits for."""
+    given: list[str] = []
+    thread = threading.Thread(target=lambda: given.append(what()), daemon=True)
+    thread.start()
+    thread.join(0.5)
+    return given[0] if given else ""
+
+
+def _content(fd: int) -> str:
+    return os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        return float(sum(process.cpu_times()[:4]))  # user, system, and those of children that it has reaped
+    return 0.0
+
+
+def _waits_for_a_reader(pid: int) -> bool:
+    """Whether its main thread is in a write to its stdout or stderr, and that is a terminal or a pipe."""
+    with suppress(OSError, ValueError):
+        call, first, *_ = Path(f"/proc/{pid}/syscall").read_text(encoding="utf-8").split()
+        if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
+            mode = os.stat(f"/proc/{pid}/fd/{int(first, 16)}").st_mode
+            return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return False
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for that signal (it has not after an exec) and lets it through, as the kernel knows it."""
+    masks = dict(_masks(pid))
+    bit = 1 << (number - 1)
+    return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", 0) & bit
+
+
+def _masks(pid: int) -> Iterator[tuple[str, int]]:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition(":")
+            if name in ("SigCgt", "SigBlk"):
+                yield name, int(value, 16)

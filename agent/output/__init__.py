@@ -1,0 +1,1 @@
+"""What an agent prints and journals, without waiting for any reader."""

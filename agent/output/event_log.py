@@ -1,0 +1,156 @@
+"""What the agent tells people: one line per event on the terminal, every event in the journal, every figure in the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...resilience.clock import wall_s
+from ...resilience.detect.registry import Cause
+from ...resilience.ipc.board_layout import Page
+from ...resilience.model.generation import Decision
+from ...resilience.model.incident import Incident
+from ...resilience.model.node import NodeStatus
+from ...resilience.plan.escalation import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
+from ...resilience.report import explain
+from ...resilience.report.journal import Journal
+from ...resilience.report.metrics import Metrics
+from ...resilience.text import formatting
+from .terminal import Recorded, Terminal
+
+
+class Telling:
+    def __init__(self, terminal: Terminal, journal: Journal, metrics: Metrics) -> None:
+        self._terminal, self._journal, self._metrics = Recorded(terminal, journal), journal, metrics
+        self._started_s = wall_s()
+        self._lost_s = 0.0
+        self._starved = False
+        self._waited_s = 0.0
+        """From the start of this agent to the first finished step; 0 until then."""
+        self._known: dict[tuple[int, str], Incident] = {}
+        """By generation and number: where etcd has lost its data, the numbers begin anew."""
+        self._counted = (0, 0)
+        self._paused_s = 0.0
+        """Time in which all ranks have waited, as ordered: neither a loss nor training."""
+        self._looked_s = self._started_s
+
+    def say(self, sentence: str, mood: str = "info") -> None:
+        """One line, on the terminal and in the journal; mood: info, good, warn or bad."""
+        self._terminal.say(sentence, wall_s(), mood)
+
+    def decided(self, decision: Decision) -> None:
+        """The controller's word, accepted by the store."""
+        if decision.said:
+            self.say(decision.said)
+        for ident, answer in decision.answers.items():
+            self._journal.write("answer", wall_s(), request=ident, answer=asdict(answer))
+        for answer in dict.fromkeys(decision.answers.values()):  # Ctrl-C makes each agent ask
+            self.say(answer.sentence, "warn" if answer.exit_code else "good")
+        for incident in decision.incidents:
+            self._journal.write("incident", wall_s(), incident=asdict(incident))
+            self._incident(incident)
+        for node, entry in decision.quarantine.items():
+            self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
+            if not entry.readmitted_s:  # which the answer tells
+                self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
+        if decision.record:
+            self._journal.write("generation", wall_s(), record=asdict(decision.record))
+
+    def _incident(self, incident: Incident) -> None:
+        name = (incident.generation, incident.id)
+        before = self._known.get(name)
+        self._known[name] = incident
+        for sentence in incident.evidence[len(before.evidence) :] if before else ():
+            self.say(sentence, "warn")
+        if before is not None and not before.open:  # it is over, and has been told
+            return
+        if before is None:
+            when = "" if incident.rung == REWIND_IN_PLACE else f" ({explain.struck(incident)})"
+            self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
+        if incident.open:
+            return
+        ordered = incident.cause == Cause.ORDERED
+        over = incident.rung not in RESTARTS or "step" in incident.phases_s or bool(ordered and incident.remedy)
+        if over:  # otherwise another fault, or the end of the job, came before its first step
+            self._metrics.recovery(incident)
+        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer tells it
+            self.say(explain.recovered(incident), "good")
+        self._lost_s += sum(incident.phases_s.values())
+
+    def drained(self, event: dict[str, Any], through: bool = False) -> None:
+        """A word of the drain process; through: the ranks have come to the end of the training."""
+        goes_on = "the training is through" if through else "training goes on"
+        self._journal.write("drain", wall_s(), event=event)
+        match event["event"]:
+            case "durable":
+                self._metrics.durable(int(event["bytes"]))
+                took = formatting.seconds(float(event["seconds"]))
+                self.say(f"step {event['step']} is on disk ({formatting.size(int(event['bytes']))} in {took})")
+            case "failed":
+                self._metrics.failed()
+                retry = event.get("retry_in_s")
+                again = f"tried again in {retry:.0f} s" if retry else "given up"
+                sentence = f"step {event['step']} could not be written, {goes_on}, {again}: {event['reason']}"
+                self.say(sentence, "bad")
+            case "replicated":
+                self._metrics.copied()
+            case "reserved":
+                size = formatting.size(int(event["bytes"]))
+                self.say(f"{size} of memory are taken: this node can take another one's place at once")
+            case "not reserved":
+                self.say(f"this node cannot take another one's place at once: {event['reason']}", "warn")
+            case "fetched":
+                took = formatting.seconds(float(event["seconds"]))
+                amount = formatting.size(int(event["bytes"]))
+                self.say(f"step {event['step']} has come back from another node's memory ({amount} in {took})", "good")
+            case "not fetched":
+                self.say(f"step {event['step']} has not come back from another node's memory: {event['reason']}", "bad")
+            case "buddy lost" | "deaf":
+                lost = "a node that is lost now costs the steps since the last snapshot on disk"
+                self.say(f"{event['reason']}: no copies of snapshots are made, training goes on; {lost}", "warn")
+            case "not replicated":
+                self.say(f"step {event['step']} was not copied to another node: {event['reason']}", "warn")
+            case "died":
+                self.say(f"{event['reason']}; {goes_on}, it is started again in {event['retry_in_s']:.0f} s", "bad")
+
+    def silent(self, sentence: str, mood: str) -> None:
+        """A word about ranks that have fallen silent; mood: `suspected` counts."""
+        if mood == "suspected":
+            self._metrics.suspected()
+        self.say(sentence, "warn" if mood == "suspected" else mood)
+
+    def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
+        """How long steps take the local ranks by themselves."""
+        self._metrics.strides(stragglers, own_s)
+
+    def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:
+        """Refresh the gauges from the board."""
+        taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
+        grown = taken >= self._counted[0] and skipped >= self._counted[1]
+        before = self._counted if grown else (0, 0)  # a new generation starts its pages at 0
+        self._metrics.staged(taken - before[0], skipped - before[1])
+        self._counted = (taken, skipped)
+        starved = [str(page.rank) for page in pages if page.starved]
+        if starved and not self._starved:
+            self.say(
+                f"there is no memory for the snapshots of rank {', '.join(starved)}: training goes on, but a fault now costs all steps "
+                "since the last snapshot that was kept. Give the machine more memory, or fewer ranks",
+                "bad",
+            )
+        self._starved = bool(starved)
+        stall_s = max((p.stall_ns for p in pages), default=0) / 1e9
+        if not self._waited_s and told and told.stepped_s:
+            self._waited_s = max(1e-9, told.stepped_s - self._started_s)
+        if told and told.paused:
+            self._paused_s += wall_s() - self._looked_s
+        self._looked_s = wall_s()
+        elapsed_s = max(wall_s() - self._started_s - self._paused_s, 1e-9)
+        self._metrics.now(
+            step=max(0, min((p.step for p in pages), default=0)),
+            generation=told.generation if told else 0,
+            alive=told.alive if told else 0,
+            paused=told is not None and told.paused,
+            stall_s=stall_s,
+            effective=max(0.0, 1.0 - (self._lost_s + (self._waited_s or elapsed_s) + stall_s) / elapsed_s),
+        )

@@ -1,0 +1,49 @@
+"""One clear line per event on the terminal, on stderr: stdout belongs to the training."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
+
+from ...resilience.report.journal import Journal
+from ...resilience.text.formatting import printable
+
+_STYLES = {"info": "cyan", "good": "green", "warn": "yellow", "bad": "bold red"}
+
+_CLEAR_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 0))
+
+
+class Terminal:
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet = quiet
+
+    def say(self, sentence: str, at_s: float, mood: str = "info") -> None:
+        """`sentence` at wall-clock time `at_s`; mood: info, good, warn or bad. Quiet keeps warn and bad."""
+        if self.quiet and mood in ("info", "good"):
+            return
+        clock = datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
+        line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), printable(sentence))
+        with suppress(
+            OSError, SystemExit
+        ):  # nobody listens (rich leaves when its pipe is closed), or a log's disk is full
+            if self.console.is_terminal:  # a rank's progress bar may stand in this line, without an end
+                self.console.control(_CLEAR_LINE)
+            self.console.print(line)
+
+
+class Recorded(Terminal):
+    """What is said stands in the journal too, for the commands that ask later."""
+
+    def __init__(self, terminal: Terminal, journal: Journal) -> None:
+        super().__init__(terminal.quiet)
+        self._journal = journal
+
+    def say(self, sentence: str, at_s: float, mood: str = "info") -> None:
+        super().say(sentence, at_s, mood)
+        self._journal.write("said", at_s, sentence=sentence, mood=mood)

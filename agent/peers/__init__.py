@@ -1,0 +1,1 @@
+"""Leases, fencing, and the connection to the next agent."""

@@ -1,0 +1,124 @@
+"""One TCP connection to the agent of the next node: when it breaks, and another one is refused, that agent is dead, and its host is not.
+
+    this agent ──connection──▶ listener of the next one        broken, then refused ──▶ its instance, for `keys.death`
+
+A lease says the same seconds later. Nothing is sent. What is cut off, or has lost its power, neither breaks the connection nor refuses one:
+that is left to the lease.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from contextlib import suppress
+
+from ...resilience.model.node import NodeRecord
+from ...resilience.model.types import NodeId
+
+AGAIN_S = 1.0
+"""Between tries to reach a neighbour that does not answer."""
+
+
+class Neighbour:
+    """Belongs to the agent's loop: nothing in here waits."""
+
+    def __init__(self) -> None:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=64, dualstack_ipv6=both)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._held: dict[int, socket.socket] = {}
+        """Connections of those whose neighbour this agent is; kept, and never read."""
+        self._watched: tuple[NodeId, NodeRecord] | None = None
+        self._link: socket.socket | None = None
+        self._up = False
+        """The link stands."""
+        self._broken = False
+        """One to this very agent has stood, and is gone."""
+        self._again_s = 0.0
+
+    def watch(self, node: NodeId, record: NodeRecord) -> None:
+        """Hold a connection to that agent from now on, and no other."""
+        if self._watched is None or self._watched[1].instance != record.instance:
+            self._drop()
+            self._watched, self._broken, self._again_s = (node, record), False, 0.0
+
+    @property
+    def watched(self) -> str:
+        """Instance of the agent that is watched; empty: none is."""
+        return self._watched[1].instance if self._watched else ""
+
+    def fds(self) -> list[int]:
+        """Readable when something has happened."""
+        link = [self._link.fileno()] if self._link and self._up else []
+        return [self._listener.fileno(), *link]
+
+    def look(self, now_s: float) -> tuple[NodeId, str] | None:
+        """Accept, connect, and see whether the neighbour lives; node and instance when it is known to be dead. now_s: monotonic."""
+        self._accept()
+        if self._watched is None:
+            return None
+        if self._link is not None and self._up and _gone(self._link):
+            self._drop()
+            self._broken, self._again_s = True, 0.0
+        if self._link is None and now_s >= self._again_s:
+            self._call(now_s)
+        if self._link is not None and not self._up:
+            error = _outcome(self._link)
+            if error == 0:
+                self._up = True
+            elif error is not None or now_s >= self._again_s:
+                self._drop()
+                if error == errno.ECONNREFUSED and self._broken:
+                    node, record = self._watched
+                    self._watched = None
+                    return node, record.instance
+        return None
+
+    def close(self) -> None:
+        self._drop()
+        for each in (*self._held.values(), self._listener):
+            each.close()
+        self._held.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                caller.setblocking(False)
+                self._held[caller.fileno()] = caller
+        for fd in [fd for fd, held in self._held.items() if _gone(held)]:
+            self._held.pop(fd).close()
+
+    def _call(self, now_s: float) -> None:
+        assert self._watched
+        self._again_s = now_s + AGAIN_S
+        record = self._watched[1]
+        with suppress(OSError):
+            family, kind, _, _, place = socket.getaddrinfo(record.address, record.port, type=socket.SOCK_STREAM)[0]
+            self._link = socket.socket(family, kind)
+            self._link.setblocking(False)
+            self._link.connect_ex(place)
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link, self._up = None, False
+
+
+def _gone(link: socket.socket) -> bool:
+    try:
+        return link.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _outcome(link: socket.socket) -> int | None:
+    """What has become of a connection that was asked for: 0, an errno, or None while it is under way."""
+    if not select.select([], [link], [], 0.0)[1]:
+        return None
+    return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -1,0 +1,56 @@
+"""What of the kernel this agent needs, and what it may do without: looked at before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ...resilience.errors import MachineError
+from ...resilience.ipc.die_with_parent import adopt_orphans, may_die_with_parent
+
+
+def check() -> list[str]:
+    """Become the parent of all orphans below. Gives what the kernel refuses that is done in another way; raises MachineError for what
+    cannot be."""
+    if not _proc_is_ours():
+        raise MachineError(
+            "/proc is not mounted, or not this PID namespace's: ranks could not be watched; nothing was started. Mount it (mount -t proc "
+            "proc /proc, or unshare --mount-proc)"
+        )
+    for what, allowed in (("PR_SET_CHILD_SUBREAPER", adopt_orphans), ("PR_SET_PDEATHSIG", may_die_with_parent)):
+        if not allowed():
+            raise MachineError(
+                f"the kernel refuses prctl({what}): processes of ranks could be lost, and live on; nothing was started. Allow it in the "
+                "container's seccomp filter"
+            )
+    found = []
+    if not _allowed(lambda: os.pidfd_open(os.getpid())):
+        found.append("the kernel refuses pidfd_open here: ended ranks are looked for in /proc, 50 times a second")
+    if not _allowed(lambda: os.memfd_create("mt-resilient-trial", os.MFD_CLOEXEC)):
+        free = _free_gib("/dev/shm")
+        where = f"lie in /dev/shm, where {free:.1f} GiB are free" if free else "lie in files that have no name"
+        found.append(f"the kernel refuses memfd_create here: snapshots in memory {where}")
+    return found
+
+
+def _proc_is_ours() -> bool:
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def _allowed(opened: Callable[[], int]) -> bool:
+    try:
+        os.close(opened())
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _free_gib(place: str) -> float:
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return 0.0
+    return found.f_bavail * found.f_frsize / 2**30

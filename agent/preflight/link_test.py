@@ -1,0 +1,222 @@
+"""Nodes that start together measure each other: bandwidth and clocks, in two pairings. Driver of `preflight`'s judgement about links.
+
+    store: presence of each node ──▶ the roster, written once ──▶ a link per pair of the first pairing ──▶ of the second
+    pair:  the first by name connects to the other, which answers whoever asks
+
+One TCP stream a pair, as a cluster's own sockets have it: what InfiniBand or NVLink do, it does not see. Who comes when the others already
+train has nobody to measure with, and nothing is known against its links.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from ...resilience.clock import monotonic_s, sleep, wall_s
+from ...resilience.model.types import NodeId
+from ...resilience.store.codec import dumps, loads
+from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import CreatedAt, Delete, Store, first_put
+from .rules import Link, PreflightPolicy, first_pairs, second_pairs
+
+_BLOCK = b"\0" * (1 << 20)
+_TIMES = 8
+"""Questions about the time: the shortest round trip counts."""
+_ANSWER_S = 10.0
+"""How long a socket may be silent: a pair that waits for its turn at a node is served within a measurement or two."""
+_POLL_S, _READS_PER_S, _LISTS_PER_S = 0.05, 500, 100
+"""Between two looks of a node; and how often all of them together look for the roster, and at everything that is there: a list is as long
+as they are many."""
+_TIME, _SEND, _TAKE = b"t", b"s", b"r"
+_DOUBLE = struct.Struct("!d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    node: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who measures whom."""
+
+    session: str
+    nodes: tuple[Present, ...]
+
+
+class Listener:
+    """Answers other nodes, one after the other, until it is closed: two measurements at a time would halve each."""
+
+    def __init__(self, address: str, seconds: float) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=16)
+        self._seconds = seconds
+        self.port = int(self._socket.getsockname()[1])
+        threading.Thread(target=self._serve, name="links", daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._socket.accept()
+            except OSError:
+                return
+            with closing(peer), suppress(OSError):
+                peer.settimeout(_ANSWER_S)
+                self._answer(peer)
+
+    def _answer(self, peer: socket.socket) -> None:
+        while question := peer.recv(1):
+            if question == _TIME:
+                peer.sendall(_DOUBLE.pack(wall_s()))
+            elif question == _SEND:
+                _send(peer, self._seconds)
+                return
+            elif question == _TAKE:
+                peer.sendall(_DOUBLE.pack(_take(peer)))
+                return
+
+
+def measure(one: str, other: Present, seconds: float) -> Link:
+    """The link from this node, `one`, to another: its clock, then both directions for so long each."""
+    place = (other.address, other.port)
+    try:
+        with closing(socket.create_connection(place, _ANSWER_S)) as peer:
+            within_s, ahead_s = min(_ask_time(peer) for _ in range(_TIMES))
+        with closing(socket.create_connection(place, _ANSWER_S)) as peer:
+            peer.sendall(_SEND)
+            inward = _take(peer)
+        with closing(socket.create_connection(place, _ANSWER_S)) as peer:
+            peer.sendall(_TAKE)
+            _send(peer, seconds)
+            peer.shutdown(socket.SHUT_WR)
+            outward = _DOUBLE.unpack(_exactly(peer, _DOUBLE.size))[0]
+    except OSError as error:
+        return Link(one=one, other=other.node, error=error.strerror or str(error))
+    return Link(one=one, other=other.node, mb_per_s=min(inward, outward), ahead_s=ahead_s, within_s=within_s)
+
+
+def _ask_time(peer: socket.socket) -> tuple[float, float]:
+    """Half of the round trip, and how far the other's clock is ahead; Cristian's way (Distributed Computing 3, 1989)."""
+    asked, began = wall_s(), monotonic_s()
+    peer.sendall(_TIME)
+    told = _DOUBLE.unpack(_exactly(peer, _DOUBLE.size))[0]
+    half = (monotonic_s() - began) / 2
+    return half, told - (asked + half)
+
+
+def _send(peer: socket.socket, seconds: float) -> None:
+    ends = monotonic_s() + seconds
+    while monotonic_s() < ends:
+        peer.sendall(_BLOCK)
+
+
+def _take(peer: socket.socket) -> float:
+    """10⁶ bytes a second that come until the end, from the first one on."""
+    peer.settimeout(_ANSWER_S)
+    buffer = bytearray(len(_BLOCK))
+    total, began = peer.recv_into(buffer), monotonic_s()
+    count = 0
+    while got := peer.recv_into(buffer):
+        count += got
+    return (count or total) / 1e6 / max(monotonic_s() - began, 1e-9)
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = peer.recv(count - len(data))
+        if not part:
+            raise ConnectionError("the other end has closed the connection")
+        data += part
+    return data
+
+
+class Meeting:
+    """One node's part in the measurement. Raises StoreUnavailable out of every call."""
+
+    def __init__(self, store: Store, keys: Keys, node: NodeId, address: str, policy: PreflightPolicy) -> None:
+        """address: of this node, for the others."""
+        self._store, self._keys, self._node, self._address, self._policy = store, keys, node, address, policy
+
+    def links(self, expected: int, session: str) -> tuple[Link, ...]:
+        """All links that have been measured among the nodes that have met; empty where this one has met nobody. expected: how many nodes
+        start together; session: unique for this start of the agent. Takes `wait_s` at the longest until the others are there."""
+        lease = self._store.grant(int(10 * self._policy.wait_s) + 60)  # what is left behind goes by itself
+        key = self._keys.met(self._node)
+        with closing(Listener(self._address, self._policy.link_s)) as listener:
+            me = Present(node=self._node, address=self._address, port=listener.port)
+            self._store.put(key, dumps(me), lease)
+            roster, written = self._roster(me, expected, session, lease)
+            try:
+                if me not in roster.nodes or len(roster.nodes) < 2:
+                    return ()
+                return self._measured(roster, lease)
+            finally:
+                self._store.delete(key)
+                if not set(roster.nodes) & set(
+                    self._here()
+                ):  # the last one: before, somebody might not have read it yet
+                    self._store.transact([CreatedAt(self._keys.roster, written)], [Delete(self._keys.roster)])
+
+    def _here(self) -> tuple[Present, ...]:
+        return tuple(loads(Present, each.value) for each in self._store.range(self._keys.meeting).values())
+
+    def _roster(self, me: Present, expected: int, session: str, lease: int) -> tuple[Roster, int]:
+        """Written by whoever sees all first, or has waited for long enough; and the revision that did. One of agents that were killed,
+        which names a predecessor of this one, is deleted when none of them is left."""
+        ends = monotonic_s() + self._policy.wait_s
+        list_s = 0.0
+        while True:
+            over = monotonic_s() >= ends
+            if over or monotonic_s() >= list_s:  # whoever comes last sees all at once
+                here, list_s = self._here(), monotonic_s() + expected / _LISTS_PER_S
+            entry = self._store.get(self._keys.roster)
+            if entry is None and (len(here) >= expected or over):
+                roster = Roster(session=session, nodes=here)
+                entry = first_put(self._store, self._keys.roster, dumps(roster), lease)
+            if entry:
+                roster = loads(Roster, entry.value)
+                known = {each.node: each for each in roster.nodes}
+                if over or known.get(me.node, me) == me:
+                    return roster, entry.create_revision
+                if not {*known.values()} & {*here}:
+                    self._store.transact(
+                        [CreatedAt(self._keys.roster, entry.create_revision)], [Delete(self._keys.roster)]
+                    )
+            sleep(max(_POLL_S, min(expected / _READS_PER_S, ends - monotonic_s())))
+
+    def _measured(self, roster: Roster, lease: int) -> tuple[Link, ...]:
+        names = [each.node for each in roster.nodes]
+        first = self._round(roster, 1, first_pairs(names), lease)
+        second = self._round(roster, 2, second_pairs(names, first), lease)
+        return (*first, *second)
+
+    def _round(self, roster: Roster, number: int, pairs: Sequence[tuple[str, str]], lease: int) -> tuple[Link, ...]:
+        """Measure our own link, where we are the first of a pair, and wait for the others'. One that does not come is not known."""
+        prefix = self._keys.links(roster.session, number)
+        by_name = {each.node: each for each in roster.nodes}
+        for one, other in pairs:
+            if one == self._node:
+                link = measure(one, by_name[other], self._policy.link_s)
+                self._store.put(f"{prefix}{one}", dumps(link), lease)
+        return self._until(lambda: self._links(prefix), len(pairs))
+
+    def _links(self, prefix: str) -> tuple[Link, ...]:
+        return tuple(loads(Link, each.value) for each in self._store.range(prefix).values())
+
+    def _until(self, look: Callable[[], tuple[Link, ...]], count: int) -> tuple[Link, ...]:
+        ends = monotonic_s() + 3 * _ANSWER_S + 4 * self._policy.link_s
+        while len(found := look()) < count and monotonic_s() < ends:
+            sleep(max(_POLL_S, min(2 * count / _LISTS_PER_S, ends - monotonic_s())))
+        return found

@@ -1,0 +1,133 @@
+"""Short looks at this node before it joins: its devices, memory and storage → `preflight`'s readings. Links are `link_test.py`'s."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import psutil
+
+from ...checkpoint.backend.filesystem import Files, own_name
+from ...checkpoint.backend.place import Place
+from ...resilience.clock import monotonic_s
+from ...resilience.errors import ResilientError
+from ...resilience.ipc import die_with_parent
+from .rules import MIB, DeviceReading, DiskReading
+
+_STARTS_S = 120.0
+"""Importing torch and making a context takes seconds, and minutes on a shared file system; a driver whose device is gone never answers."""
+_OBJECT_BYTES = 4 * MIB
+_NAME = ".preflight"
+
+
+def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tuple[DeviceReading, ...]:
+    """Each device of this node, checked one after the other for so long by `training.device_check` in `python`."""
+    command = [python, "-P", "-m", "mt_resilient.training.device_check", str(seconds)]
+    process = die_with_parent.spawn(
+        command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    limit_s = _STARTS_S + 64 * seconds
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return (DeviceReading(device="a device", error=f"it has not answered within {limit_s:.0f} s"),)
+    found = [DeviceReading(**json.loads(line)) for line in out.splitlines() if line.startswith(b"{")]
+    if process.returncode:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        found.append(DeviceReading(device="the check of the devices", error=last[0]))
+    return tuple(found)
+
+
+def available_memory() -> int:
+    """Bytes that new processes can have without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def storage(place: Place, mib: int) -> DiskReading:
+    """Space, and a block of `mib` that is written, synced, read past the page cache where the file system can, and compared. In an object
+    store a small one."""
+    if not isinstance(place, Files):
+        return _objects(place, bool(mib))
+    try:
+        place.path.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(place.path).free
+        if not mib or free < mib * MIB:
+            return DiskReading(place=str(place), free_bytes=free)
+        return _file(place.path, free, mib)
+    except OSError as error:
+        return DiskReading(place=str(place), error=error.strerror or str(error))
+
+
+def _file(folder: Path, free: int, mib: int) -> DiskReading:
+    path = folder / f"{_NAME}-{own_name()}"
+    with mmap.mmap(-1, MIB) as block:  # starts on a page, as direct I/O wants
+        block.write(os.urandom(MIB))
+        crc = crc32c.crc32c(block)
+        try:
+            began = monotonic_s()
+            _through(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, lambda fd: _whole(os.write(fd, block)), mib)
+            wrote = monotonic_s()
+            wrong: list[int] = []
+
+            def back(fd: int) -> None:
+                _whole(os.readv(fd, [block]))
+                if crc32c.crc32c(block) != crc:
+                    wrong.append(1)
+
+            _through(path, os.O_RDONLY, back, mib)
+            slowest_s = max(wrote - began, monotonic_s() - wrote)
+        finally:
+            with suppress(OSError):
+                path.unlink()
+    if wrong:
+        return DiskReading(
+            place=str(folder), error=f"{len(wrong)} of {mib} MiB came back with other bits than were written"
+        )
+    return DiskReading(place=str(folder), free_bytes=free, mb_per_s=mib * MIB / 1e6 / max(slowest_s, 1e-6))
+
+
+def _through(path: Path, flags: int, act: Any, times: int) -> None:
+    """Open `path`, past the page cache where that is possible (tmpfs and some network file systems refuse), act, sync, close."""
+    try:
+        fd = os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError:
+        fd = os.open(path, flags, 0o600)
+    try:
+        for _ in range(times):
+            act(fd)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _whole(count: int) -> None:
+    if count != MIB:
+        raise OSError(5, f"{count} of {MIB} bytes went through")
+
+
+def _objects(place: Place, write: bool) -> DiskReading:
+    if not write:
+        return DiskReading(place=str(place))
+    name, data = f"{_NAME}-{os.urandom(8).hex()}", os.urandom(_OBJECT_BYTES)
+    try:
+        began = monotonic_s()
+        place.write(name, data)
+        wrote = monotonic_s()
+        same = place.read(name) == data
+        slowest_s = max(wrote - began, monotonic_s() - wrote)
+        place.delete(name)
+    except ResilientError as error:
+        return DiskReading(place=str(place), error=str(error))
+    if not same:
+        return DiskReading(place=str(place), error="an object came back with other bytes than were written")
+    return DiskReading(place=str(place), mb_per_s=_OBJECT_BYTES / 1e6 / max(slowest_s, 1e-6))

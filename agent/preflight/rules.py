@@ -1,0 +1,225 @@
+"""Whether a node is fit to train, by what short checks have shown before it joins. Pure: readings and thresholds in, reasons out.
+
+    devices   matrices of whole numbers, whose product is exact in any order of sums: other bits are a broken device; free memory
+    memory    what is free of the host's
+    disk      space, and a block that is written, read past the page cache, and compared
+    links     bandwidth and clocks, pairwise in two pairings: who is bad in both is the bad one
+
+Three answers about links: to blame, not, or not known, which counts as not: of two nodes nobody can say which one is slow.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...resilience.errors import UsageError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightPolicy:
+    enabled: bool = False
+    """Check each node before it joins."""
+    device_s: float = 3.0
+    """How long each device multiplies matrices; 0: not at all. An H200 takes 11 ms for a product in float32, 0.3 for one in bfloat16
+    (measured): some hundred of each."""
+    device_free_share: float = 0.8
+    """Of a device's memory, that must be free: less, and a process of somebody else's is still there. The check's own context takes
+    about half a GB."""
+    memory_free_mib: int = 1024
+    """Of the host, that must be free."""
+    disk_free_mib: int = 1024
+    """In the run directory, and where snapshots go."""
+    disk_mib: int = 64
+    """How much is written there and read back; 0: nothing."""
+    disk_mb_per_s: float = 0.0
+    """How fast that has to be, in 10⁶ bytes a second; 0: any."""
+    links: bool = True
+    """Whether nodes that start together measure each other."""
+    link_s: float = 0.5
+    """How long, in each direction of each pairing: several times what TCP takes to find its window."""
+    link_share: float = 0.5
+    """Of the median bandwidth, below which a link is slow. DLRover calls a node a straggler whose check takes twice the median time
+    (`rdzv_manager._detect_stragglers`)."""
+    clock_s: float = 1.0
+    """How far two clocks may be apart, half the round trip off: etcd warns of the same between its members (rafthttp's
+    `maxClockDifference`). Leases do not depend on it; times in stories do."""
+    wait_s: float = 30.0
+    """How long a node waits for the others before it measures with those that are there."""
+
+    def __post_init__(self) -> None:
+        for name in ("device_s", "memory_free_mib", "disk_free_mib", "disk_mib", "disk_mb_per_s", "clock_s", "wait_s"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"preflight.{name} is {getattr(self, name)}; it cannot be negative")
+        for name in ("device_free_share", "link_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"preflight.{name} is {getattr(self, name)}; a share is 0 to 1")
+        if self.link_s <= 0:
+            raise UsageError(f"preflight.link_s is {self.link_s}; it must be more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReading:
+    device: str
+    """As torch calls it: `cuda:0`."""
+    products: int = 0
+    wrong: int = 0
+    """Products of which an element had other bits than it must have."""
+    free_bytes: int = 0
+    total_bytes: int = 0
+    """0: not told."""
+    error: str = ""
+    """What the device's runtime said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskReading:
+    place: str
+    free_bytes: int = -1
+    """-1: an object store has no end."""
+    mb_per_s: float = 0.0
+    """Of writing, or of reading, whichever was slower; 0: not measured."""
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Two nodes, as the first one has measured it."""
+
+    one: str
+    other: str
+    mb_per_s: float = 0.0
+    """10⁶ bytes a second, in the slower direction."""
+    ahead_s: float = 0.0
+    """How far the other's clock is ahead,"""
+    within_s: float = 0.0
+    """give or take so much: half of the shortest round trip."""
+    error: str = ""
+    """Why there is nothing of that."""
+
+
+def clocks_agree(link: Link, policy: PreflightPolicy) -> bool:
+    return abs(link.ahead_s) - link.within_s <= policy.clock_s
+
+
+def figures(link: Link, policy: PreflightPolicy) -> str:
+    """What was measured; clocks only where they are apart, for of two nodes nobody can say whose is wrong."""
+    apart = "" if clocks_agree(link, policy) else f", clocks {abs(link.ahead_s):.0f} s apart"
+    return f"{link.mb_per_s:.0f} MB/s{apart}"
+
+
+def devices(readings: Sequence[DeviceReading], ranks: int, policy: PreflightPolicy) -> tuple[str, ...]:
+    """What is wrong with the devices of a node. ranks: that want one each; 0: not known."""
+    there = sum(each.device.partition(":")[0] != "cpu" and bool(each.products) for each in readings)
+    broken = any(each.error for each in readings)
+    found = [f"only {there} of {ranks} devices are there"] if 0 < there < ranks and not broken else []
+    for each in readings:
+        if each.error:
+            found.append(f"{each.device} does not work ({each.error})")
+        elif each.wrong:
+            found.append(f"{each.device} computes wrongly: {each.wrong} of {each.products} products had wrong bits")
+        elif each.total_bytes and each.free_bytes < policy.device_free_share * each.total_bytes:
+            left, whole = each.free_bytes / 1e9, each.total_bytes / 1e9
+            found.append(f"of {each.device}'s {whole:.0f} GB only {left:.1f} are free: another process holds the rest")
+    return tuple(found)
+
+
+def memory(available_bytes: int, policy: PreflightPolicy) -> tuple[str, ...]:
+    if available_bytes >= policy.memory_free_mib * MIB:
+        return ()
+    return (
+        f"only {available_bytes // MIB} MiB of its memory are free, and preflight.memory_free_mib wants {policy.memory_free_mib}",
+    )
+
+
+def disk(reading: DiskReading, policy: PreflightPolicy) -> tuple[str, ...]:
+    if reading.error:
+        return (f"{reading.place} cannot be used ({reading.error})",)
+    if 0 <= reading.free_bytes < policy.disk_free_mib * MIB:
+        free = reading.free_bytes // MIB
+        return (
+            f"only {free} MiB are free in {reading.place}, and preflight.disk_free_mib wants {policy.disk_free_mib}",
+        )
+    if reading.mb_per_s and reading.mb_per_s < policy.disk_mb_per_s:
+        return (
+            f"{reading.place} does {reading.mb_per_s:.0f} MB/s, and preflight.disk_mb_per_s wants {policy.disk_mb_per_s:g}",
+        )
+    return ()
+
+
+def first_pairs(nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Node i with i ^ 1, in the order of names; of an odd number the last one has none."""
+    names = sorted(nodes)
+    return tuple(zip(names[::2], names[1::2], strict=False))
+
+
+def second_pairs(nodes: Sequence[str], first: Sequence[Link]) -> tuple[tuple[str, str], ...]:
+    """Everybody with another one than before: the slow with the quick, so that whoever was slow through no fault of its own is so no
+    more. By what the first pairing has shown; of two nodes there is no other pairing."""
+    speed = {node: link.mb_per_s for link in first for node in (link.one, link.other)}
+    together = {node: min(link.one, link.other) for link in first for node in (link.one, link.other)}
+    quickest_last = sorted(nodes, key=lambda node: (speed.get(node, float("inf")), together.get(node, ""), node))
+    half = (len(quickest_last) + 1) // 2
+    pairs = zip(quickest_last, quickest_last[half:], strict=False)
+    return tuple((min(pair), max(pair)) for pair in pairs) if len(quickest_last) > 2 else ()
+
+
+def blamed(good: Mapping[tuple[str, str], bool]) -> frozenset[str]:
+    """Nodes that are at fault for links that are not good: no link of theirs is good, and either somebody at the other end of one has a
+    good one, or it has two and those at their other ends only the one with it."""
+    links: dict[str, list[tuple[str, bool]]] = {}
+    for (one, other), fine in good.items():
+        links.setdefault(one, []).append((other, fine))
+        links.setdefault(other, []).append((one, fine))
+    cleared = {node for node, ends in links.items() if any(fine for _, fine in ends)}
+    return frozenset(
+        node
+        for node, ends in links.items()
+        if node not in cleared
+        and (
+            any(other in cleared for other, _ in ends)
+            or (len(ends) > 1 and all(len(links[other]) == 1 for other, _ in ends))
+        )
+    )
+
+
+def slow(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
+    """Each pair, and whether it is as quick as others are. A link that could not be measured is not."""
+    known = [link.mb_per_s for link in links if not link.error]
+    least = policy.link_share * statistics.median_high(known) if known else 0.0
+    return {(link.one, link.other): not link.error and link.mb_per_s >= least for link in links}
+
+
+def apart(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
+    """Each pair whose clocks have been compared, and whether they may be the same."""
+    return {(each.one, each.other): clocks_agree(each, policy) for each in links if not each.error}
+
+
+def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tuple[str, ...]:
+    """What is wrong with `node`, by all links of both pairings. All nodes come to the same about each other."""
+    found = []
+    if node in blamed(slow(links, policy)):
+        ours = [link for link in links if node in (link.one, link.other)]
+        errors = [link.error for link in ours if link.error]
+        others = [link.mb_per_s for link in links if not link.error and link not in ours]
+        usual = f", where others do {statistics.median_high(others):.0f}" if others else ""
+        best = max(link.mb_per_s for link in ours)
+        found.append(
+            f"its links do at best {best:.0f} MB/s{usual}" if best else f"no other node reaches it ({errors[0]})"
+        )
+    if node in blamed(apart(links, policy)):
+        ahead = [
+            each.ahead_s if each.other == node else -each.ahead_s for each in links if node in (each.one, each.other)
+        ]
+        found.append(f"its clock is {abs(ahead[0]):.1f} s {'ahead of' if ahead[0] > 0 else 'behind'} the others'")
+    return tuple(found)
+
+
+def unfit(node: str, reasons: Sequence[str]) -> str:
+    """One sentence, and what to do; empty: the node is fit."""
+    if not reasons:
+        return ""
+    return f"{node} is not fit: {'; '.join(reasons)}. Mend it and start its agent again, or leave the check out (preflight.enabled)"

@@ -1,0 +1,1 @@
+"""The processes of one generation: started, watched, reported, ended."""

@@ -1,0 +1,105 @@
+"""How a process ended, though it is not our child: a descriptor to wait on, and the exit code from where the kernel keeps it.
+
+The descriptor is a pidfd; where the kernel refuses those, a pipe that a thread closes which looks into /proc. Until its parent reaps it,
+`/proc/<pid>/stat` has the code (field 52, any Linux); afterwards, from Linux 6.15 on, its pidfd.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from ...resilience.clock import sleep
+from ...resilience.ipc.file_descriptors import high
+from ...resilience.store.poll import readable
+
+LOOK_S = 0.02
+"""Between looks into /proc. torchrun reaps its ranks ten times a second, and with it goes the exit code."""
+
+_PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit code
+_PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
+_PIDFD_INFO_EXIT = 1 << 3
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that is readable once the process has ended; None when there is no such process any more."""
+    try:
+        return high(os.pidfd_open(pid))
+    except ProcessLookupError:
+        return None
+    except (OSError, AttributeError):
+        return _looked_at(pid)
+
+
+def _looked_at(pid: int) -> int | None:
+    """The same without the kernel's help."""
+    if not os.path.exists(f"/proc/{pid}"):
+        return None
+    since = born(pid)
+    reading, writing = map(high, os.pipe2(os.O_CLOEXEC))
+
+    def look() -> None:
+        while since and born(pid) == since:
+            sleep(LOOK_S)
+        os.close(writing)
+
+    threading.Thread(target=look, name=f"looks at {pid}", daemon=True).start()
+    return reading
+
+
+def send(pid: int, pidfd: int, number: int) -> None:
+    """A signal to the process, unless it has ended."""
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+    except (OSError, AttributeError):
+        with suppress(ProcessLookupError):
+            if not readable([pidfd]):
+                os.kill(pid, number)
+
+
+def born(pid: int) -> str:
+    """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
+    and nobody has asked for its exit code."""
+    try:
+        state, *fields = _stat(pid)
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]
+
+
+def exit_code(pid: int, pidfd: int) -> int | None:
+    """Exit code of the ended process, negative for a signal; None where the kernel does not tell."""
+    status = _of_zombie(pid)
+    if status is None:
+        status = _of_pidfd(pidfd)
+    return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _stat(pid: int) -> list[str]:
+    """From field 3 on: the name before need not be text."""
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+
+
+def _of_zombie(pid: int) -> int | None:
+    try:
+        fields = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[49]) if fields[0] in "ZX" else None  # state is field 3, exit_code 52
+
+
+def _of_pidfd(pidfd: int) -> int | None:
+    buffer = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
+    except OSError:
+        return None
+    mask, *_, status = _PIDFD_INFO.unpack(buffer)
+    return status if mask & _PIDFD_INFO_EXIT else None

@@ -1,0 +1,138 @@
+"""Processes below the agent that are none of its own: ended with their gang, to the last; and those that a script has started and not
+waited for (`sh -c "… &"`), reaped as they end, since the agent is their parent then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection
+from contextlib import suppress
+
+import psutil
+
+from ...resilience.clock import monotonic_s, sleep
+from ...resilience.errors import InternalError
+
+END_S = 60.0
+"""How long killed processes may take to vanish: a driver that frees device memory takes about a second (measured 0.9 s), a rank stuck in
+the kernel may take long."""
+TIDY_S = 5.0
+"""How long processes may take that put away what killed ones have left. Python's take 20 ms, torch's rests 2 s before it ends."""
+LOOK_S = 2.0
+"""Between looks for dead children. The agent's own are reaped by whoever has started them, some on threads, within moments: what has been
+dead for two looks is an orphan."""
+
+
+class Orphans:
+    def __init__(self) -> None:
+        self._dead: set[int] = set()
+        self._next_s = 0.0
+        self._tidying: dict[psutil.Process, float] = {}
+        """Since when."""
+
+    def end(self, spare: Collection[int], tidy_s: float = 0.0) -> None:
+        """SIGKILL every process below the agent but those in `spare`; returns when all are gone and reaped. Those that put away what others
+        have left are waited for no longer than `tidy_s`, and killed when they take longer than TIDY_S. Raises InternalError when something
+        survives for END_S.
+        """
+        began_s = monotonic_s()
+        me = psutil.Process()
+        killed: set[psutil.Process] = set()
+        while left := [p for p in me.children(recursive=True) if p.pid not in spare and not _below(p, spare)]:
+            taken_s = monotonic_s() - began_s
+            if taken_s > END_S:
+                names = ", ".join(str(p.pid) for p in left)
+                raise InternalError(
+                    f"processes {names} do not end although killed; the driver may hang: this node needs a reboot"
+                )
+            self._kill_late(began_s + taken_s)
+            for process in left:
+                if process not in killed and _tidies(process):  # asked once: the kernel may make whoever asks wait
+                    self._tidying.setdefault(process, began_s)
+                elif process not in self._tidying:
+                    _kill(process)
+                    killed.add(process)
+                reap(process.pid)
+            if killed.isdisjoint(left) and taken_s >= tidy_s:
+                break
+            sleep(0.002)
+        forget_openmp([process.pid for process in killed])
+
+    def reap(self, spare: Collection[int], now_s: float) -> None:
+        """spare: children that somebody waits for, however long; now_s: monotonic."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + LOOK_S
+        self._kill_late(now_s)
+        dead = {pid for pid in _dead_children() if pid not in spare}
+        for pid in dead & self._dead:
+            reap(pid)
+        self._dead = dead - self._dead
+
+    def _kill_late(self, now_s: float) -> None:
+        for process, since_s in list(self._tidying.items()):
+            if now_s - since_s > TIDY_S:
+                _kill(process)
+            if not process.is_running():
+                del self._tidying[process]
+
+
+def reap(pid: int) -> int | None:
+    """Exit code of our own child `pid` if it has ended."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def forget_openmp(pids: Collection[int], folder: str = "/dev/shm") -> None:
+    """Remove what OpenMP (LLVM's, Intel's) has registered there of these processes, which have ended; a killed one cannot do it."""
+    for pid in pids:
+        with suppress(OSError):
+            os.unlink(f"{folder}/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
+
+
+def is_ours(pid: int, helpers: Collection[int]) -> bool:
+    """Whether that is a process below this agent, none of `helpers`, or none at all any more: a number alone may be anybody's."""
+    try:
+        return pid not in helpers and any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGKILL)
+
+
+def _tidies(process: psutil.Process) -> bool:
+    """Whether it waits for the end of the processes that it serves, and then unlinks what these have left: shared memory and semaphores
+    (Python's `multiprocessing`), tensors that are shared by file (torch's `file_system`)."""
+    with suppress(psutil.Error):
+        return (
+            "multiprocessing.resource_tracker" in " ".join(process.cmdline()) or process.name() == "torch_shm_manager"
+        )
+    return False
+
+
+def _below(process: psutil.Process, spare: Collection[int]) -> bool:
+    """Whether it descends from one of the agent's own helpers."""
+    try:
+        return any(parent.pid in spare for parent in process.parents() if parent.pid != os.getpid())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _dead_children() -> list[int]:
+    with suppress(ChildProcessError):
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # only then: finding them reads all of /proc
+            return [child.pid for child in psutil.Process().children() if _is_dead(child)]
+    return []
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return False

@@ -1,0 +1,250 @@
+"""Board pages and ended processes → this node's status. Pure: what the agent tells the others about its ranks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...resilience.ipc.board_events import REWINDS, SIGHTINGS, Noted
+from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.page_validation import MOST
+from ...resilience.model.node import NodeStatus
+from ...resilience.model.signals import InPlaceRewind, RankExit, RankStall, Sighting
+from ...resilience.model.types import Doing, Generation, Rank, RankPhase, Step
+from .worker_group import Gang, Watched
+
+_ORPHANED_S = 1.0
+"""Within so long of its launcher's death a rank is dead by it."""
+
+
+def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bool = False) -> bool | None:
+    """Whether a rank that is gone was meant to be; None: not yet known.
+
+    One that left with code 0 did, and one that a signal ended in the interpreter's teardown, when the script was over (`left`). Where
+    the kernel does not tell the code of a rank that never entered a loop of ours, or whose loop was over, the launcher, which reaps
+    it, knows.
+    """
+    if code is not None:
+        return code == 0 or (left and code < 0)
+    if RankPhase.RESTORING <= phase < RankPhase.FINISHED and not left:
+        return False
+    return None if launcher_code is None else launcher_code == 0
+
+
+def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
+    """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure. One that has left its
+    loop with code 0 is among them where others have failed: they may have waited for it."""
+    launcher = gang.launcher
+    gone = {n: (pages[n], process) for n, process in gang.ranks.items() if process.ended_s}
+    failed = [
+        n
+        for n, (p, end) in gone.items()
+        if ended_well(p.phase, _code(p, end), launcher.code, bool(p.left)) is False and not _follows(p, end, launcher)
+    ]
+    early = [n for n, (p, end) in gone.items() if end.code == 0 and RankPhase.RESTORING <= p.phase < RankPhase.FINISHED]
+    found = [_rank_exit(*gone[n]) for n in gone if failed and n in (*failed, *early)]
+    ended_s = [process.ended_s for process in gang.watched() if process.ended_s]
+    found += [
+        _seen_exit(p, min(ended_s))
+        for n, p in enumerate(pages)
+        if ended_s and n not in failed and (p.seen_code or 0) < 0
+    ]
+    if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
+        started = any(page.step >= 0 for page in pages)
+        told_signal = max(page.launcher_signal for page in pages)
+        found.append(
+            RankExit(
+                rank=Rank(-1),
+                at_s=launcher.ended_s,
+                code=-told_signal or launcher.code,
+                out_of_memory=launcher.out_of_memory,
+                started=started,
+                error=gang.unimportable or _any_word(pages),
+                kind="no torch" if gang.unimportable else "exit",
+            )
+        )
+    # All ranks of thousands of nodes may raise at once, and what is read is one traceback.
+    told = next((gone for gone in found if gone.traceback), None)
+    return tuple(gone if gone is told else replace(gone, traceback="") for gone in found)
+
+
+def _code(page: Page, process: Watched) -> int | None:
+    """Exit code of a rank: from the launcher, where its own end came before the agent could watch it."""
+    return page.seen_code if process.code is None else process.code
+
+
+def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
+    """Whether this rank has ended only because the launcher has ended it, or the launcher or its own wrapper has died."""
+    if page.farewell() or process.out_of_memory or process.fenced or process.nonsense:
+        return False
+    orphaned = (launcher.code or 0) < 0 and process.ended_s > launcher.ended_s - _ORPHANED_S
+    wrapped = page.launched_pid not in (0, page.pid) and (page.seen_code or 0) < 0
+    return page.ended_by_launcher or wrapped or (orphaned and process.code in (None, -signal.SIGKILL))
+
+
+def _seen_exit(page: Page, at_s: float) -> RankExit:
+    """Of the process that the launcher had started as a rank, and that a signal has ended: a wrapper, where another one trains."""
+    return RankExit(
+        rank=Rank(page.rank),
+        at_s=at_s,
+        code=page.seen_code,
+        started=page.stepped_ns > 0,
+        kind="exit" if page.pid in (0, page.launched_pid) else "wrapper",
+    )
+
+
+def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
+    """Whether every rank has ended, and ended well, one of them in its teardown: then that is what the launcher complains of."""
+    launcher_code = gang.launcher.code
+    well = [
+        process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True
+        for n, process in gang.ranks.items()
+    ]
+    return len(well) == len(pages) and all(well) and any((process.code or 0) < 0 for process in gang.ranks.values())
+
+
+def _rank_exit(page: Page, process: Watched) -> RankExit:
+    words = page.farewell()
+    code, step = _code(page, process), words.get("step")
+    if words and (code is None or (code < 0 and code != -signal.SIGINT)):
+        code = 1  # an exception ended it, whatever signal met it on its way out: the launcher's, where another rank had failed as well
+    kind = str(words.get("kind", "exit"))
+    kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
+    kind = "broken" if process.missing and not words else kind
+    return RankExit(
+        rank=Rank(page.rank),
+        at_s=process.ended_s,
+        code=code,
+        error=process.nonsense or str(words.get("error", f"{process.missing} is not there" if process.missing else "")),
+        traceback=str(words.get("traceback", "")),
+        out_of_memory=process.out_of_memory,
+        started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # it may have had no step left to do
+        through=page.phase == RankPhase.FINISHED,
+        kind=kind,
+        step=Step(step if isinstance(step, int) and -1 <= step <= MOST else -1),
+    )
+
+
+def _any_word(pages: Sequence[Page]) -> str:
+    return next((str(words["error"]) for page in pages if (words := page.farewell()).get("error")), "")
+
+
+def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
+    """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight; not one whose
+    place the next is being written to)."""
+    done = min((page.rewinds for page in pages), default=0)
+    found = []
+    for ordinal in range(max(told, done - REWINDS.kept) + 1, done + 1):
+        try:
+            seen = [page.rewind(ordinal) for page in pages]
+        except ValueError:
+            continue
+        found.append(
+            InPlaceRewind(
+                **_noted(seen, ordinal, generation, offset_s),
+                reached=Step(seen[0].reached),
+                order=seen[0].order,
+                ranks=seen[0].ranks,
+                restore_s=max(each.done_ns - each.at_ns for each in seen) / 1e9,
+            )
+        )
+    return found
+
+
+def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[Sighting, ...]:
+    """The last faults that the local ranks have all noted, and done nothing about."""
+    done = min((page.sightings for page in pages), default=0)
+    found = []
+    for ordinal in range(max(0, done - SIGHTINGS.kept) + 1, done + 1):
+        try:
+            seen = [page.sighting(ordinal) for page in pages]
+        except ValueError:
+            continue
+        last = Step(min(each.last for each in seen))
+        noted = _noted(seen, ordinal, generation, offset_s)
+        found.append(Sighting(**noted, seen=Step(seen[0].seen), last=last))
+    return tuple(found)
+
+
+def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float) -> dict[str, Any]:
+    """What all ranks have noted, as the first of them says it. (Who only observes may have less to go back to than another.)"""
+    first = seen[0]
+    return {
+        "ordinal": ordinal,
+        "generation": Generation(generation),
+        "cause": first.kind,
+        "onset": Step(first.onset),
+        "to": Step(min(each.to for each in seen)),
+        "remedy": first.remedy,
+        "window": first.window,
+        "value": first.value,
+        "expected": first.expected,
+        "at_s": first.at_ns / 1e9 + offset_s,
+    }
+
+
+def status(
+    *,
+    gang: Gang | None,
+    pages: Sequence[Page],
+    generation: int,
+    now: float,
+    offset_s: float,
+    memory_steps: Sequence[int],
+    durable_steps: Sequence[int],
+    rejected_steps: Sequence[int],
+    storage: bool,
+    told: tuple[InPlaceRewind, ...],
+    stalls: tuple[RankStall, ...] = (),
+    stuck: bool = False,
+    snapshot: str = "",
+) -> NodeStatus:
+    """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all loops are over, and
+    what is left of the gang hangs in its teardown; snapshot: the last request for one that the ranks were told of."""
+    snapshots_alone = NodeStatus(
+        generation=Generation(generation),
+        at_s=now,
+        memory_steps=tuple(map(Step, memory_steps)),
+        durable_steps=tuple(map(Step, durable_steps)),
+        rejected_steps=tuple(map(Step, rejected_steps)),
+        storage=storage,
+    )
+    if gang is None:
+        return snapshots_alone
+
+    def mark(name: str) -> float:
+        times = [getattr(page, name) for page in pages]
+        return max(times) / 1e9 + offset_s if all(times) else 0.0
+
+    steps = [page.step for page in pages]
+    over = stuck or (gang.launcher.ended_s > 0 and (gang.launcher.code == 0 or _all_done(gang, pages)))
+    # In their loop, and yet they left with code 0: the script has broken out of it.
+    early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
+    stopped = any(page.phase in early for page in pages)
+    return replace(
+        snapshots_alone,
+        min_step=Step(min(steps)),
+        max_step=Step(max(steps)),
+        alive=sum(not p.ended_s for p in gang.ranks.values()),
+        pids=tuple(gang.ranks[n].pid if n in gang.ranks else 0 for n in range(len(pages))),
+        attached_s=mark("attached_ns"),
+        built_s=mark("built_ns"),
+        restored_s=mark("restored_ns"),
+        stepped_s=mark("stepped_ns"),
+        replayed_s=mark("replayed_ns"),
+        finished=over and not stopped,
+        stopped=over and stopped,
+        exits=exits(gang, pages),
+        launcher_code=gang.launcher.code if gang.launcher.ended_s else None,
+        sightings=sightings(pages, generation, offset_s),
+        rewinds=told,
+        launch=gang.how,
+        stalls=stalls,
+        paused=all(page.doing == Doing.PAUSED for page in pages) and not any(p.ended_s for p in gang.ranks.values()),
+        declined=min(page.declined for page in pages),
+        skips=all(page.tells == 2 for page in pages),
+        snapshot=snapshot,
+        snapshot_step=Step(min(page.durable_step for page in pages)),
+    )

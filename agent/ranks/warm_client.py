@@ -1,0 +1,234 @@
+"""The agent's end of the warm process: a rank's interpreter that has been prepared, and forks the next launcher and its ranks.
+
+The first start is torchrun's own: only its launcher is forked, from a process that has imported torchrun. Once the ranks have noted what
+they import, another process runs the opening of their script (`training/warm/preload.py`). Where ranks cannot be forked from that, `why`
+has the reason, the launcher's process stays, and the next start is cold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...resilience.errors import MachineError
+from ...resilience.ipc import die_with_parent
+from ...resilience.ipc.file_descriptors import appending
+
+ANSWER_S = 10.0
+"""A fork answers in milliseconds; a warm process that does not has a problem of its own."""
+_ENDS_S = 0.5
+"""From the end of what a process says to its own."""
+TRIES = 2
+"""How often in one generation a process is started that ends by itself."""
+VARIABLE = "MT_RESILIENT_WARM"
+
+
+class ForkServer:
+    """One process that launchers are forked from (`training/warm/forkserver.py`)."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: int, **plan: Any) -> None:
+        """command: a rank's. log: a descriptor. plan: what `forkserver.serve` is told beside the agent's own."""
+        self.ready = False
+        self.channel, theirs = socket.socketpair()
+        self.channel.settimeout(ANSWER_S)
+        with theirs:
+            passed = theirs.fileno(), log
+            told = {"channel": passed[0], "log": passed[1], "agent": os.getpid(), **plan}
+            self.process = die_with_parent.spawn(
+                command,
+                env={**environment, VARIABLE: json.dumps(told)},
+                pass_fds=passed,
+                start_new_session=True,
+            )
+
+    def heard(self) -> dict[str, Any] | None:
+        """What it says, if anything; empty where it has ended."""
+        if not select.select([self.channel], [], [], 0)[0]:
+            return None
+        words = self._hear()
+        self.ready = bool(words.get("ready"))
+        return words
+
+    def launch(self, order: Mapping[str, Any]) -> int:
+        """Fork a launcher; its pid. Raises MachineError when the process does not answer."""
+        try:
+            self.channel.sendall(json.dumps(order).encode() + b"\n")
+            words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
+            if "stale" in words:
+                raise MachineError(f"{words['stale']} has changed, or is gone, since the warm process has run it")
+            if "launcher" in words:
+                return int(words["launcher"])
+        except OSError:
+            pass
+        raise MachineError(f"the warm process {self.ending()}")
+
+    def _hear(self) -> dict[str, Any]:
+        line = b""
+        with suppress(OSError):
+            while not line.endswith(b"\n"):
+                part = self.channel.recv(65536)
+                if not part:
+                    break
+                line += part
+        with suppress(ValueError, TypeError, RecursionError):  # an import may have written there
+            return dict(json.loads(line))
+        return {}
+
+    def ending(self) -> str:
+        """What has become of it, once it says no more."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(_ENDS_S)
+            return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}; see its log"
+        return "did not answer"
+
+    def stop(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: reaped when it ends
+            self.process.wait(ANSWER_S)
+
+
+class WarmProcess:
+    """The process that forks launchers, and the one that forks their ranks as well, which takes its place when it is ready."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Callable[[], Mapping[str, str]],
+        modules: Path,
+        log: Path,
+        refused: str = "",
+    ) -> None:
+        """command: what torchrun would start a rank with. environment: gives what all ranks get, at each start. modules: the file in which
+        ranks note what they import. refused: why ranks are never to be forked; empty: they may be."""
+        self._command, self._environment, self._modules, self._log = command, environment, modules, log
+        self._log_fd = -1
+        self._launchers: ForkServer | None = None
+        self._ranks: ForkServer | None = None
+        self._tries: Counter[int] = Counter()
+        self._less: dict[str, Any] = {}
+        """What the warm process is not to do, since that has turned out not to be the same in a fork."""
+        self._left = ""
+        self._refused = bool(refused)
+        self.why = refused
+        """Why ranks are not forked; empty while they are, or may be."""
+
+    @property
+    def pids(self) -> set[int]:
+        return {server.process.pid for server in self._servers()}
+
+    @property
+    def fds(self) -> list[int]:
+        """Readable when a process has something to say, or is gone."""
+        return [server.channel.fileno() for server in self._servers()]
+
+    def _servers(self) -> list[ForkServer]:
+        return [server for server in (self._launchers, self._ranks) if server]
+
+    @property
+    def forks_ranks(self) -> bool:
+        return self._ranks is not None and self._ranks.ready
+
+    @property
+    def ready(self) -> bool:
+        return any(server.ready for server in self._servers())
+
+    @property
+    def importing(self) -> bool:
+        """Under way, for the first time: waiting for it is not slower than a cold start, which imports the same from the beginning."""
+        newest = self._ranks or self._launchers
+        again = bool(self._less) and self._launchers is not None and self._launchers.ready
+        return newest is not None and not newest.ready and not again
+
+    def keep(self, generation: int, *, ranks: bool) -> None:
+        """See to it that there is a process to fork from. ranks: they may be forked, too, and have noted what they import."""
+        if not self._command or self._ranks or self._tries[generation] >= TRIES:
+            return
+        if ranks and not self._refused and self._modules.exists():
+            self._tries[generation] += 1
+            self.why = "the warm process is still importing"
+            self._ranks = self._prepared()
+        elif not self._launchers:
+            self._tries[generation] += 1
+            self._launchers = self._started()
+            self.why = self.why or "the first start is torchrun's own"
+
+    def _prepared(self) -> ForkServer:
+        return self._started(modules=str(self._modules), **self._less)
+
+    def _started(self, **plan: Any) -> ForkServer:
+        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+            self._log_fd = appending(self._log)
+        return ForkServer(self._command, self._environment(), self._log_fd, **plan)
+
+    def observe(self) -> tuple[bool, str]:
+        """Hear what the processes say, and do what follows. Whether a start may go another way now; and a sentence to tell, or none."""
+        said = self._launchers.heard() if self._launchers else None
+        if said == {}:
+            self._stop_launchers()
+        words = self._ranks.heard() if self._ranks else None
+        if words is None:
+            return said is not None, ""
+        if words.get("ready"):
+            self._stop_launchers()
+            self.why = ""
+            return True, f"the warm process is ready: the next start will be forked{self._left}"
+        ending = self._ranks.ending() if self._ranks and not words else ""
+        self._stop_ranks()
+        less = words.get("less", {})
+        if less and self._less | less != self._less:
+            self._less |= less
+            self._left = f"; the ranks themselves run {words['why']} and what follows"
+            self._ranks = self._prepared()
+            return False, ""
+        self._refused = "why" in words
+        self.why = f"{words['why']}{self._left}" if self._refused else f"the warm process {ending}"
+        return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
+
+    def give_up(self, why: str) -> None:
+        """Do not wait for the one that imports: the next start is cold."""
+        self.why = why
+        self._stop_ranks()
+
+    def launch(
+        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], ranks: int
+    ) -> tuple[int, str]:
+        """Fork the gang's launcher; its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when no process
+        answers; then there is none any more."""
+        server = self._ranks if self.forks_ranks else self._launchers
+        order = {
+            "program": program,
+            "argv": arguments,
+            "env": environment,
+            "cwd": os.getcwd(),
+            "ranks": ranks,
+        }
+        try:
+            assert server
+            return server.launch(order), "warm" if server is self._ranks else f"cold: {self.why}"
+        except MachineError as error:
+            self.stop()
+            self.why = str(error)
+            raise
+
+    def stop(self) -> None:
+        self._stop_launchers()
+        self._stop_ranks()
+
+    def _stop_launchers(self) -> None:
+        if self._launchers:
+            self._launchers.stop()
+            self._launchers = None
+
+    def _stop_ranks(self) -> None:
+        if self._ranks:
+            self._ranks.stop()
+            self._ranks = None

@@ -1,0 +1,186 @@
+"""The agent's end of the drain process: kept running, listened to, and asked to finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...resilience.ipc import die_with_parent
+from ...resilience.ipc.file_descriptors import appending
+
+LAST_TRIES = 3
+"""How often it may die over its last work, or over what it fetches."""
+STOP_S = 5.0
+"""How long a killed one may take to end."""
+RESTART_S = (1.0, 60.0)
+"""Wait before a dead drain process is started again, doubled after each death in a row."""
+
+
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "durable": {"step": int, "bytes": int, "seconds": (int, float)},
+    "written": {"step": int},
+    "failed": {"step": int, "reason": str},
+    "retired": {"step": int},
+    "replicated": {"seconds": (int, float)},
+    "not replicated": {"step": int, "reason": str},
+    "fetched": {"step": int, "bytes": int, "seconds": (int, float)},
+    "not fetched": {"step": int, "reason": str},
+    "reserved": {"bytes": int},
+    "not reserved": {"reason": str},
+    "buddy lost": {"reason": str},
+    "deaf": {"reason": str},
+}
+"""What an event of each kind says at least."""
+
+
+def heard(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; None where it is none: a library may have printed something."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kind = event.get("event") if isinstance(event, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return event if all(isinstance(event.get(name), what) for name, what in _FIELDS.get(kind, {}).items()) else None
+
+
+class Draining:
+    """Training never depends on it: when it dies it is started again, and snapshots wait in memory meanwhile."""
+
+    def __init__(self, config: dict[str, Any], log: Path, secrets: Mapping[str, str]) -> None:
+        """secrets: what it finds in its environment beside ours."""
+        self._config, self._log, self._secrets = config, log, secrets
+        self._log_fd = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._deaths = 0
+        self._not_before_s = 0.0
+        self.finished = False
+        self.lost = ""
+        """Why the newest snapshot that was wanted on disk is not there; empty while all is well."""
+        self._newest = -1
+        self._asked = False
+        self._fetches: tuple[str, ...] = ()
+        """What it is to fetch, and has not told the end of;"""
+        self._lost = 0
+        """so often it has died over it."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when it has something to say, or is gone."""
+        return self._process.stdout.fileno() if self._process and self._process.stdout else None
+
+    def keep_running(self, now_s: float) -> None:
+        """Start it if it is not there, and its back-off is over. now_s: monotonic."""
+        waited_for = self._asked or self._fetches
+        if self._process is not None or self.finished or (now_s < self._not_before_s and not waited_for):
+            return
+        self._not_before_s = now_s + RESTART_S[0]  # should it not start
+        command = [sys.executable, "-m", "mt_resilient.agent.snapshots.drain_process", json.dumps(self._config)]
+        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+            self._log_fd = appending(self._log)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log_fd}
+        self._process = die_with_parent.spawn(
+            command, start_new_session=True, env={**os.environ, **self._secrets}, **pipes
+        )
+        os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
+        if self._fetches:
+            self._tell("fetch", *self._fetches)
+        if self._asked:
+            self.finish()
+
+    def events(self, now_s: float) -> Iterator[dict[str, Any]]:
+        """What it has said since the last call; its death is an event as well."""
+        if self._process is None or self._process.stdout is None:
+            return
+        data = self._process.stdout.read()
+        if data:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                event = heard(line)
+                if event is None:
+                    continue
+                self.finished = self.finished or event["event"] == "finished"
+                self._deaths = 0
+                if event["event"] in ("fetched", "not fetched"):
+                    self._fetches = ()
+                if event["event"] in ("durable", "written", "failed") and event["step"] >= self._newest:
+                    self._newest = event["step"]
+                    self.lost = f"step {event['step']}: {event['reason']}" if event["event"] == "failed" else ""
+                yield event
+        if data != b"" or self._process.poll() is None:
+            return
+        code = self._process.wait()
+        self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.stdout.close()
+        self._process, self._rest = None, b""
+        if not self.finished:
+            wait = min(RESTART_S[0] * 2**self._deaths, RESTART_S[1])
+            self._deaths += 1
+            if self._asked and self._deaths > LAST_TRIES:
+                self.finished, self.lost = True, "the drain process died over it again and again"
+            self._not_before_s = now_s + wait
+            self._lost += 1
+            yield {"event": "died", "reason": f"the drain process ended with code {code}", "retry_in_s": wait}
+            if self._fetches and self._lost == LAST_TRIES:
+                step, self._fetches = int(self._fetches[3]), ()
+                yield {"event": "not fetched", "step": step, "reason": "the drain process died over it again and again"}
+
+    def finish(self) -> None:
+        """Ask it to write what is pending and end; `finished` tells when it has. One that dies over it is started again."""
+        self._asked = True
+        self._tell("finish")
+
+    def begin_again(self) -> None:
+        """The job goes on after `finish`: what it was at is left, for it may wait for a dead node's part; the next one starts."""
+        self.stop()
+        self._asked, self.finished, self.lost = False, False, ""
+
+    def protect(self, names: Sequence[str]) -> None:
+        """From now on these snapshots are not to be retired, and no others are spared; also when it is started again."""
+        self._config = {**self._config, "protected": [*names]}
+        self._tell("protect", *names)
+
+    def copy_to(self, address: str) -> None:
+        """From now on copies of snapshots go there; empty: nowhere. Also when it is started again."""
+        self._config = {**self._config, "buddy": {**self._config["buddy"], "send_to": address}}
+        self._tell("copy", address)
+
+    def reserve(self, nbytes: int) -> None:
+        """Take so much memory for each rank now, for what is fetched later; also when it is started again."""
+        self._config = {**self._config, "reserve_bytes": nbytes}
+        self._tell("reserve", str(nbytes))
+
+    def fetch(self, address: str, *numbers: int) -> None:
+        """Get a snapshot back: generation, rewinds, step, the first of our ranks. An event tells how it has ended."""
+        self._fetches, self._lost = (address, *map(str, numbers)), 0
+        self._tell("fetch", *self._fetches)
+
+    def _tell(self, *words: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # it is dead: `events` will notice
+                self._process.stdin.write(f"{' '.join(words)}\n".encode())
+                self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """End it at once. An unfinished attempt has no COMMIT and is swept later."""
+        if self._process is not None:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # storage hangs, and it within: it ends when that does
+                self._process.wait(STOP_S)
+            for pipe in (self._process.stdin, self._process.stdout):
+                with suppress(OSError):  # a word that it has not read any more
+                    pipe.close()  # type: ignore[union-attr]
+            self._process, self._rest = None, b""
+        self._not_before_s, self._fetches = 0.0, ()

@@ -1,0 +1,87 @@
+"""The durable snapshots as the agent knows them, looked at by a thread of their own: storage that hangs holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ...checkpoint.backend import paths
+from ...checkpoint.backend.filesystem import Files
+from ...checkpoint.backend.object_store import Objects
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import catalog
+from ...resilience.clock import monotonic_s
+from ...resilience.errors import MachineError
+from ...resilience.model.types import Step
+from ..run_directory import MARK
+
+LOOK_S = {Files: 1.0, Objects: 5.0}
+"""Between looks; each lists one directory and asks for a file or two in every snapshot, or lists a prefix, which is billed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """At one moment. Steps ascend."""
+
+    there: bool = False
+    """The place is there, and this job's."""
+    durable: tuple[tuple[Step, str], ...] = ()
+    """And the names of their attempts."""
+    certified: frozenset[str] = frozenset()
+    """Names of those whose state has proved stable."""
+    rejected: tuple[Step, ...] = ()
+
+
+class Shelf:
+    def __init__(self, root: Place) -> None:
+        """root: place that holds `snapshots/`."""
+        self._root = root
+        self._turn = threading.Condition()
+        self._asked, self._answered = 0, 0
+        self._silent_s = 0.0
+        """Since when there is no answer, on the monotonic clock."""
+        self.seen = Seen()
+        threading.Thread(target=self._watch, name="shelf", daemon=True).start()
+
+    def fresh(self, deadline_s: float) -> Seen:
+        """What there is now; what was there last where storage takes longer than `deadline_s` to say. That it hangs is waited for once,
+        however often this is asked."""
+        with self._turn:
+            if not self.silent:
+                self._silent_s = monotonic_s()
+            self._asked += 1
+            mine = self._asked
+            self._turn.notify_all()
+            self._turn.wait_for(
+                lambda: self._answered >= mine, timeout=max(0.0, self._silent_s + deadline_s - monotonic_s())
+            )
+        return self.seen
+
+    @property
+    def silent(self) -> bool:
+        """Storage has not answered what was asked last."""
+        return self._answered < self._asked
+
+    def _watch(self) -> None:
+        while True:
+            with self._turn:
+                asked = self._asked
+            seen = _look(self._root)
+            with self._turn:
+                self.seen, self._answered, self._silent_s = seen, asked, monotonic_s()
+                self._turn.notify_all()
+                if self._asked == asked:
+                    self._turn.wait(LOOK_S[type(self._root)])
+
+
+def _look(root: Place) -> Seen:
+    try:
+        if not (root / paths.SNAPSHOTS).there(MARK):
+            return Seen()
+        found = catalog.look(root)
+    except MachineError:
+        return Seen()
+    durable = sorted((Step(attempt.stamp.step), str(attempt)) for attempt in found.durable)
+    rejected = sorted({Step(attempt.stamp.step) for attempt in found.rejected})
+    certified = frozenset(map(str, found.certified))
+    return Seen(there=True, durable=tuple(durable), certified=certified, rejected=tuple(rejected))

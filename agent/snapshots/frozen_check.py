@@ -1,0 +1,52 @@
+"""Whether the parameters stand still although steps are done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ...checkpoint.arena.slot_header import Stamp
+from ...checkpoint.format import pytree
+from ...checkpoint.format.replica_agreement import Numbers
+from ...checkpoint.format.tensor_table import Table
+from ...resilience.errors import SnapshotError
+from ...resilience.model.types import Step
+from .fingerprint_source import Sight
+
+STILL_SNAPSHOTS, STILL_STEPS = 10, 100
+"""So many snapshots over so many steps with the same parameters are worth a word: a script may add up gradients over many steps."""
+
+
+class Stillness:
+    def __init__(self) -> None:
+        self._since: Stamp | None = None
+        """Since that snapshot they have not changed,"""
+        self._snapshots = 0
+        """for so many, it included."""
+        self._words: list[bytes] = []
+        self._frozen = Step(-1)
+
+    def look(self, sight: Sight, parameters: Sequence[Numbers]) -> Step:
+        """The step since which nothing has changed, over many; -1: it changes, or it is too early to tell."""
+        words = [each[numbers].tobytes() for each, numbers in zip(sight.words, parameters, strict=True)]
+        since = self._since
+        if since is None or words != self._words or not any(words) or sight.stamp.generation != since.generation:
+            self._since, self._words, self._snapshots, self._frozen = sight.stamp, words, 1, Step(-1)
+            return self._frozen
+        self._snapshots += 1
+        long = sight.stamp.step - since.step >= STILL_STEPS and self._snapshots >= STILL_SNAPSHOTS
+        if long and self._frozen < 0 and _learns(sight.values):
+            self._frozen = Step(since.step)
+        return self._frozen
+
+
+def _learns(table: bytes) -> bool:
+    """Whether the learning rate is not known to be 0."""
+    if not table:
+        return False
+    try:
+        values = pytree.values(Table.from_json(table).skeleton)
+        rates = [value for name, value in values if name.endswith("/lr")]
+    except SnapshotError:  # damaged in memory: whoever restores it will say so
+        return False
+    return not rates or any(json.dumps(rate) not in ("0", "0.0") for rate in rates)

@@ -1,0 +1,291 @@
+"""Whether this node's data-parallel ranks still hold the same bits: each newly sealed snapshot's fingerprints, compared as they lie.
+
+    slots, or manifests on disk ──▶ tables, fingerprints ──`replica_agreement.Ledger`──▶ agreed, or apart ──▶ `Mismatch`, and what is unfit
+
+Ranks notice nothing: fingerprints are read without a lock. In calm times the newest snapshot is compared once in LOOK_S; what goes to disk
+always is, and all that memory holds is before anybody chooses among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from ...checkpoint.arena.arena import Slot
+from ...checkpoint.arena.slot_header import Stamp, complete
+from ...checkpoint.format import replica_agreement
+from ...checkpoint.format.replica_agreement import Apart, Ledger
+from ...checkpoint.format.tensor_table import Table
+from ...resilience.detect.node_divergence import KEPT, Held, Snapshot
+from ...resilience.errors import SnapshotError
+from ...resilience.model.signals import Mismatch
+from ...resilience.model.types import Generation, Rank, Step
+from ...resilience.plan.resume_point import StabilityPolicy, stable
+from .fingerprint_source import Sight, seen
+from .frozen_check import Stillness
+
+LOOK_S = 1.0
+TOLD = 5
+"""Tensors that a mismatch names, and mismatches that a status tells."""
+REMEMBERED = 4096
+"""Compared snapshots, the latest ones."""
+
+
+@dataclass
+class Bad:
+    """Replicas were found apart: from `first` on a snapshot is unfit,"""
+
+    first: Stamp
+    cure: int | None = None
+    """until the same ranks had gone back so often, and behind it. None: they have not."""
+
+    def cured(self, stamp: Stamp) -> bool:
+        return self.cure is not None and stamp.rewinds >= self.cure
+
+
+class Replicas:
+    """What this agent has seen of them; it forgets with its end. Not for several threads at once."""
+
+    def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy) -> None:
+        self._slots, self._policy = slots, policy
+        self._thread = ThreadPoolExecutor(1)  # tables of large models take long to read
+        self._layouts: list[tuple[tuple[bytes, ...], Future[_Layout]]] = []
+        self._looked_s = -LOOK_S
+        self._agreed: dict[Stamp, bool] = {}
+        self._line: set[Stamp] = set()
+        """Of those that agreed, the ones that the present ranks' state descends from."""
+        self._certified: set[Stamp] = set()
+        self._bad: dict[int, list[Bad]] = {}
+        """By generation of the ranks."""
+        self._disputes: dict[int, tuple[int, list[Apart]]] = {}
+        """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
+        self._parted: Stamp | None = None
+        """The first snapshot in which no moment was alike, and nobody in a minority."""
+        self.left = Step(-1)
+        """From that step on nothing is compared any more: the script trains its ranks each by itself."""
+        self._stillness = Stillness()
+        self._held: dict[Snapshot, int] = {}
+        """The digests of the last snapshots that all nodes look at,"""
+        self._model = ""
+        """of this model."""
+        self._left: list[tuple[int, tuple[int, int]]] = []
+        """Steps that the ranks went back to, and the generation and rewind since which they take another course."""
+        self.mismatches: tuple[Mismatch, ...] = ()
+        self.frozen = Step(-1)
+
+    # -- looking ---------------------------------------------------------------------------------------------------------
+
+    def look(self, now_s: float, wall_s: float, generation: int, *, every: bool = False) -> bool:
+        """Compare what has been sealed: the newest, if it is time (now_s: monotonic), and what goes to disk; or `every` one. True when
+        something new is wrong. generation: the one that the node is in."""
+        headers = [[slot.header() for slot in row] for row in self._slots]
+        held = complete(headers, len(self._slots)) - self._agreed.keys()
+        chosen = set(held)
+        if not every:
+            wanted = {header.stamp for row in headers for header in row if header.durable or header.marked}
+            chosen = {stamp for stamp in held if stamp in wanted or stamp.step in self._disputes}
+            if held and now_s - self._looked_s >= LOOK_S:
+                self._looked_s = now_s
+                chosen.add(max(held))
+        return self.judge(self._sights(chosen), wall_s, generation, rest=self._sights(held - chosen), wait=every)
+
+    def judge(
+        self,
+        sights: Iterable[Sight],
+        wall_s: float,
+        generation: int,
+        *,
+        rest: Iterable[Sight] = (),
+        wait: bool = True,
+    ) -> bool:
+        """Compare these snapshots, but for those that have been; where one is apart, the rest too, for the first may be an older one. True
+        when something new is wrong. wait: also for a layout that has not been read yet."""
+        apart = self._apart(sights, wait)
+        apart += self._apart(rest, True) if apart else []
+        return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
+
+    def _sights(self, stamps: Iterable[Stamp]) -> Iterator[Sight]:
+        return (sight for stamp in sorted(stamps) if (sight := seen(self._slots, stamp)))
+
+    def _apart(self, sights: Iterable[Sight], wait: bool) -> list[tuple[Sight, list[Apart]]]:
+        fresh = (sight for sight in sights if sight.stamp not in self._agreed)
+        return [(sight, found) for sight in fresh if (found := self._compare(sight, wait))]
+
+    def _compare(self, sight: Sight, wait: bool) -> list[Apart] | None:
+        """What of it is apart; None where its layout is not read yet and nobody waits for that."""
+        layout = self._layout(sight.tables, wait)
+        if layout is None:
+            return None
+        layout = layout if layout.fits(sight) else _Layout.of((), len(sight.words))
+        found = layout.ledger.look(sight.words)
+        if layout.ledger.parted and self._on_purpose(sight.stamp, found):
+            layout.ledger.leave()
+            self.left, found = Step(sight.stamp.step), []
+        self._agreed[sight.stamp] = not found
+        for old in list(self._agreed)[:-REMEMBERED]:
+            del self._agreed[old]
+            self._line.discard(old)
+            self._certified.discard(old)
+        if not found:
+            self._line.add(sight.stamp)
+            self._convict(sight, layout.ledger)
+            self._hold(sight, layout.digest)
+        self.frozen = self._stillness.look(sight, layout.parameters)
+        return found
+
+    def _on_purpose(self, stamp: Stamp, found: Sequence[Apart]) -> bool:
+        """Whether ranks whose moments are all apart were so already when they came by here before. Then the script trains each
+        by itself, as local SGD does behind its warm-up: bits flip in one tensor, and seldom twice."""
+        if any(replica_agreement.wrong(each.words) is not None for each in found):
+            return False
+        first = self._parted
+        if first is None or stamp[:2] == first[:2]:
+            self._parted = min(stamp, first or stamp)
+            return False
+        later = (seen for seen, agreed in self._agreed.items() if agreed and seen[:2] > first[:2])
+        if any(seen.step >= first.step for seen in later):  # it was not so when it was computed again
+            self._parted = stamp
+            return False
+        return True
+
+    def _layout(self, tables: tuple[bytes, ...], wait: bool) -> _Layout | None:
+        future = next((future for known, future in self._layouts if known == tables), None)
+        if future is None:
+            future = self._thread.submit(_Layout.read, tables)
+            self._layouts = [
+                *self._layouts[-3:],
+                (tables, future),
+            ]  # a start has another layout than what comes after a step
+        return future.result() if wait or future.done() else None
+
+    def _hold(self, sight: Sight, digest: replica_agreement.Digest | None) -> None:
+        """What other nodes' agents say of the same snapshot is to be the same."""
+        left = any(sight.stamp.left(to, life) for to, life in self._left)  # read late, from disk
+        if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
+            return
+        if digest.model != self._model:
+            self._model, self._held = digest.model, {}
+        self._held[sight.stamp] = digest.of(sight.words)
+        self._held = dict(sorted(self._held.items())[-KEPT:])
+
+    # -- judging ----------------------------------------------------------------------------------------------------------
+
+    def _told(self, apart: list[tuple[Sight, list[Apart]]], wall_s: float, generation: int) -> bool:
+        """Keep the first of each life of the ranks as a mismatch; True when there is one."""
+        news = False
+        for sight, found in apart:
+            if not self.fit(sight.stamp):
+                continue
+            found_before = self._bad.setdefault(sight.stamp.generation, [])
+            same = next((bad for bad in found_before if not bad.cured(sight.stamp)), None)
+            if same:  # of what has been told it is only an earlier sign
+                same.first = sight.stamp
+                continue
+            found_before.append(Bad(first=sight.stamp))
+            votes = [replica_agreement.wrong(each.words) for each in found]
+            blamed = {sight.ranks[place] for vote in votes for place in vote or ()}
+            among = {sight.ranks[place] for each in found for place in each.words}
+            before = [stamp.step for stamp, agreed in self._agreed.items() if agreed and stamp.step < sight.stamp.step]
+            if not blamed:
+                self._disputes[sight.stamp.step] = len(self.mismatches), found
+            one = Mismatch(
+                generation=Generation(generation),
+                onset=Step(sight.stamp.step),
+                agreed=Step(max(before, default=-1)),
+                tensors=tuple(each.name for each in found[:TOLD]),
+                count=len(found),
+                ranks=tuple(map(Rank, sorted(among))),
+                wrong=tuple(map(Rank, sorted(blamed))),
+                at_s=wall_s,
+            )
+            self.mismatches = (*self.mismatches, one)
+            news = True
+        return news
+
+    def _convict(self, sight: Sight, ledger: Ledger) -> None:
+        """The step of an open dispute has been computed again, and all agree on it: who had held something else was wrong."""
+        if sight.stamp.step not in self._disputes:
+            return
+        number, held = self._disputes.pop(sight.stamp.step)
+        blamed: set[int] = set()
+        for each in held:
+            right = ledger.value(each.name, tuple(each.words), sight.words)
+            if right is not None:
+                blamed |= {sight.ranks[place] for place in replica_agreement.convicted(each.words, right) or ()}
+        known = replace(self.mismatches[number], wrong=tuple(map(Rank, sorted(blamed))), replayed=bool(blamed))
+        self.mismatches = (*self.mismatches[:number], known, *self.mismatches[number + 1 :])
+
+    # -- what follows from it ----------------------------------------------------------------------------------------------
+
+    def fit(self, stamp: Stamp) -> bool:
+        """Whether it may be gone on from, as far as is known: it is not computed from a state that was found apart."""
+        return all(
+            stamp.rewinds < bad.first.rewinds or stamp.step < bad.first.step or bad.cured(stamp)
+            for bad in self._bad.get(stamp.generation, ())
+        )
+
+    def agreed(self, stamp: Stamp) -> bool:
+        return self._agreed.get(stamp, False) and self.fit(stamp)
+
+    def compared(self, stamp: Stamp) -> bool:
+        return stamp in self._agreed
+
+    def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
+        """The ranks go on from that step: later ones are not followed by the steps that come now. generation, rewinds: of these, where they
+        are the same ranks."""
+        self._line = {stamp for stamp in self._line if stamp.step <= step}
+        self._left = [*self._left[-KEPT:], (step, (generation, rewinds))]
+        self._held = {at: word for at, word in self._held.items() if at[-1] <= step}
+        for bad in self._bad.get(generation, ()):
+            if step < bad.first.step and bad.cure is None:
+                bad.cure = rewinds
+
+    def certified(self, held: Iterable[Stamp], finished: int) -> set[Stamp]:
+        """Of the snapshots `held`, the certified ones, now that all ranks have finished that step."""
+        ours = {stamp.step: stamp for stamp in held if stamp in self._line and self.fit(stamp)}
+        now = stable(map(Step, ours), Step(finished), self._policy)
+        self._certified |= {ours[step] for step in now}
+        return self._certified.intersection(held)
+
+    @property
+    def held(self) -> str:
+        """What this node's ranks have held, for whoever leads to compare with other nodes'."""
+        return str(Held(model=self._model, words=self._held)) if self._held else ""
+
+    def copies(self) -> str:
+        """What is compared, in words; empty as long as nothing is."""
+        ledgers = [future.result().ledger for _, future in self._layouts if future.done()]
+        ledger = max(ledgers, key=lambda each: each.compared, default=None)
+        if ledger is None or not ledger.compared:
+            return ""
+        few = min(len(ranks) for ranks in ledger.copies)
+        who = " (of two copies it cannot be said at once which one is wrong)" if few == 2 else ""
+        return f"{ledger.compared} tensors that data-parallel ranks hold alike are compared from now on{who}"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    ledger: Ledger
+    parameters: list[replica_agreement.Numbers]
+    digest: replica_agreement.Digest | None
+    pieces: tuple[int, ...] = ()
+    """How many tensors each rank's table has."""
+
+    @classmethod
+    def read(cls, tables: tuple[bytes, ...]) -> _Layout:
+        try:
+            found = [Table.from_json(b'{"skeleton":null' + each) for each in tables]
+        except SnapshotError:  # damaged in memory: whoever restores it will say so
+            found = []
+        return cls.of(found, len(tables))
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], ranks: int) -> _Layout:
+        parameters = replica_agreement.parameters(tables) or [replica_agreement.NONE for _ in range(ranks)]
+        digest = replica_agreement.digest(tables) if tables else None
+        return cls(Ledger(tables), parameters, digest, tuple(len(table.pieces) for table in tables))
+
+    def fits(self, sight: Sight) -> bool:
+        """Whether it has as many fingerprints as tensors; else it is damaged in memory."""
+        return not self.pieces or self.pieces == tuple(map(len, sight.words))

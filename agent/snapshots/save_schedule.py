@@ -1,0 +1,29 @@
+"""When the next snapshot on disk is asked for, where the user has not fixed it in steps."""
+
+from __future__ import annotations
+
+from ...checkpoint.durable.save_interval import durable_interval_s
+
+FIRST_S = 60.0
+"""After the start: a first one, whatever the figures will say."""
+
+
+class Pacing:
+    def __init__(self, devices: int, now_s: float) -> None:
+        """devices: that can fail; now_s: monotonic."""
+        self._devices = devices
+        self._started_s, self._next_s = now_s, now_s + FIRST_S
+        self._save_s = 0.0
+        self.failures = 0
+
+    def saved(self, took_s: float) -> None:
+        """A snapshot has been written in so many seconds."""
+        self._save_s = took_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time; if so, the next time is set."""
+        if now_s < self._next_s:
+            return False
+        interval_s = durable_interval_s(self._save_s, self._devices, self.failures, now_s - self._started_s)
+        self._next_s = now_s + (interval_s if self._save_s else FIRST_S)
+        return True

@@ -1,0 +1,72 @@
+"""Small things to be done in storage, one after the other, by a thread of their own: storage that hangs holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from ...resilience.clock import sleep
+from ...resilience.errors import MachineError, ResilientError
+
+PAUSE_S = 5.0
+"""After storage has failed."""
+
+
+class Errands:
+    def __init__(self) -> None:
+        self._wanted: SimpleQueue[tuple[str, Callable[[], object]]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[str, object]] = SimpleQueue()
+        self._known: set[str] = set()
+        threading.Thread(target=self._run, name="errands", daemon=True).start()
+
+    def ask(self, name: str, act: Callable[[], object]) -> None:
+        """Have it done; nothing when one of that name is under way, or has been done. What storage has failed may be asked for anew."""
+        if name not in self._known:
+            self._known.add(name)
+            self._wanted.put((name, act))
+
+    def results(self) -> list[tuple[str, object]]:
+        """What has come of them since the last call, by name: what they gave, or the ResilientError."""
+        return [self._done.get() for _ in range(self._done.qsize())]
+
+    def _run(self) -> None:
+        while True:
+            name, act = self._wanted.get()
+            try:
+                self._done.put((name, act()))
+            except (ResilientError, OSError) as error:
+                self._done.put((name, error))
+                sleep(PAUSE_S)
+                self._known.discard(name)
+
+
+class Urgent:
+    """What cannot wait for its turn."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def do(self, act: Callable[[], object], deadline_s: float) -> None:
+        """Have it done, and wait for it; no longer than `deadline_s`, and not at all while another one hangs. Raises what it raises, and
+        MachineError where it is not done yet."""
+        outcome: SimpleQueue[Exception | None] = SimpleQueue()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        patience_s = 0.0 if self._threads else deadline_s
+        self._threads.append(threading.Thread(target=_told, args=(act, outcome), name="urgent", daemon=True))
+        self._threads[-1].start()
+        try:
+            error = outcome.get(timeout=patience_s)
+        except Empty:
+            raise MachineError("storage does not answer, and this is done when it does") from None
+        if error:
+            raise error
+
+
+def _told(act: Callable[[], object], outcome: SimpleQueue[Exception | None]) -> None:
+    try:
+        act()
+    except (ResilientError, OSError) as error:
+        outcome.put(error)
+    else:
+        outcome.put(None)

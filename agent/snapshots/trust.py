@@ -1,0 +1,133 @@
+"""What this node's snapshots are worth, in memory and on disk: compared, fit to go on from, certified; and marked so where they lie.
+
+Replicas (what agreed) + Shelf (what is on disk) ──▶ agreed and certified steps for the status; CERTIFIED and REJECTED in storage
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from ...checkpoint.arena.arena import Slot
+from ...checkpoint.arena.slot_header import Stamp, complete
+from ...checkpoint.backend.paths import SNAPSHOTS, Attempt
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import commit, load
+from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.model.node import NodeStatus
+from ...resilience.model.types import Step
+from ...resilience.plan.resume_point import StabilityPolicy
+from .durable_index import Shelf
+from .fingerprint_source import Sight, stored
+from .replica_check import TOLD, Replicas
+from .storage_worker import Errands
+
+_NEVER = sys.maxsize
+_LEFT = (
+    "at step {} every moment of the optimizers differs between the ranks, as it did before they went back. The script seems to train each "
+    "rank by itself. Replicas are no longer compared"
+)
+_APART = "it was taken after data-parallel replicas had gone apart"
+
+
+class Soundness:
+    def __init__(
+        self, slots: Sequence[Sequence[Slot]], shelf: Shelf, root: Place, run: str, policy: StabilityPolicy
+    ) -> None:
+        self._slots, self._shelf, self._root, self._run = slots, shelf, root, run
+        self._errands = Errands()
+        self._replicas = Replicas(slots, policy)
+        self._finished = -1
+        self._doubted = _NEVER
+        self._refused: set[str] = set()
+        self._introduced = self._left = False
+        self.sentences: list[tuple[str, str]] = []
+        """For people, with their mood; whoever tells them takes them out."""
+
+    def doubt(self, onset: int) -> None:
+        """Something was wrong with that step, and the ranks went on: nothing that it follows within the time of a certificate, or that
+        is computed from it, is certified. The ranks of the next start know nothing of it: they begin elsewhere."""
+        self._doubted = min(self._doubted, onset)
+
+    def look(self, generation: int, finished: int, *, every: bool = False) -> bool:
+        """Compare what is new, mark what has become certain. True when replicas were found apart. generation: the one that the node is in;
+        finished: step that all its ranks have done; every: whatever memory holds, for somebody is about to choose."""
+        self._finished = min(finished, self._doubted - 1)
+        news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
+        read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
+        news = self._replicas.judge(read, wall_s(), generation) or news
+        if not self._introduced and (words := self._replicas.copies()):
+            self._introduced = True
+            self.sentences.append((words, "info"))
+        if self._replicas.left >= 0 and not self._left:
+            self._left = True
+            self.sentences.append((_LEFT.format(self._replicas.left), "info"))
+        self._mark()
+        return news
+
+    def _mark(self) -> None:
+        certified = self._replicas.certified([stamp for _, stamp in self._durable()], self._finished)
+        for name, stamp in self._durable():
+            place = self._root / SNAPSHOTS / name
+            if not self._replicas.fit(stamp):
+                if name not in self._refused:
+                    self._refused.add(name)
+                    self.sentences.append((f"the snapshot {name} is set aside: {_APART}", "bad"))
+                self._errands.ask(f"reject {name}", lambda place=place: commit.reject(place, _APART))  # type: ignore[misc]
+            elif not self._replicas.compared(stamp):
+                self._errands.ask(f"read {name}", lambda place=place, stamp=stamp: self._read(place, stamp))  # type: ignore[misc]
+            elif stamp in certified and name not in self._shelf.seen.certified:
+                self._errands.ask(f"certify {name}", lambda place=place: commit.certify(place))  # type: ignore[misc]
+
+    def _read(self, place: Place, stamp: Stamp) -> Sight:
+        """Of one that was written, and overwritten in memory, between two looks."""
+        ranks = [max(slot.header().rank for slot in row) for row in self._slots]
+        with commit.reading(place):
+            return stored(stamp, [load.open_rank(place, rank) for rank in ranks])
+
+    def _durable(self) -> Iterator[tuple[str, Stamp]]:
+        """Those on disk that this agent's ranks have written."""
+        for _, name in self._shelf.seen.durable:
+            attempt = Attempt.parse(name)
+            if attempt and attempt.run == self._run:
+                yield name, attempt.stamp
+
+    def fit(self, name: str) -> bool:
+        """Whether the snapshot on disk may be gone on from, as far as is known."""
+        attempt = Attempt.parse(name)
+        return attempt is None or attempt.run != self._run or self._replicas.fit(attempt.stamp)
+
+    def memory(self) -> list[Stamp]:
+        """What the ranks can go on from in memory."""
+        headers = [[slot.header() for slot in row] for row in self._slots]
+        return sorted(stamp for stamp in complete(headers, len(self._slots)) if self._replicas.fit(stamp))
+
+    def free_unfit(self) -> None:
+        """Out of memory with what nobody is to go on from. No rank may be alive."""
+        for slot in chain(*self._slots):
+            header = slot.header()
+            if header.whole and not self._replicas.fit(header.stamp):
+                slot.free()
+
+    def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
+        self._doubted = _NEVER
+        self._replicas.went_back(step, generation, rewinds)
+
+    def told(self, said: NodeStatus) -> dict[str, object]:
+        """The fields of `said` that this module knows."""
+        held = {*self.memory(), *(stamp for _, stamp in self._durable())}
+        here = {*said.memory_steps, *said.durable_steps}
+        marked = {step for step, name in self._shelf.seen.durable if name in self._shelf.seen.certified}
+        certified = {stamp.step for stamp in self._replicas.certified(held, self._finished)}
+        return {
+            "agreed_steps": _steps({stamp.step for stamp in held if self._replicas.agreed(stamp)} & here),
+            "certified_steps": _steps((certified | marked) & here),
+            "mismatches": self._replicas.mismatches[-TOLD:],
+            "held": self._replicas.held,
+            "frozen": self._replicas.frozen,
+        }
+
+
+def _steps(found: set[int]) -> tuple[Step, ...]:
+    return tuple(map(Step, sorted(found)))

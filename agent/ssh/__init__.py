@@ -1,0 +1,1 @@
+"""`run --hostfile`: one agent on each host, through ssh."""

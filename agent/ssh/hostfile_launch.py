@@ -1,0 +1,296 @@
+"""`run --hostfile`: hosts, an etcd where none is named, a folder for each node, and an agent on each host.
+
+The launching terminal has the run directory's lock, its etcd and its `endpoint`; node N has `nodes/N` in it, on its own disk or on a
+shared one, and all have one place for the snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...checkpoint.backend import place as stores
+from ...checkpoint.durable.save_interval import SnapshotPolicy
+from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.errors import MachineError, ResilientError, UsageError
+from ...resilience.membership.rank_assignment import sizes
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.report.journal import Journal
+from ...resilience.store.codec import loads
+from ...resilience.store.etcd.access import Papers
+from ...resilience.store.etcd.client import EtcdStore
+from ...resilience.store.keys import Keys
+from ...resilience.text import formatting
+from ..etcd.binary import find_server
+from ..etcd.server import EmbeddedEtcd
+from ..join.registration import forget_leaving
+from ..launch import scheduler_env
+from ..launch.torchrun import Launch
+from ..output.terminal import Recorded, Terminal
+from ..run_directory import RunDirectory
+from . import ssh
+from .hostfile import Host, alike, parse
+from .ssh import SshLaunch
+
+EXPORTED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "ACCELERATOR_BACKEND",
+)
+EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MT_RESILIENT_", "MUSA_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_",
+                     "TORCH", "TRITON_", "UCX_")  # fmt: skip
+"""What the agents get of this terminal's environment; the rest is the host's own, as ssh gives it. `--export NAME` for one more."""
+_RESOLVE_S = 20.0
+_REVIVE_S = 5.0
+"""Between two tries to start a dead etcd again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the command line says about such a launch."""
+
+    hostfile: Path
+    ssh_options: tuple[str, ...] = ()
+    """For `ssh -o`."""
+    export: tuple[str, ...] = ()
+    """Names of further variables."""
+    endpoints: str = ""
+    """Of an etcd; empty: one of our own."""
+    papers: Papers
+    """What lets this terminal's commands into it."""
+    nodes: str = ""
+    """As `--nodes` has it; empty: by torchrun's `--nnodes`, or all hosts but the spares."""
+    spares: int = 0
+    job: str = ""
+    """Empty: by the run directory."""
+    snapshots: str = ""
+    """Empty: in the run directory."""
+    kept: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    """Says which object store that is."""
+    ending_s: float
+    """How long an agent may take to leave when its connection is gone."""
+    words: tuple[str, ...] = ()
+    """Options of `run` as they were given, which each agent gets too."""
+
+
+def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], directory: Path, terminal: Terminal) -> int:
+    """Until all agents have left; the job's exit code. Raises ResilientError for what keeps it from starting."""
+    hosts = _hosts(wanted.hostfile)
+    nodes, spares = seats(wanted, launch, len(hosts))
+    environment = exported(os.environ, wanted.export)
+    run = RunDirectory(directory)
+    with ExitStack() as stack:
+        run.take()
+        stack.callback(run.release)
+        if run.finished.exists():
+            raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+        journal = Journal(run.journal)
+        terminal = Recorded(terminal, journal)
+        _slots_told(hosts, launch.ranks, terminal)
+        endpoints, watch = _etcd(wanted, hosts, run, terminal, stack)
+        job = wanted.job or named_after(run.root.name, _identity(run))
+        if not wanted.endpoints:
+            with suppress(ResilientError), closing(EtcdStore([endpoints])) as store:
+                forget_leaving(
+                    store, Keys(job)
+                )  # of a launch whose terminal was killed, which told its agents to leave
+        place = stores.at(stores.address(wanted.snapshots or str(run.root), wanted.kept.endpoint, wanted.kept.region))
+        journal.write("start", wall_s(), command=list(command), snapshots=place.address, pid=os.getpid())
+        run.publish(job, endpoints.split(","), wanted.papers)
+        terminal.say(
+            f"job {job}: an agent on each of {formatting.count(len(hosts), 'host')}, etcd at {endpoints}; everything "
+            f"about it in {run.root}",
+            wall_s(),
+        )
+
+        def agent(host: Host) -> list[str]:
+            fixed = ["--node", host.node, "--nodes", nodes, "--spares", str(spares), "--job", job, "--etcd", endpoints]
+            places = [
+                "--run-dir",
+                str(run.root / "nodes" / host.node),
+                "--snapshots",
+                wanted.snapshots or str(run.root),
+            ]
+            said = [word for key, value in host.labels.items() for word in ("--label", f"{key}={value}")]
+            run_here = [sys.executable, "-P", "-m", "mt_resilient", "run"]
+            return [*run_here, *wanted.words, *fixed, *said, *places, "--", *command]
+
+        def last() -> GenerationRecord | None:
+            with closing(EtcdStore(endpoints.split(","), access=wanted.papers.access(os.environ))) as store:
+                entry = store.get(Keys(job).generation)
+                return loads(GenerationRecord, entry.value) if entry else None
+
+        begun = Begun(last)
+        least = min(sizes(nodes))
+        code = SshLaunch(
+            hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch, begun
+        ).run()
+        complete = False
+        with suppress(ResilientError):
+            record = last()
+            complete = record is not None and record.complete
+        if complete:
+            run.finished.touch()
+        how = "is complete" if complete else "has not reached its end"
+        terminal.say(f"the launch has ended with code {code}: the training {how}", wall_s())
+        journal.write("end", wall_s(), code=code)
+        return code
+
+
+def _etcd(
+    wanted: Wanted, hosts: Sequence[Host], run: RunDirectory, terminal: Terminal, stack: ExitStack
+) -> tuple[str, Callable[[], None]]:
+    """Endpoints of the one that was named, or of our own, and what keeps that alive."""
+    if wanted.endpoints:
+        return wanted.endpoints, lambda: None
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", reachable(hosts, wanted.ssh_options))
+    stack.callback(server.stop)
+    endpoint = server.start()
+    return endpoint, _Revived(server, endpoint, terminal)
+
+
+def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
+    """How many train, as `--nodes` has it, and how many wait. Raises UsageError."""
+    if not wanted.nodes:
+        return scheduler_env.reconciled(launch.nodes, wanted.spares, hosts, "the hostfile has"), wanted.spares
+    numbers = sizes(wanted.nodes)
+    if min(numbers) + wanted.spares > hosts:
+        spares = f" and --spares {wanted.spares}" if wanted.spares else ""
+        raise UsageError(
+            f"--nodes {wanted.nodes}{spares}: the hostfile has {formatting.count(hosts, 'host')}; nothing was started. "
+            f"Name more hosts in it{', or ask for fewer spares' if spares else ''}"
+        )
+    return wanted.nodes, wanted.spares or max(0, hosts - max(numbers))
+
+
+def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
+    """ranks: of a node, by the command, as this machine reads it."""
+    slots = max(host.slots for host in hosts)
+    if slots and slots != ranks:
+        terminal.say(
+            f"the hostfile gives slots={slots}, and by the command a node has {formatting.count(ranks, 'rank')}: slots starts none, "
+            "--nproc-per-node does",
+            wall_s(),
+            "warn",
+        )
+
+
+def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Raises UsageError for a name that is not set here."""
+    for name in names:
+        if name not in environ:
+            raise UsageError(f"--export {name}: there is no such variable here; nothing was started")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in EXPORTED or name in names or name.startswith(EXPORTED_PREFIXES)
+    }
+
+
+def reachable(hosts: Sequence[Host], options: Sequence[str]) -> str:
+    """This machine's address (IPv4) on the way to the hosts; where it has several, the one that most of the others are reached from.
+    Raises MachineError."""
+    found = Counter(_address_towards(host, options) for host in hosts)
+    others = {address: count for address, count in found.items() if not address.startswith("127.")}
+    return max(others or found, key=lambda address: found[address])
+
+
+def _address_towards(host: Host, options: Sequence[str]) -> str:
+    """ssh knows what its aliases mean; the kernel knows the way. Nothing is sent."""
+    asked = [*ssh.command(host, options), "-G", host.host]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=_RESOLVE_S, check=True).stdout
+        name = next((line.split()[1] for line in told.splitlines() if line.startswith("hostname ")), host.host)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((name, 9))
+            return str(probe.getsockname()[0])
+    except subprocess.CalledProcessError as error:
+        words = ssh.last_words(error.stderr.splitlines()) or f"it ended with code {error.returncode}"
+        raise UsageError(
+            f"ssh does not take what it is told about {host.node} ({words}); nothing was started. Mend --ssh-option, or ssh's configuration"
+        ) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MachineError(
+            f"the way to {host.node} is not known here ({error}), and so where an etcd of our own could be reached; nothing was started. "
+            "Name one that all hosts reach, with --etcd HOST:PORT"
+        ) from error
+
+
+def _hosts(file: Path) -> tuple[Host, ...]:
+    try:
+        hosts = parse(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the hostfile {file} cannot be read ({error}); nothing was started") from error
+    alike(hosts)
+    return hosts
+
+
+def named_after(folder: str, identity: str) -> str:
+    """What a job is called that nobody has named."""
+    return re.sub(r"[^\w.:@-]", "_", f"{folder}-{identity}", flags=re.ASCII)
+
+
+def _identity(run: RunDirectory) -> str:
+    """The same for each launch from this directory, and no other's."""
+    file = run.root / "launch"
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex)
+    return file.read_text()[:8]
+
+
+class Begun:
+    """Whether the job has since this was made: there is a generation that was not there before. Where the store does not answer, it may
+    have."""
+
+    def __init__(self, last: Callable[[], GenerationRecord | None]) -> None:
+        """last: the newest generation. Raises ResilientError where the store does not answer."""
+        self._last = last
+        self._before = self._number()
+
+    def __call__(self) -> bool:
+        return (now := self._number()) != self._before or now is None
+
+    def _number(self) -> int | None:
+        """0: there is none; None: not known."""
+        with suppress(ResilientError):
+            record = self._last()
+            return record.number if record else 0
+        return None
+
+
+class _Revived:
+    """Starts our etcd again when it is dead; training goes on meanwhile."""
+
+    def __init__(self, server: EmbeddedEtcd, endpoint: str, terminal: Terminal) -> None:
+        self._server, self._endpoint, self._terminal = server, endpoint, terminal
+        self._not_before_s = 0.0
+
+    def __call__(self) -> None:
+        if self._server.alive() or monotonic_s() < self._not_before_s:
+            return
+        self._not_before_s = monotonic_s() + _REVIVE_S
+        try:
+            if self._server.start() != self._endpoint:
+                self._server.stop()
+                raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
+            self._terminal.say("etcd was dead and has been started again", wall_s(), "good")
+        except ResilientError as error:
+            self._terminal.say(f"{error}; training goes on, tried again in {_REVIVE_S:.0f} s", wall_s(), "bad")

@@ -1,0 +1,150 @@
+"""The far end of `run --hostfile`: started through ssh, starts this host's agent, and stands between it and the connection.
+
+    stdin, from the launching terminal                    here                              the agent
+    one line of JSON: folder, environment, command   ──▶  starts it                    ──▶  on a leash: it dies with this
+    SIGINT, SIGTERM …, a line each                   ──▶  hands it on (ssh does not)   ──▶  the signal
+    an empty line every few seconds
+    the end, or silence for `silence_s`              ──▶  SIGTERM: as a scheduler that takes the machine away
+
+Output goes through here, so that a connection that breaks costs no rank its life at the next `print`. The first line is the order's
+`hello`: what came before it was ssh or a shell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ...resilience.clock import monotonic_s
+from ...resilience.ipc import die_with_parent
+from ...resilience.model.generation import PASSED_ON
+
+KILL_S = 10.0
+"""How long the second SIGTERM may take, which ends at once, before SIGKILL."""
+SIGNALS = {number.name: number for number in (*PASSED_ON, signal.SIGUSR1, signal.SIGUSR2)}
+UNUSABLE = 3
+"""MachineError's exit code: this host cannot start the agent."""
+
+
+def main() -> int:
+    """The agent's exit code, as a shell tells it."""
+    words = _Lines(0)
+    order = words.first()
+    if order is None:
+        return UNUSABLE
+    try:
+        os.chdir(order["folder"])
+    except OSError as error:
+        print(f"the working directory {order['folder']} is not there ({error.strerror})", file=sys.stderr)
+        return UNUSABLE
+    print(order["hello"], flush=True)
+    agent = die_with_parent.spawn(
+        order["command"],
+        env={**os.environ, **order["environment"]},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # what sshd does to its session at the end is not meant for the agent
+    )
+    _Between(agent, words, order["silence_s"], order["ending_s"]).run()
+    code = agent.wait()
+    return 128 - code if code < 0 else code
+
+
+class _Lines:
+    """Lines of a descriptor, as far as they have come."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.early: list[str] = []
+        """What came with the first line."""
+        self._rest = b""
+
+    def read(self) -> list[str] | None:
+        """Blocks while there is nothing. None: the end."""
+        part = os.read(self.fd, 1 << 16)
+        if not part:
+            return None
+        *whole, self._rest = (self._rest + part).split(b"\n")
+        return [line.decode() for line in whole]
+
+    def first(self) -> dict[str, Any] | None:
+        """The order. None: the connection ended before it was whole."""
+        while (lines := self.read()) is not None:
+            if lines:
+                self.early = lines[1:]
+                return json.loads(lines[0])
+        return None
+
+
+class _Between:
+    def __init__(self, agent: subprocess.Popen[bytes], words: _Lines, silence_s: float, ending_s: float) -> None:
+        """silence_s: a launching machine that has vanished closes no connection, and sshd looks after that only where it is told to;
+        ending_s: how long the first SIGTERM may take, before the next one."""
+        self._agent, self._words, self._silence_s = agent, words, silence_s
+        self._patience_s = (ending_s, KILL_S)
+        assert agent.stdout
+        assert agent.stderr
+        self._outputs = {agent.stdout.fileno(): 1, agent.stderr.fileno(): 2}
+        self._listening = True
+        self._heard_s = monotonic_s()
+        self._next_end_s = 0.0
+        self._asked = 0
+
+    def run(self) -> None:
+        """Until the agent's output has ended, which its death brings about: its ranks die with it."""
+        poller = select.poll()
+        for fd in (self._words.fd, *self._outputs):
+            poller.register(fd, select.POLLIN)
+        self._obey(self._words.early)
+        while self._outputs:
+            for fd, _ in poller.poll(1000):
+                if not (self._copy(fd) if fd in self._outputs else self._hear()):
+                    poller.unregister(fd)
+            now = monotonic_s()
+            if self._listening and now - self._heard_s > self._silence_s:
+                self._listening = False
+                poller.unregister(self._words.fd)
+            if not self._listening and now >= self._next_end_s:
+                self._end(now)
+
+    def _copy(self, fd: int) -> bool:
+        part = os.read(fd, 1 << 16)
+        if not part:
+            del self._outputs[fd]
+            return False
+        while part and self._outputs[fd]:
+            try:
+                part = part[os.write(self._outputs[fd], part) :]
+            except OSError:  # nobody listens any more: read on all the same
+                self._outputs[fd] = 0
+        return True
+
+    def _hear(self) -> bool:
+        lines = self._words.read()
+        self._heard_s = monotonic_s()
+        self._listening = lines is not None
+        self._obey(lines or ())
+        return self._listening
+
+    def _obey(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if line in SIGNALS:
+                self._agent.send_signal(SIGNALS[line])
+
+    def _end(self, now_s: float) -> None:
+        """The connection is gone. The agent's own time for an end comes first, then less and less of it."""
+        self._agent.send_signal(signal.SIGTERM if self._asked < 2 else signal.SIGKILL)
+        self._next_end_s = now_s + self._patience_s[min(self._asked, 1)]
+        self._asked += 1
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.exit(main())

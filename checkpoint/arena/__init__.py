@@ -1,0 +1,1 @@
+"""The shared memory that snapshots live in: slots, their headers, staging."""

@@ -1,0 +1,70 @@
+"""How much memory may still be taken here: by the machine's count, and by that of every control group that this process is in. And
+whether somebody has been killed for want of it.
+
+Shared memory is charged to the group of whoever touches it first, and a group at its limit has one of its processes killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...resilience.errors import MachineError
+
+
+def room(nbytes: int, what: str) -> NDArray[np.uint8]:
+    """Zeros. Raises MachineError where there is no memory for so many."""
+    try:
+        return np.zeros(nbytes, np.uint8)
+    except (MemoryError, ValueError) as error:  # the latter for more than an address can say
+        raise MachineError(f"{what} has {nbytes} bytes, and there is no memory for them. Nothing was read") from error
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes. root: where proc/ and sys/ are."""
+    meminfo = (root / "proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
+    return min([free, *_left_in_groups(root)])
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has killed for want of memory, on this machine and in the groups of this process; what it does
+    not tell counts 0."""
+    files = [root / "proc/vmstat"]
+    files += [directory / name for directory, *_ in _groups(root) for name in ("memory.events", "memory.oom_control")]
+    found = 0
+    for file in files:
+        with suppress(OSError, ValueError):
+            found += sum(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
+    return found
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Limit less use, of each group with a limit; page cache that can be dropped is no use."""
+    for directory, limit, used, stat in _groups(root):
+        with suppress(OSError, ValueError):  # no limit ("max"), or another version's files
+            reclaimable = dict(line.split() for line in (directory / stat).read_text().splitlines())
+            cache = int(reclaimable.get("total_inactive_file", reclaimable.get("inactive_file", 0)))
+            yield int((directory / limit).read_text()) - int((directory / used).read_text()) + cache
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """This process's memory groups, up to the root, and the names of their files: version 2's and version 1's."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "memory.stat")
+            elif "memory" in controllers.split(","):
+                top = root / "sys/fs/cgroup/memory"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+            else:
+                continue
+            # In a container the path is often the host's, and the group itself is mounted at the top.
+            own = Path(path.lstrip("/"))
+            for group in (own, *own.parents):
+                yield (top / group, *names)

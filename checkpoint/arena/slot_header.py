@@ -1,0 +1,188 @@
+"""What a slot says about itself, and what may be concluded from many such headers. Pure.
+
+Data goes one way: a slot's first page → `Header` → what a gang can go back to, what goes to disk, what may be lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from ..format.shard_image import Image
+from .memory_ring import REACH_STEPS, kept
+
+STATE_OFFSET = 8
+DRAINED_OFFSET = 16
+DURABLE_OFFSET = 24
+_MAGIC = b"MTSLOT04"
+MOST_BYTES = 1 << 44
+"""Of a rank's payload."""
+MARKS = 2
+"""Slots for what is copied to another node: the last snapshot that is there, and the one that is on its way."""
+
+
+class State(IntEnum):
+    FREE = 0
+    STAGING = 1  # its writer is at work, or died at it: torn
+    STAGED = 2  # this rank's bytes are complete
+    SEALED = 3  # every rank of the job had staged the step when this was set
+    LIVE = 4  # so they had, and only these very processes can go back to it
+
+
+class Stamp(NamedTuple):
+    """Which run of which step: two stagings with the same stamp hold the same bytes. Ordered by lineage, then step."""
+
+    generation: int
+    rewinds: int
+    step: int
+
+    def left(self, to: int, life: tuple[int, int]) -> bool:
+        """Whether it is of the course that was left when ranks went back to step `to`; life: generation and rewinds of the next one."""
+        return self.step > to and self[:2] < life
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """In a slot's first page: the magic, then these, 8 bytes each, in this order, and a checksum of those that never change: a script
+    may have written over the page."""
+
+    state: State = State.FREE
+    drained: bool = False
+    """This step is on disk, committed as far as this node is concerned."""
+    durable: bool = False
+    """This step is wanted on disk."""
+    marked: bool = False
+    """This step is wanted in another node's memory, as it is of all other ranks."""
+    generation: int = -1
+    rewinds: int = 0
+    """How often this generation has gone back in place so far: tells apart two stagings of one step."""
+    step: int = -1
+    rank: int = -1
+    """Global rank."""
+    world: int = 0
+    table_bytes: int = 0
+    pieces: int = 0
+    """Tensors in the table: each has a fingerprint."""
+    image_offset: int = 0
+    """From the slot's start: whole pages."""
+    payload_bytes: int = 0
+
+    @property
+    def image(self) -> Image:
+        return Image(self.payload_bytes)
+
+    @property
+    def end(self) -> int:
+        """Where the image ends: so many bytes of memory the slot has taken at least."""
+        return self.image_offset + self.image.memory_bytes
+
+    @property
+    def whole(self) -> bool:
+        """This rank's part is complete."""
+        return self.state in (State.STAGED, State.SEALED)
+
+    @property
+    def held(self) -> bool:
+        """The same; or what is whole for the ranks that live now, and is gone with them."""
+        return self.whole or self.state is State.LIVE
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.generation, self.rewinds, self.step)
+
+    def pack(self) -> bytes:
+        numbers = [int(getattr(self, name)) for name in _FIELDS]
+        return _LAYOUT.pack(_MAGIC, *numbers, crc32c(_FIXED.pack(*numbers[3:])))
+
+    @classmethod
+    def unpack(cls, page: bytes) -> Header:
+        """The header in `page`; one in state FREE for a page that was never written, that another version wrote, or that is damaged."""
+        magic, state, drained, durable, marked, *numbers, check = _LAYOUT.unpack_from(page)
+        known = magic == _MAGIC and state in State._value2member_map_
+        if not known or check != crc32c(_FIXED.pack(marked, *numbers)):
+            return cls()
+        rest = dict(zip(_FIELDS[4:], numbers, strict=True))
+        flags = {"drained": bool(drained), "durable": bool(durable), "marked": bool(marked)}
+        found = cls(state=State(state), **flags, **rest)
+        return found if found.state is State.FREE or found.measured else cls()
+
+    @property
+    def measured(self) -> bool:
+        """Whether a snapshot can be of these sizes. `slot.py` looks whether they fit its slot."""
+        sizes = (self.table_bytes, self.pieces, self.image_offset)
+        return min(sizes) >= 0 and max(sizes) <= MOST_BYTES and 0 < self.payload_bytes <= MOST_BYTES
+
+
+_FIELDS = tuple(field.name for field in fields(Header))
+_LAYOUT = struct.Struct(f"<8s{len(_FIELDS) + 1}q")
+_FIXED = struct.Struct(f"<{len(_FIELDS) - 3}q")
+"""All but state, drained and durable."""
+HEADER_BYTES = _LAYOUT.size
+
+
+def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[Stamp]:
+    """The snapshots that all `world_local` local ranks hold whole and at least one holds sealed.
+
+    One seal proves all: a rank seals only after a consensus in which every rank of the job had staged the step.
+    A slot knows the global rank it was written by; whether its reader is that rank is the reader's question.
+    """
+    if world_local < 1 or len(headers_by_rank) < world_local:
+        return set()
+    local = headers_by_rank[:world_local]
+    held = [{header.stamp for header in headers if header.whole} for headers in local]
+    sealed = {header.stamp for headers in local for header in headers if header.state is State.SEALED}
+    return sealed.intersection(*held)
+
+
+def restorable(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[int]:
+    """The steps that this node's ranks can go back to from memory: those of `complete`."""
+    return {stamp.step for stamp in complete(headers_by_rank, world_local)}
+
+
+def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: Collection[Stamp] = ()) -> Stamp | None:
+    """The newest snapshot of `complete` that is wanted on disk, is not there, and is not among `already`."""
+    local = [header for headers in headers_by_rank[:world_local] for header in headers if header.whole]
+    wanted = {header.stamp for header in local if header.durable}
+    lacking = {header.stamp for header in local if not header.drained}
+    return max((complete(headers_by_rank, world_local) & wanted & lacking).difference(already), default=None)
+
+
+def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *, hung: bool = False) -> list[int]:
+    """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest, but those that the ring
+    keeps for their age (`memory_ring.kept`) after all others, and after these the MARKS newest that are marked: whoever takes a lost node's
+    place comes with a copy of one of them, and goes back to it with all others.
+
+    Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that live ranks alone can go back to,
+    nor the newest that is still to be written to disk: rather some steps are left out. It never is for the ring's sake, and where storage
+    has `hung` long, with a slot in hand, that one goes after all others.
+    """
+    sealed = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
+    certain = [header.stamp for header in headers if header.state in (State.SEALED, State.LIVE)]
+    newest = max(certain, default=None)
+    waiting = max(
+        (header.stamp for header in headers if header.whole and header.durable and not header.drained), default=None
+    )
+    steps = [header.step for header in headers if header.held and newest is not None and header.stamp <= newest]
+    marks = sorted({header.stamp for header in headers if header.whole and header.marked})[-MARKS:]
+    ring = kept(steps, len(headers) - (MARKS if marks else 0), reach_steps)
+
+    def may_go(header: Header) -> bool:
+        older = newest is not None and header.stamp < newest and header.stamp != sealed
+        return not header.held or (older and (hung or header.stamp != waiting))
+
+    def worth(index: int) -> tuple[bool, bool, bool, bool, Stamp]:
+        header = headers[index]
+        return (
+            header.held,
+            header.whole and header.stamp == waiting,
+            header.whole and header.stamp in marks,
+            header.held and header.step in ring,
+            header.stamp,
+        )
+
+    return sorted((index for index, header in enumerate(headers) if may_go(header)), key=worth)

@@ -1,0 +1,251 @@
+"""Names and bytes below a directory: what is written is there whole and durably or, after a crash, not at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...resilience.errors import MachineError, SnapshotError, UsageError
+
+MOST_BYTES = 16 << 20
+"""What is read of a file that nothing has promised the size of: a COMMIT of 100,000 ranks has fewer."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """A place in a file system (`place.Place`)."""
+
+    path: Path
+
+    def __truediv__(self, name: str) -> Files:
+        return Files(self.path / name)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def address(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def there(self, name: str) -> bool:
+        with _told(self.path / name):
+            return _there(self.path / name)
+
+    def read(self, name: str, most: int = MOST_BYTES) -> bytes:
+        path = self.path / name
+        try:
+            return read_file(path, most)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise SnapshotError(f"{path}: {error.strerror}") from error
+        except OSError as error:
+            raise MachineError(f"{path} cannot be read: {error.strerror}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.{own_name()}")
+        with _told(path):
+            make_directory(path.parent)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_directory(path.parent)
+
+    def rename(self, name: str, new: str) -> None:
+        with _told(self.path / name):
+            (self.path / name).rename(self.path / new)
+            sync_directory(self.path)
+
+    def delete(self, name: str) -> None:
+        with _told(self.path / name):
+            (self.path / name).unlink()
+            sync_directory(self.path)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            # Not there, or no file, which is found out soon; being deleted; or a file system without locks.
+            with suppress(OSError, SnapshotError):
+                file = stack.enter_context(os.fdopen(open_file(self.path / name), "rb"))
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield
+
+    def retract(self, name: str) -> bool:
+        with ExitStack() as stack:
+            with _told(self.path / name), suppress(SnapshotError):  # what is no file nobody reads
+                file = stack.enter_context(os.fdopen(open_file(self.path / name, os.O_RDWR), "r+b"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                except OSError:  # without locks, the reader finds out
+                    pass
+            self.delete(name)
+        return True
+
+    def clear(self) -> None:
+        with suppress(OSError):  # another node may be at the same
+            for file in [child for child in self.path.iterdir() if not child.is_dir()]:
+                file.unlink(
+                    missing_ok=True
+                )  # first: a manifest whose slab is gone would be taken for a part that is there
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def holding(self, names: Collection[str]) -> dict[str, set[str]]:
+        with _told(self.path):
+            below = os.listdir(self.path) if self.path.is_dir() else []
+            return {child: {name for name in names if _there(self.path / child / name)} for child in below}
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        with _told(self.path):
+            make_directory(self.path.parent)
+            sync_directory(self.path.parent.parent)  # who made it may have been killed before its name was durable
+            self.clear()
+            if _there(self.path):
+                raise MachineError(f"{self.path} is in the way, and cannot be deleted")
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
+
+    def sync(self) -> None:
+        with _told(self.path):
+            for directory, _, _ in os.walk(self.path, topdown=False, onerror=_raise):
+                sync_directory(Path(directory))
+            sync_directory(self.path.parent)
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A block that fills a new directory, which then is at `target`, whole and durably; after a failure or a crash it is not.
+
+    Raises UsageError where something is there already, MachineError where it cannot be written.
+    """
+    with _told(target):
+        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+            raise UsageError(f"{target} is there already; nothing was written over it. Name a new directory")
+        make_directory(target.parent)
+        part = own_directory(target.parent, f".{target.name}.part-")
+        part.mkdir()
+    try:
+        yield part
+        for directory, _, names in os.walk(part, onerror=_raise):
+            for name in names:
+                _sync(Path(directory) / name)
+            _sync(Path(directory))
+        part.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise MachineError(f"{target} cannot be written ({error.strerror or error}); nothing of it is left") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def own_directory(parent: Path, mark: str) -> Path:
+    """Where this process may make a directory that is nobody else's: `mark`, host and process. What processes of this host have left there
+    that are no more is deleted; what those of others have, on a shared file system, may be in use."""
+    mine = f"{mark}{socket.gethostname()}-"
+    for left in parent.iterdir() if parent.is_dir() else ():
+        host, _, pid = left.name.rpartition("-")
+        if f"{host}-" == mine and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return parent / f"{mark}{own_name()}"
+
+
+def own_name() -> str:
+    """This process, in a name on storage that several hosts share: in containers of one image all have the same number."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of what is there already. Whoever opens a pipe waits for its other end, and a device may give bytes for ever: what is no
+    regular file is SnapshotError. Raises OSError."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket, or a device without a driver
+            raise
+        raise SnapshotError(f"{path} is no regular file; it was not read") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SnapshotError(f"{path} is no regular file; it was not read")
+    return descriptor
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Its bytes, `most` of them at the most. Raises as `open_file`, and SnapshotError where there are more."""
+    with os.fdopen(open_file(path), "rb") as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise larger(path, most)
+    return found
+
+
+def larger(where: object, most: int) -> SnapshotError:
+    return SnapshotError(
+        f"{where} has more than {most} bytes; it is damaged, or from another attempt, and was not read"
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in `path` durable. Writing a file durably does not make its name so."""
+    _sync(path, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """`mkdir -p`, each new name durable."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def _raise(error: OSError) -> None:
+    """`os.walk` passes over what it cannot list, unless it is told otherwise."""
+    raise error
+
+
+def _there(path: Path) -> bool:
+    """Raises OSError where storage does not say: `Path.exists` of newer Pythons says no then."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link that leads to itself
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(f"{error.filename or path}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Copies of slots over TCP, from memory to memory."""

@@ -1,0 +1,158 @@
+"""A TCP connection between two drain processes, on which each has proved that it knows the job's token.
+
+Whole frames and bare bytes, every wait with an end: a stranger, a hanging peer and a vanished one all come out as `Lost` or `Refused`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+from ...resilience import clock
+from ...resilience.errors import SiteError
+from . import protocol
+from .protocol import Strange, Word
+
+Address: TypeAlias = tuple[str, int]
+_T = TypeVar("_T")
+
+HANDSHAKE_S = 5.0
+"""In all: a stranger who sends a byte now and then is not waited for."""
+BLOCK_BYTES = 4 << 20
+"""Of one call. The kernel copies out of the slot: with `sendfile`, which does not, it was 0.65 times as fast on loopback (measured)."""
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+"""Seconds, and tries: a node that vanished is missed after 11 s even where nothing is sent."""
+
+
+class Lost(SiteError):
+    """The other end is gone, hangs, or does not speak this protocol."""
+
+
+class Refused(SiteError):
+    """The other end, or this one, was not convinced by the other's proof."""
+
+
+class Connection:
+    """A socket on which both ends have proved that they know the token. Not for several threads at once, but `close`.
+
+    Every method raises Lost; a deadline, in monotonic seconds, is one for the whole call.
+    """
+
+    def __init__(self, sock: socket.socket, stall_s: float) -> None:
+        """stall_s: when nothing moves for so long, where something should, the other end counts as lost."""
+        self._socket, self._stall_s = sock, stall_s
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * stall_s))
+        for option, value in _KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """From any thread: whoever waits on the connection finds it lost."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other end was faster
+        self._socket.close()
+
+    def say(self, word: Word, body: bytes = b"", until_s: float = math.inf) -> None:
+        self.write(memoryview(protocol.pack(word, body)), until_s)
+
+    def hear(self, *expected: Word, until_s: float = math.inf, idle: bool = False) -> tuple[Word, bytes]:
+        """The next frame. idle: it may be long in coming."""
+        start = memoryview(bytearray(protocol.PREFIX_BYTES))
+        if idle:
+            self._calling(select.select, [self._socket], [], [])
+        self.read(start, until_s)
+        try:
+            word, length = protocol.prefix(bytes(start), *expected)
+        except Strange as error:
+            raise Lost(f"it does not speak as it should: {error}") from error
+        body = bytearray(length)
+        self.read(memoryview(body), until_s)
+        return word, bytes(body)
+
+    def write(self, data: memoryview, until_s: float = math.inf) -> None:
+        while data:
+            sent = self._calling(self._socket.send, data[:BLOCK_BYTES], until_s=until_s)
+            data = data[sent:]
+
+    def read(self, into: memoryview, until_s: float = math.inf) -> None:
+        """Fill `into`."""
+        while into:
+            come = self._calling(self._socket.recv_into, into[:BLOCK_BYTES], 0, socket.MSG_WAITALL, until_s=until_s)
+            if not come:
+                raise Lost("it has closed the connection")
+            into = into[come:]
+
+    def idle(self, seconds: float) -> None:
+        """Wait, while nothing is expected to come."""
+        if self._calling(select.select, [self._socket], [], [], seconds)[0]:
+            raise Lost("it has closed the connection")
+
+    def _calling(self, call: Callable[..., _T], *arguments: object, until_s: float = math.inf) -> _T:
+        left_s = until_s - clock.monotonic_s()
+        if left_s <= 0:
+            raise Lost("it takes longer than it may")
+        patience_s = min(self._stall_s, left_s)
+        try:
+            # Not `settimeout`, with which each call moves only what is at hand: a copy took 1.05 times as long (measured).
+            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, direction, _timeval(patience_s))
+            return call(*arguments)
+        except BlockingIOError as error:
+            raise Lost(f"nothing has moved for {patience_s:.1f} s") from error
+        except (OSError, ValueError) as error:  # ValueError: closed by another thread
+            raise Lost(f"the connection is lost: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", *divmod(math.ceil(1e6 * seconds), 1_000_000))
+
+
+def call(address: Address, token: bytes, stall_s: float) -> Connection:
+    """Connect, prove, and have it proved. Raises Lost or Refused."""
+    until_s = clock.monotonic_s() + HANDSHAKE_S
+    try:
+        connection = Connection(socket.create_connection(address, min(HANDSHAKE_S, stall_s)), stall_s)
+    except OSError as error:
+        raise Lost(f"{address[0]}:{address[1]} does not answer: {error.strerror or error}") from error
+    try:
+        _, theirs = connection.hear(Word.HELLO, until_s=until_s)
+        ours = os.urandom(protocol.NONCE_BYTES)
+        connection.say(Word.PROOF, ours + protocol.proof(token, b"caller", theirs, ours), until_s)
+        word, body = connection.hear(Word.PROOF, Word.NO, until_s=until_s)
+        if word is Word.NO:
+            raise Refused(f"{address[0]}:{address[1]} refuses: {protocol.said(body)}")
+        if not protocol.proves(token, b"listener", theirs, ours, body):
+            raise Refused(f"{address[0]}:{address[1]} does not know this job's token: nothing was sent to it")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def answer(connection: Connection, token: bytes) -> None:
+    """The listener's part of `call`. Raises Lost or Refused; the caller has learnt nothing then but a nonce and a sentence."""
+    until_s = clock.monotonic_s() + HANDSHAKE_S
+    ours = os.urandom(protocol.NONCE_BYTES)
+    connection.say(Word.HELLO, ours, until_s)
+    _, body = connection.hear(Word.PROOF, until_s=until_s)
+    theirs, found = body[: protocol.NONCE_BYTES], body[protocol.NONCE_BYTES :]
+    if not protocol.proves(token, b"caller", ours, theirs, found):
+        why = "the caller does not know this job's token"
+        connection.say(Word.NO, protocol.sentence(why), until_s)
+        raise Refused(why)
+    connection.say(Word.PROOF, protocol.proof(token, b"listener", ours, theirs), until_s)

@@ -1,0 +1,158 @@
+"""What two drain processes say to each other about copies of slots: words ⇄ bytes, proofs, bounds. Pure.
+
+A frame is a word of 4 bytes, the length of its body (4 bytes, little-endian), the body; only an offer's is large. Fingerprints and image
+follow an offer that was taken as bare bytes, so that they go from one slot's memory to the other's with nothing in between.
+
+    listener                                  caller
+    HELLO  its nonce                     ──▶
+                                         ◀──  PROOF  its nonce, what only the token can make of both
+    PROOF  the same in the other role    ──▶         (NO, and a sentence, to a caller that could not)
+
+Then the caller sends copies, or fetches some: WANT makes the listener the source. In one connection, as often as is wanted:
+
+    source                                    keeper
+    OFFER  row of rows, header, table    ──▶
+                                         ◀──  TAKE, or HAVE (it is there), LATER, NO: each of these three ends the matter
+    fingerprints, image                  ──▶
+    SEALED, or VOID: it was given up     ──▶
+                                         ◀──  KEPT, or NO
+
+The proof keeps strangers out, in both directions, and a recorded one is worth nothing. Bytes after it are checked against damage
+(crc32c, fingerprints), not against somebody who can alter packets, and are not encrypted: the network is the cluster's own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+from ...resilience.errors import SnapshotError, UsageError
+from ..arena.slot_header import HEADER_BYTES, Header, Stamp, State
+from ..format.tensor_table import Table
+
+NONCE_BYTES = PROOF_BYTES = 32
+TOKEN_BYTES = 16
+"""At least."""
+_VERSION = b"mt-resilient buddy 1"
+
+
+class Word(Enum):
+    HELLO = b"HELO"
+    PROOF = b"PROF"
+    WANT = b"WANT"
+    OFFER = b"OFFR"
+    TAKE = b"TAKE"
+    HAVE = b"HAVE"
+    LATER = b"LATR"
+    NO = b"NO  "
+    SEALED = b"SEAL"
+    VOID = b"VOID"
+    KEPT = b"KEPT"
+
+
+MAX_BODY_BYTES = 1024
+MAX_TABLE_BYTES = 64 << 20
+"""100,000 tensors take a tenth of it."""
+
+_PREFIX = struct.Struct("<4sI")
+PREFIX_BYTES = _PREFIX.size
+_ROW = struct.Struct("<II")
+_WANT = struct.Struct("<4q")
+
+
+class Strange(SnapshotError):
+    """These bytes are not of this protocol."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A copy of one rank's slot, as its source describes it."""
+
+    row: int
+    """Local rank at the source, of"""
+    rows: int
+    """local ranks that take part."""
+    header: Header
+    table: bytes
+
+    def body(self) -> bytes:
+        return _ROW.pack(self.row, self.rows) + self.header.pack() + self.table
+
+    @classmethod
+    def parse(cls, body: bytes) -> Offer:
+        """Raises Strange unless every number is one that a source can mean, and the table is that of the header."""
+        if len(body) < _ROW.size + HEADER_BYTES:
+            raise Strange(f"an offer of {len(body)} bytes")
+        row, rows = _ROW.unpack_from(body)
+        header = Header.unpack(body[_ROW.size : _ROW.size + HEADER_BYTES])
+        table = body[_ROW.size + HEADER_BYTES :]
+        meant = (
+            row < rows
+            and header.state is State.SEALED
+            and min(header.stamp) >= 0
+            and 0 <= header.rank < header.world
+            and header.table_bytes == len(table)
+        )
+        if not meant:
+            raise Strange("an offer that cannot be meant")
+        Table.of_slot(header, table)
+        return cls(row=row, rows=rows, header=header, table=table)
+
+
+def pack(word: Word, body: bytes = b"") -> bytes:
+    return _PREFIX.pack(word.value, len(body)) + body
+
+
+def prefix(data: bytes, *expected: Word) -> tuple[Word, int]:
+    """The word, one of `expected`, and the length of what follows. Raises Strange."""
+    value, length = _PREFIX.unpack(data)
+    word = next((word for word in expected if word.value == value), None)
+    if word is None:
+        raise Strange(f"{value!r} came where {' or '.join(word.name for word in expected)} was expected")
+    if length > MAX_BODY_BYTES + (MAX_TABLE_BYTES if word is Word.OFFER else 0):
+        raise Strange(f"{word.name} came with {length} bytes")
+    return word, length
+
+
+def want(stamp: Stamp, rank: int) -> bytes:
+    return _WANT.pack(*stamp, rank)
+
+
+def wanted(body: bytes) -> tuple[Stamp, int]:
+    """Stamp and global rank that `want` named. Raises Strange."""
+    if len(body) != _WANT.size:
+        raise Strange(f"a wish of {len(body)} bytes")
+    *stamp, rank = _WANT.unpack(body)
+    return Stamp(*stamp), rank
+
+
+def sentence(text: str) -> bytes:
+    """`text` as a body."""
+    return text.encode()[:MAX_BODY_BYTES]
+
+
+def said(body: bytes) -> str:
+    """The sentence in `body`, fit for a log whoever sent it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in body.decode(errors="replace"))
+
+
+def proof(token: bytes, role: bytes, listeners: bytes, callers: bytes) -> bytes:
+    """HMAC-SHA256 of both nonces. role: `listener` or `caller`; so neither's proof can be sent back as the other's."""
+    return hmac.digest(token, b"\0".join((_VERSION, role, listeners + callers)), "sha256")
+
+
+def proves(token: bytes, role: bytes, listeners: bytes, callers: bytes, found: bytes) -> bool:
+    return hmac.compare_digest(proof(token, role, listeners, callers), found)
+
+
+def secret(token: str) -> bytes:
+    """The bytes of a token in hexadecimal digits. Raises UsageError, which does not repeat it."""
+    try:
+        found = bytes.fromhex(token)
+    except ValueError:
+        found = b""
+    if len(found) < TOKEN_BYTES:
+        raise UsageError(f"the token of a job has to be at least {2 * TOKEN_BYTES} hexadecimal digits")
+    return found

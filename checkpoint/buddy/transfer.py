@@ -1,0 +1,173 @@
+"""Copies of slots over TCP, from memory to memory: rank's slot → buddy's guest slot, and guest slot → slot of a rank that lost its own.
+
+`give` is the source's end of one copy, `keep` the keeper's; `protocol.py` has what they say, `admission.py` what a keeper takes. A keeper
+seals its slot only when table, every chunk and every fingerprint have arrived as they left, and the source has said that its own is
+still sealed. Whatever happens before that, a kill at any byte included, leaves the slot torn: in state STAGING, with no lock on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from ...resilience import clock
+from ...resilience.errors import MachineError, SnapshotError
+from ..arena.arena import Slot, View
+from ..arena.slot_header import Stamp, State
+from ..format import fingerprint
+from ..format.shard_image import CRC_BYTES
+from ..format.tensor_table import Table
+from . import admission as tiers
+from . import protocol
+from .admission import Answer
+from .connection import Connection, Lost
+from .protocol import Offer, Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one copy has ended."""
+
+    word: Word
+    """KEPT or HAVE: the keeper has it. LATER: try again. NO: not this one, ever. VOID: its source has given it up."""
+    why: str = ""
+
+    @property
+    def there(self) -> bool:
+        return self.word in (Word.KEPT, Word.HAVE)
+
+
+def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, until_s: float) -> Outcome:
+    """Offer the sealed content of `slot`, which `view` holds still, and send it if it is taken. Raises Lost, at `until_s` at the latest."""
+    offer = Offer(row=row, rows=rows, header=view.header, table=view.table)
+    connection.say(Word.OFFER, offer.body(), until_s)
+    word, body = connection.hear(Word.TAKE, Word.HAVE, Word.LATER, Word.NO, until_s=until_s)
+    if word is not Word.TAKE:
+        return Outcome(word=word, why=protocol.said(body))
+    connection.write(view.fingerprints.view(np.uint8).data, until_s)
+    image = view.header.image
+    for index in range(image.chunks):
+        image.seal(view.memory, [index])
+        connection.write(image.sealed(view.memory, index), until_s)
+    now = slot.header()
+    if now.stamp != view.header.stamp or now.state is not State.SEALED:
+        connection.say(Word.VOID, until_s=until_s)
+        return Outcome(word=Word.VOID, why="the job has gone back to before it")
+    connection.say(Word.SEALED, until_s=until_s)
+    word, body = connection.hear(Word.KEPT, Word.NO, until_s=until_s)
+    return Outcome(word=word, why=protocol.said(body))
+
+
+def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
+    """Take what was offered into `slot`, whose content is gone from then on. It is sealed where the outcome is KEPT, and torn where
+    anything has come. Raises Lost."""
+    try:
+        view = slot.begin(offer.header, offer.table)
+    except MachineError as error:
+        return _said(connection, Word.LATER, str(error))
+    if view is None:
+        return _said(connection, Word.LATER, "somebody is at the slot that it would go to")
+    try:
+        connection.say(Word.TAKE)
+        damage = _arriving(connection, view, Table.from_json(offer.table))
+        word, _ = connection.hear(Word.SEALED, Word.VOID)
+        if word is Word.SEALED and not damage:
+            slot.seal()
+    finally:
+        slot.release()
+    if word is Word.VOID:
+        return Outcome(word=word, why="its source has given it up")
+    return _said(connection, Word.NO, damage) if damage else _said(connection, Word.KEPT)
+
+
+def _said(connection: Connection, word: Word, why: str = "") -> Outcome:
+    connection.say(word, protocol.sentence(why))
+    return Outcome(word=word, why=why)
+
+
+def _arriving(connection: Connection, view: View, table: Table) -> str:
+    """Read fingerprints and image into their places, all of it come what may; gives what is wrong with them, or nothing."""
+    image, memory, by_chunk = view.header.image, view.memory, table.by_chunk()
+    words = np.zeros(len(table.pieces), np.uint64)
+    connection.read(view.fingerprints.view(np.uint8).data)
+    with ThreadPoolExecutor(1) as checker:
+        checked = []
+        for index in range(image.chunks):
+            connection.read(image.sealed(memory, index))
+            checked.append(checker.submit(_sound, view, index, by_chunk.get(index, ()), words))
+    damaged = [index for index, sound in enumerate(checked) if not sound.result()]
+    if damaged:
+        return f"chunk {damaged[0]} of {image.chunks} has not arrived as it left"
+    for number in np.flatnonzero(words != view.fingerprints)[:1]:
+        return f"tensor {table.pieces[number].name!r} has not the fingerprint that was taken at its source"
+    return ""
+
+
+def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]], words: NDArray[np.uint64]) -> bool:
+    """Whether a chunk matches the checksum behind it; what it holds of each piece goes into `words`."""
+    image = view.header.image
+    chunk, stored = image.chunk(view.memory, index), image.sealed(view.memory, index)[-CRC_BYTES:]
+    for number, done, at, run in segments:
+        words[number] ^= np.uint64(fingerprint.of_part(chunk[at : at + run], done))
+    return crc32c(chunk) == int.from_bytes(stored, "little")
+
+
+def serve(connection: Connection, guests: Sequence[Sequence[Slot]], hold_s: float) -> None:
+    """Keep what a proved caller offers and give what it wants, until it is Lost, which this raises. hold_s: for one copy that it wants."""
+    while True:
+        word, body = connection.hear(Word.OFFER, Word.WANT, idle=True)
+        try:
+            if word is Word.OFFER:
+                _keep_guest(connection, guests, Offer.parse(body))
+            else:
+                _give_guest(connection, guests, *protocol.wanted(body), hold_s)
+        except SnapshotError as error:
+            _said(connection, Word.NO, str(error))
+
+
+def _keep_guest(connection: Connection, guests: Sequence[Sequence[Slot]], offer: Offer) -> None:
+    headers = [[slot.header() for slot in row] for row in guests]
+    admission = tiers.admit(headers, offer.row, offer.rows, offer.header)
+    if admission.answer is Answer.TAKE:
+        keep(connection, offer, guests[offer.row][admission.slot])
+    else:
+        _said(connection, Word.HAVE if admission.answer is Answer.HAVE else Word.NO, admission.reason)
+
+
+def _give_guest(
+    connection: Connection, guests: Sequence[Sequence[Slot]], stamp: Stamp, rank: int, hold_s: float
+) -> None:
+    for number, row in enumerate(guests):
+        for slot in row:
+            with slot.reading() as view:
+                held = view is not None and view.header.state is State.SEALED
+                if view is not None and held and (view.header.stamp, view.header.rank) == (stamp, rank):
+                    give(connection, number, len(guests), slot, view, clock.monotonic_s() + hold_s)
+                    return
+    _said(connection, Word.NO, f"no copy of step {stamp.step} of rank {rank} is kept here")
+
+
+def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> int:
+    """Fill and seal `slot`, a slot of this node, with the copy of global `rank` that the other end keeps; its bytes.
+
+    Raises Lost, MachineError (there is no room for it, or somebody is at the slot), and SnapshotError (there is no such copy, or a
+    damaged one: take the next tier).
+    """
+    connection.say(Word.WANT, protocol.want(stamp, rank))
+    word, body = connection.hear(Word.OFFER, Word.NO)
+    if word is Word.NO:
+        raise SnapshotError(f"the buddy gives no copy: {protocol.said(body)}")
+    offer = Offer.parse(body)
+    if (offer.header.stamp, offer.header.rank) != (stamp, rank):
+        raise Lost("it offers another copy than the one that was asked for")
+    outcome = keep(connection, offer, slot)
+    if outcome.word is Word.LATER:
+        raise MachineError(f"the buddy's copy of step {stamp.step} could not be taken: {outcome.why}")
+    if outcome.word is not Word.KEPT:
+        raise SnapshotError(f"the buddy's copy of step {stamp.step} of rank {rank} did not arrive: {outcome.why}")
+    return offer.header.image.memory_bytes

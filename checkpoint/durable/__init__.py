@@ -1,0 +1,1 @@
+"""Snapshots on durable storage: saved, committed, listed, retired, loaded."""

@@ -1,0 +1,139 @@
+"""The commit protocol, as steps in a store: parts → manifests → COMMIT, each durable before the next; and undone.
+
+A snapshot exists while COMMIT is there and REJECTED is not; nothing else counts, so a kill or a power cut at any moment leaves it whole
+or not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+
+from ...resilience.errors import FormatError, MachineError, SnapshotError
+from ..backend import paths
+from ..backend.paths import Attempt
+from ..backend.place import Place
+from ..format.manifest import MANIFEST_BYTES, Commit, Entry, Figures, RankManifest
+from ..format.shared_chunks import Sources, check_places
+
+
+def missing_ranks(snapshot: Place, world: int) -> list[int]:
+    """The global ranks whose manifests are not there yet."""
+    return [rank for rank in range(world) if not snapshot.there(paths.manifest_name(rank))]
+
+
+def commit(snapshot: Place, world: int, now_s: float) -> None:
+    """Make the snapshot at that place exist. now_s: wall clock. Raises SnapshotError unless all `world` manifests belong to it."""
+    entries: list[Entry] = []
+    sources: list[Sources] = []
+    nbytes = 0
+    for rank in range(world):
+        data = snapshot.read(paths.manifest_name(rank), MANIFEST_BYTES)
+        manifest = _manifest(data, snapshot, rank, world)
+        entries.append(Entry(bytes=len(data), sha256=sha256(data).hexdigest()))
+        sources.append(manifest.sources)
+        nbytes += len(data) + manifest.table.image.file_bytes(len(manifest.sources.own))
+    check_places(sources)
+    figures = Figures(written_s=round(now_s, 3), bytes=nbytes)
+    snapshot.write(paths.COMMIT, Commit(attempt=snapshot.name, ranks=tuple(entries), figures=figures).to_json())
+
+
+def committed(snapshot: Place) -> bool:
+    return snapshot.there(paths.COMMIT) and not snapshot.there(paths.REJECTED)
+
+
+def read_commit(snapshot: Place) -> Commit:
+    """What COMMIT says. Raises SnapshotError when there is none, or one that does not belong here; FormatError for another version's."""
+    if not committed(snapshot):
+        why = "it has no COMMIT"
+        if snapshot.there(paths.REJECTED):
+            why = f"it was rejected: {_reason(snapshot)}"
+        raise SnapshotError(f"{snapshot} is not a snapshot: {why}")
+    data = snapshot.read(paths.COMMIT)
+    with _named(str(snapshot)):
+        found = Commit.from_json(data)
+    if found.attempt != snapshot.name:
+        raise SnapshotError(f"{snapshot}/{paths.COMMIT} belongs to the attempt {found.attempt}")
+    return found
+
+
+def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
+    """The manifest of `rank`, if it is the one that COMMIT names. Raises SnapshotError."""
+    name, entry = paths.manifest_name(rank), promised.ranks[rank]
+    data = snapshot.read(name, entry.bytes)
+    if (len(data), sha256(data).hexdigest()) != (entry.bytes, entry.sha256):
+        raise SnapshotError(
+            f"{snapshot}/{name} is not the manifest that COMMIT names: it is damaged, or from another attempt"
+        )
+    return _manifest(data, snapshot, rank, promised.world)
+
+
+def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManifest:
+    """Raises SnapshotError unless it is that of `rank` of `world` in this very attempt."""
+    name = paths.manifest_name(rank)
+    with _named(f"{snapshot}/{name}"):
+        manifest = RankManifest.from_json(data)
+    expected, found = (snapshot.name, rank, world), (manifest.attempt, manifest.rank, manifest.world)
+    if found != expected or Attempt.parse(snapshot.name) is None:
+        raise SnapshotError(f"{snapshot}/{name} belongs to {found}, and should to {expected}")
+    return manifest
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """A sentence about what is in a file, with where that is in front."""
+    try:
+        yield
+    except (FormatError, SnapshotError) as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _reason(snapshot: Place) -> str:
+    try:
+        return snapshot.read(paths.REASON).decode(errors="replace")[:1000]
+    except SnapshotError:
+        return "nobody has noted why"
+
+
+def certify(snapshot: Place) -> None:
+    """Mark a committed snapshot as one whose state has proved stable; nothing where it is not there any more. Raises MachineError."""
+    if committed(snapshot) and not snapshot.there(paths.CERTIFIED):
+        snapshot.write(paths.CERTIFIED, b"certified\n")
+
+
+def reject(snapshot: Place, reason: str) -> None:
+    """Take a snapshot that failed to restore out of the world; its bytes stay for whoever wants to know why. All nodes may at once."""
+    with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands
+        snapshot.write(paths.REASON, reason.encode())
+    try:
+        snapshot.rename(paths.COMMIT, paths.REJECTED)
+    except (MachineError, SnapshotError):
+        if snapshot.there(paths.COMMIT):  # else another node was quicker, or has deleted it
+            raise
+
+
+@contextmanager
+def reading(snapshot: Place) -> Iterator[None]:
+    """A block that reads a snapshot: `delete` leaves it alone meanwhile, where the store has locks. Where it has none, or somebody else has
+    deleted it, what is missing then is no damage: MachineError is raised in place of SnapshotError or OSError."""
+    try:
+        with snapshot.reading(paths.COMMIT):
+            yield
+    except (SnapshotError, OSError) as error:
+        if snapshot.there(paths.COMMIT) or snapshot.there(paths.REJECTED):
+            raise
+        raise MachineError(f"{snapshot} is not there any more: it was deleted before it was read to the end") from error
+    except RecursionError:
+        raise SnapshotError(
+            f"{snapshot}: its state is nested deeper than this program can follow; it was not read"
+        ) from None
+
+
+def delete(snapshot: Place) -> bool:
+    """Delete a snapshot or an attempt; False, and nothing done, while somebody reads it. COMMIT goes first and durably: a kill may leave
+    the rest to be swept."""
+    if snapshot.there(paths.COMMIT) and not snapshot.retract(paths.COMMIT):
+        return False
+    snapshot.clear()
+    return True

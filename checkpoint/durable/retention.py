@@ -1,0 +1,120 @@
+"""Which snapshots and which remains of attempts may go. Pure: names, figures and a policy in; names and reasons out.
+
+newest `keep`        stay, whatever else is said
+protected            stay: the caller needs them
+older ones           the first of every `keep_every_steps` stays, as long as it is not too old, and all that stay are not too large;
+                     all others go
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...resilience.errors import UsageError
+from ...resilience.text.formatting import size
+from ..arena.slot_header import Stamp
+from ..backend.paths import Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionPolicy:
+    keep: int = 3
+    """Snapshots that stay on disk, the newest ones; and the one that the present ranks have started from."""
+    keep_every_steps: int = 0
+    """Of the older ones, the first of every so many steps stays too; 0: none does; 1: all do."""
+    max_age_h: float = 0.0
+    """Hours until those older ones go; 0: they do not for their age."""
+    max_bytes: int = 0
+    """As long as all snapshots are larger together, the oldest of those older ones go; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("keep", 1), ("keep_every_steps", 0), ("max_bytes", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"snapshots.{name} is {getattr(self, name)}; it must be at least {least}")
+        if not 0 <= self.max_age_h < math.inf:
+            raise UsageError(f"snapshots.max_age_h is {self.max_age_h}; it is 0 (no limit) or more")
+        for name in ("max_age_h", "max_bytes"):
+            if getattr(self, name) and not self.keep_every_steps:
+                raise UsageError(
+                    f"snapshots.{name} limits what is kept beside the newest {self.keep}, and that is nothing: set "
+                    "snapshots.keep_every_steps too (1 keeps all of them)"
+                )
+
+    @property
+    def weighs(self) -> bool:
+        """Age and size have to be known."""
+        return bool(self.max_age_h or self.max_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A committed snapshot."""
+
+    attempt: Attempt
+    written_s: float | None = None
+    """Wall-clock seconds; None: not known, its COMMIT cannot be read."""
+    bytes: int | None = None
+
+    @classmethod
+    def unknown(cls, attempt: Attempt) -> Stored:
+        return cls(attempt=attempt)
+
+
+class Going(NamedTuple):
+    attempt: Attempt
+    why: str
+
+
+def surplus(
+    newest_first: Sequence[Stored],
+    now_s: float,
+    policy: RetentionPolicy,
+    protected: frozenset[Attempt] = frozenset(),
+) -> list[Going]:
+    """The committed snapshots that go, the newest first; never the newest one. now_s: wall clock.
+
+    Once those that stay are `max_bytes` together, all older ones go: none stays in the place of a newer one because it is smaller.
+    """
+    every, keep = policy.keep_every_steps, max(policy.keep, 1)
+    firsts = {each.attempt.stamp.step // every: each.attempt for each in newest_first} if every else {}
+    total_bytes = sum(each.bytes or 0 for each in newest_first[:keep])
+    going = []
+    for each in newest_first[keep:]:
+        why = _why(each, now_s, policy, firsts)
+        if not why or each.attempt in protected:
+            total_bytes += each.bytes or 0
+        if not why and policy.max_bytes and total_bytes > policy.max_bytes:
+            why = f"{size(policy.max_bytes)} are kept"
+        if why and each.attempt not in protected:
+            going.append(Going(each.attempt, why))
+    return going
+
+
+def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, Attempt]) -> str:
+    """Why it goes for itself; empty where it may stay."""
+    every = policy.keep_every_steps
+    if not every:
+        return f"{policy.keep} newer ones are there"
+    if firsts[each.attempt.stamp.step // every] != each.attempt:
+        return f"an earlier one of the same {every} steps stays"
+    if policy.max_age_h and each.written_s is not None and now_s - each.written_s > policy.max_age_h * 3600:
+        return f"it is more than {policy.max_age_h:g} h old"
+    return ""
+
+
+def dead(uncommitted: Sequence[Attempt], current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
+    """The attempts that nobody will ever commit, once the node that commits is at `current` and its arena holds `held`.
+
+    Those of other runs and of lineages that were given up; of this lineage, what is older and has left the arena. What
+    is newer than `current` may be another node's that is ahead of this one.
+    """
+
+    def is_dead(attempt: Attempt) -> bool:
+        if attempt.run != current.run or attempt.stamp[:2] < current.stamp[:2]:
+            return True
+        return attempt.stamp < current.stamp and attempt.stamp not in held
+
+    return [attempt for attempt in uncommitted if is_dead(attempt)]

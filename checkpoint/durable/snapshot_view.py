@@ -1,0 +1,295 @@
+"""What a snapshot holds, by names that no layout changes: what leaves for other formats.
+
+manifests of all ranks → whole tensors by name, and the values beside them, each said once.
+
+A tensor with a place in a global one goes by that one's name: `model/decoder.layers.0.mlp.linear_fc1.weight`,
+`optimizer/exp_avg/decoder.layers.0.mlp.linear_fc1.weight`. Of the rest, what is the same on all ranks keeps its name, and what is one
+rank's own (generators) gets the rank in front: `rank-00003/randomness/torch`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from ...resilience.errors import LayoutError, SnapshotError
+from ..backend import paths
+from ..format.manifest import RankManifest
+from ..format.pytree import Tagged
+from ..format.pytree_walk import flatten
+from ..format.schema import checked
+from ..format.sharding import Part, Shape, covers
+from ..format.tensor_table import ITEM_BYTES, Piece
+from .load_resharded import Saved, Wanted, word, words
+
+LAYOUT_KEYS = ("is_expert_parallel",)
+"""In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+
+_Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
+"""Of a parameter in an optimizer's state: the number of its group stands before the dot."""
+
+Words = NDArray[np.generic]
+"""Elements of a tensor as words of their size; bits, whatever they mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A whole tensor that can be read."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    own: tuple[int, Piece] | None = None
+    """Rank and piece of one that has no place in a global tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Contents:
+    """A snapshot, as other formats see it."""
+
+    def __init__(self, saved: Saved) -> None:
+        """Raises SnapshotError when a global tensor is not whole, or the table claims more than its bytes can hold."""
+        self.saved = saved
+        self.tensors: dict[str, Tensor] = {}
+        """By name, in order."""
+        self.values: dict[str, Any] = {}
+        """Everything that is no tensor, by source; `rank-00003` → source for what is one rank's own. Of an optimizer: `param_groups`, each
+        with the `params` that are in it, and the loss `scaler`."""
+        found = [_global(saved, name) for name in saved.boxes]
+        described = saved.described
+        if not all(isinstance(state, dict) for state in described):
+            raise SnapshotError(f"{saved.snapshot}: its state is no dict of sources; it is damaged")
+        for source in dict.fromkeys(str(name) for state in described for name in state):
+            kept = [state.get(source) for state in described]
+            if all(_is_optimizer(state) for state in kept):
+                self.values[source] = _optimizer_values(saved, source, kept)
+                continue
+            first, *others = (_told(manifest, state) for manifest, state in zip(saved.manifests, kept, strict=True))
+            if all(other == first for other in others):
+                found += self._own(0, source, kept[0], "")
+            else:
+                for rank, state in enumerate(kept):
+                    found += self._own(rank, source, state, f"{paths.slab_name(rank)}/")
+        self.tensors = {tensor.name: tensor for tensor in sorted(found, key=lambda tensor: tensor.name)}
+
+    def _own(self, rank: int, source: str, state: Any, prefix: str) -> list[Tensor]:
+        """Note the values of what one rank has said of a source; its tensors without a place."""
+        target = self.values.setdefault(prefix.rstrip("/"), {}) if prefix else self.values
+        plain = without_tensors(state)
+        if plain not in ({}, None):
+            target[source] = plain
+        if prefix and not target:
+            del self.values[prefix.rstrip("/")]
+        return [
+            Tensor(name=f"{prefix}{piece.name}", dtype=piece.dtype, shape=piece.shape, own=(rank, piece))
+            for piece in pieces(state)
+            if not piece.parts
+        ]
+
+    def read(self, tensors: Sequence[Tensor]) -> list[Words]:
+        """Their elements, row-major. Raises as `Saved.fill` does."""
+        found = [words(t.dtype, t.shape, t.name) for t in tensors]
+        wanted = [
+            Wanted(t.name, t.dtype, [_box(t, (0,) * len(t.shape), t.shape)], memory)
+            for t, memory in zip(tensors, found, strict=True)
+            if t.own is None
+        ]
+        self.saved.fill(wanted)
+        for tensor, memory in zip(tensors, found, strict=True):
+            if tensor.own is not None:
+                memory[...] = self.saved.content(*tensor.own).view(word(tensor.dtype))
+        return found
+
+    def read_box(self, tensor: Tensor, offset: Shape, box: Shape) -> Words:
+        """The elements of a box of it, row-major, out of the chunks that hold it. Raises as `Saved.fill` does."""
+        if tensor.own is not None:
+            (whole,) = self.read([tensor])
+            at = tuple(slice(o, o + n) for o, n in zip(offset, box, strict=True))
+            return whole.reshape(tensor.shape)[at].reshape(-1)
+        memory = words(tensor.dtype, box, tensor.name)
+        self.saved.fill([Wanted(tensor.name, tensor.dtype, [_box(tensor, offset, box)], memory)])
+        return memory
+
+
+def batches(tensors: Sequence[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
+    """In order, so many at a time that they fill no more than `limit_bytes`, or one."""
+    batch: list[Tensor] = []
+    total = 0
+    for tensor in tensors:
+        if batch and total + tensor.nbytes > limit_bytes:
+            yield batch
+            batch, total = [], 0
+        batch.append(tensor)
+        total += tensor.nbytes
+    if batch:
+        yield batch
+
+
+def _box(tensor: Tensor, offset: Shape, box: Shape) -> Part:
+    return Part(name=tensor.name, shape=tensor.shape, offset=offset, box=box)
+
+
+def _global(saved: Saved, name: str) -> Tensor:
+    """One that parts make up. Raises SnapshotError unless they make up all of it, out of bytes that are there."""
+    boxes = saved.boxes[name]
+    if not boxes:  # it has no elements
+        piece, part = saved.first[name]
+        if math.prod(part.shape):
+            raise SnapshotError(f"{saved.snapshot}: of {name} {part.shape} it holds nothing; it is damaged")
+        return Tensor(name=name, dtype=piece.dtype, shape=part.shape)
+    dtype, shape = saved.shape(name)
+    held = sum(math.prod(box.part.box) for box in boxes)
+    there = sum({(box.rank, box.piece): saved.piece(box).nbytes for box in boxes}.values())
+    whole = Tensor(name=name, dtype=dtype, shape=shape)
+    if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
+        raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
+    places = [(box.part.offset, box.part.box) for box in boxes]
+    if there < whole.nbytes or not covers(places, (0,) * len(shape), shape):
+        raise SnapshotError(
+            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes, or some "
+            "of them twice; it is damaged, or its ranks have not saved all of it"
+        )
+    return whole
+
+
+def pieces(state: Any) -> Iterator[Piece]:
+    """All of a described state."""
+    if isinstance(state, Piece):
+        yield state
+    elif isinstance(state, Mapping):
+        for inner in state.values():
+            yield from pieces(inner)
+    elif isinstance(state, (list, tuple)):
+        for inner in state:
+            yield from pieces(inner)
+
+
+def without_tensors(state: Any) -> Any:
+    """A described state without its pieces, and without dicts that then are empty."""
+    if isinstance(state, Mapping):
+        kept = {key: without_tensors(inner) for key, inner in state.items() if not isinstance(inner, Piece)}
+        return {key: inner for key, inner in kept.items() if inner != {} or state[key] == {}}
+    if isinstance(state, Tagged):
+        return Tagged((state[0], without_tensors(state[1])))
+    if isinstance(state, (list, tuple)):
+        return [without_tensors(inner) for inner in state if not isinstance(inner, Piece)]
+    return None if isinstance(state, Piece) else state
+
+
+def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str, Shape, str]]]:
+    """What a rank says of a source: the values, to the bit, so that a NaN is like another one; and the tensors without a place, by their
+    fingerprints."""
+    prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
+    own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
+    return exactly(without_tensors(state)), own
+
+
+def exactly(values: Any) -> str:
+    return json.dumps(flatten(values, lambda leaf: False)[0])
+
+
+def _is_optimizer(state: Any) -> bool:
+    """One as `training/state/sources.py` collects it, each tensor of it with a place."""
+    return (
+        isinstance(state, dict)
+        and bool(state)
+        and all(isinstance(part, dict) and {"groups", "state", "main"} <= part.keys() for part in state.values())
+        and all(
+            piece.parts
+            for part in state.values()
+            for piece in pieces([part["state"], part["main"], part.get("further")])
+        )
+    )
+
+
+def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str, Any]:
+    """The values of groups that have the same ones, once; other values (the loss scaler) as rank 0 has them."""
+    groups: dict[str, dict[str, Any]] = {}
+    for parameter, told in sorted(parameter_values(saved, source).items()):
+        _group(groups, told.group)["params"].append(parameter)
+    for values in loose_groups(saved, source):
+        _group(groups, values)
+    other = {
+        key: value for part in kept[0].values() for key, value in part.items() if key not in ("groups", "state", "main")
+    }
+    return {"param_groups": list(groups.values()), **without_tensors(other)}
+
+
+def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The one of `groups` that has these values, to the bit; a new one where none has."""
+    told = without_tensors(values)
+    in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
+    return groups.setdefault(exactly(in_order), {"params": [], **told})
+
+
+class Told(NamedTuple):
+    """Of one parameter."""
+
+    group: Mapping[str, Any]
+    """The values of its group,"""
+    state: Mapping[str, Any]
+    """and what of its state is no tensor."""
+
+
+def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
+    """What the optimizer `source` holds of each parameter, by its global name. Raises LayoutError where ranks differ in what is no
+    tensor."""
+    values: dict[str, Told] = {}
+    for part in optimizer_parts(saved, source):
+        for key, state in part.state.items():
+            plain = {name: value for name, value in state.items() if not isinstance(value, Piece)}
+            told = Told(part.groups[int(key.split(".")[0])], plain)
+            for piece in pieces([state, part.main.get(key)]):
+                for place in piece.parts:
+                    name = place.name.split("/", 2)[2]
+                    before = values.setdefault(name, told)
+                    if before is not told and (plain or before.state) and exactly(before.state) != exactly(plain):
+                        raise LayoutError(
+                            f"{saved.snapshot} cannot be taken to another parallel layout: what {source!r} counts for {name} differs from "
+                            "rank to rank"
+                        )
+    return values
+
+
+def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
+    """Groups of which no parameter's state is told where they are."""
+    return [
+        group
+        for part in optimizer_parts(saved, source)
+        for number, group in enumerate(part.groups)
+        if not any(key.startswith(f"{number}.") for key in part.state)
+    ]
+
+
+class _PartForm(Struct):
+    """What `training/state/sources.py` says of an optimizer, or of one of those that it is made of."""
+
+    groups: list[dict[Any, Any]]
+    state: dict[_Key, dict[Any, Any]]
+    main: dict[str, Any]
+    further: Any = None
+
+
+def optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
+    """Of all ranks. Raises LayoutError where there is no such optimizer, SnapshotError where it is none."""
+    for manifest, described in zip(saved.manifests, saved.described, strict=True):
+        if not isinstance(described, dict) or source not in described:
+            raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
+        where = f"{saved.snapshot}: what rank {manifest.rank} says of {source}"
+        for part in checked(described[source], dict[Any, _PartForm], where).values():
+            places = (place for piece in pieces([part.state, part.main]) for place in piece.parts)
+            if any(int(key.split(".")[0]) >= len(part.groups) for key in part.state) or any(
+                place.name.count("/") < 2 for place in places
+            ):
+                raise SnapshotError(f"{where} names a group or a parameter that there is not; it is damaged")
+            yield part

@@ -1,0 +1,1 @@
+"""What a snapshot consists of: tensors, trees, images, manifests, fingerprints. Pure."""

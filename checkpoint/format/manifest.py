@@ -1,0 +1,172 @@
+"""What a snapshot on disk claims about itself. Pure: dataclasses ⇄ JSON, believed only when every field fits.
+
+Trust runs down a chain of checksums: COMMIT → each rank's manifest → each chunk of its slab, so that no byte of a
+snapshot can change, go missing or come from another attempt unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import numpy as np
+from crc32c import crc32c
+from msgspec import Meta, Struct, structs
+from numpy.typing import NDArray
+
+from ...resilience.errors import FormatError, SnapshotError
+from .schema import Sha256, Size, TableForm, Word, checked, parse
+from .shared_chunks import Sources
+from .tensor_table import Table
+
+FORMAT = 3
+MOST_RANKS = 100_000
+MANIFEST_BYTES = 1 << 30
+"""Of one rank's manifest at most."""
+AttemptName = Annotated[str, Meta(pattern=r"\A[0-9a-g-]{1,255}\Z")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankManifest:
+    """One rank's part: written once its slab is on disk."""
+
+    attempt: str
+    rank: int
+    world: int
+    table: Table
+    metadata_sha256: str
+    """Of the slab's zarr.json."""
+    fingerprints: tuple[str, ...]
+    """Of each of the table's pieces, in hex, as it left its device (`fingerprint.py`)."""
+    chunk_crc32c: tuple[int, ...]
+    """Of each chunk of the payload as it lay in the arena; a shard's own can't tell one attempt from another."""
+    sources: Sources
+    """Which rank has written each chunk: of what several hold, one."""
+
+    def words(self) -> NDArray[np.uint64]:
+        """The fingerprints as numbers."""
+        return np.array([int(each, 16) for each in self.fingerprints], np.uint64)
+
+    def to_json(self) -> bytes:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _dump({"format": FORMAT, **fields, "table": self.table.as_object(), "sources": self.sources.runs})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> RankManifest:
+        """Raises SnapshotError for anything that `to_json` can't have made, FormatError for what another version's may have."""
+        where = "the rank manifest"
+        form = checked(_versioned(data, where), _ManifestForm, where)
+        table = Table.of_form(form.table)
+        if len(form.chunk_crc32c) != table.image.chunks:
+            raise SnapshotError(f"{where} does not have one checksum a chunk")
+        if len(form.fingerprints) != len(table.pieces):
+            raise SnapshotError(f"{where} does not have one fingerprint a tensor")
+        sources = Sources(form.rank, tuple(form.sources))
+        sources.check(table.image.chunks, form.world)
+        return cls(
+            attempt=form.attempt,
+            rank=form.rank,
+            world=form.world,
+            table=table,
+            metadata_sha256=form.metadata_sha256,
+            fingerprints=tuple(form.fingerprints),
+            chunk_crc32c=tuple(form.chunk_crc32c),
+            sources=sources,
+        )
+
+
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank manifest, as COMMIT names it."""
+
+    bytes: Annotated[int, Meta(ge=0, le=MANIFEST_BYTES)]
+    sha256: Sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What retention and lists go by. Nothing else in a snapshot vouches for them, so they have a checksum."""
+
+    written_s: float
+    """Wall-clock seconds when it was committed."""
+    bytes: int
+    """Of all slabs and manifests."""
+
+    def as_object(self) -> dict[str, object]:
+        found = asdict(self)
+        return {**found, "crc32c": crc32c(_dump(found))}
+
+    @classmethod
+    def of_form(cls, form: _FiguresForm) -> Figures:
+        """Raises SnapshotError unless the checksum is theirs."""
+        found = cls(written_s=form.written_s, bytes=form.bytes)
+        if found.as_object()["crc32c"] != form.crc32c:
+            raise SnapshotError("the figures in COMMIT are damaged")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """The whole snapshot: it exists when this does."""
+
+    attempt: str
+    ranks: tuple[Entry, ...]
+    """By global rank."""
+    figures: Figures
+
+    @property
+    def world(self) -> int:
+        return len(self.ranks)
+
+    def to_json(self) -> bytes:
+        ranks = [structs.asdict(entry) for entry in self.ranks]
+        return _dump({"format": FORMAT, "attempt": self.attempt, "ranks": ranks, "figures": self.figures.as_object()})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Commit:
+        """As `RankManifest.from_json`."""
+        form = checked(_versioned(data, "COMMIT"), _CommitForm, "COMMIT")
+        return cls(attempt=form.attempt, ranks=tuple(form.ranks), figures=Figures.of_form(form.figures))
+
+
+class _ManifestForm(Struct, forbid_unknown_fields=True):
+    format: int
+    attempt: AttemptName
+    rank: Size
+    world: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    table: TableForm
+    metadata_sha256: Sha256
+    fingerprints: list[Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]]
+    chunk_crc32c: list[Word]
+    sources: list[tuple[Size, Size, Size]]
+
+
+class _FiguresForm(Struct, forbid_unknown_fields=True):
+    written_s: Annotated[float, Meta(ge=0, le=1 << 37)]
+    """To the year 6325: what follows from it is a date."""
+    bytes: Size
+    crc32c: Word
+
+
+class _CommitForm(Struct, forbid_unknown_fields=True):
+    format: int
+    attempt: AttemptName
+    ranks: Annotated[list[Entry], Meta(min_length=1, max_length=MOST_RANKS)]
+    figures: _FiguresForm
+
+
+def _dump(found: dict[str, object]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _versioned(data: bytes, where: str) -> object:
+    found = parse(data, where)
+    version = found.get("format") if isinstance(found, dict) else None
+    if type(version) is not int or version < 1:
+        raise SnapshotError(f"{where} does not say of which format it is; it is damaged")
+    if version != FORMAT:
+        raise FormatError(
+            f"{where} is written in format {version}; this version of mt-resilient reads format {FORMAT}, and has left it as it is. Use "
+            f"{'a newer version' if version > FORMAT else 'the version that wrote it'}, or name another snapshot"
+        )
+    return found

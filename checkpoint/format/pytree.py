@@ -1,0 +1,173 @@
+"""What a nested state is once its leaves are taken out: a JSON skeleton. Pure; knows neither torch nor files.
+
+Down: `pytree_walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. Up: `unflatten`.
+Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. JSON says what JSON can
+say; the rest is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`. What a value is that is made of others is
+for those to know who have tagged it: `{"tagged": ["deque", […]]}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...resilience.errors import SnapshotError
+
+Json = Any
+"""What json.loads returns."""
+
+SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
+"""numpy's dtypes that are plain bytes."""
+
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_PLAIN = 1 << 63
+"""An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
+
+
+class Tagged(tuple[Any, ...]):
+    """(kind, content): a value that is neither plain nor a container of ours, by what it consists of. Nothing here makes it again. Where
+    the kind is empty, it is its content, and of interest to its source alone."""
+
+    __slots__ = ()
+
+
+def unflatten(
+    skeleton: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: np.asarray(leaf).copy()
+) -> Any:
+    """The state again, with `leaves` in their places; `array` makes a leaf that was an array into one again.
+
+    Raises SnapshotError for a skeleton that `flatten` can't have made, and for a leaf that is missing.
+    """
+    try:
+        return _up(skeleton, leaves, array)
+    except RecursionError:
+        raise SnapshotError("the snapshot's skeleton is nested too deep; it is damaged") from None
+
+
+def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
+    """All that is not a leaf, in no order: (name of the place, its JSON); a container counts as its kind and length."""
+    todo: list[tuple[str, Json]] = [("", skeleton)]
+    while todo:
+        path, node = todo.pop()
+        tag, inner = _tagged(node) if isinstance(node, dict) else ("list" if isinstance(node, list) else "", node)
+        if tag == "tagged":
+            kind, content = _kind_and_content(inner)
+            todo.append((path, content))
+            yield path, {tag: kind}
+        elif tag in (*_MAPPINGS, "tuple", "list"):
+            pairs = list(_pairs(inner) if tag in _MAPPINGS else enumerate(_list(inner)))
+            todo += [(join(path, key), item) for key, item in pairs]
+            yield path, {tag: len(pairs)}
+        elif tag not in ("leaf", "array"):
+            yield path, node
+
+
+def readable(value: Any) -> Json:
+    """Plain values as JSON that people read: bytes, NaN, Inf and large integers as text, tuples as lists, keys as text."""
+    if isinstance(value, Mapping):
+        return {_said(key): readable(item) for key, item in value.items()}
+    if isinstance(value, Tagged):
+        kind, content = value
+        return {kind: readable(content)} if kind else readable(content)
+    if isinstance(value, (list, tuple)):
+        return [readable(item) for item in value]
+    if isinstance(value, np.generic):
+        return readable(value.item())
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (float, complex)) and not (isinstance(value, float) and math.isfinite(value)):
+        return str(value)
+    return _said(value) if type(value) is int and not -_PLAIN <= value < _PLAIN else value
+
+
+def plain(value: Any) -> Json:
+    """A value that is no container as JSON, exact to the bit."""
+    if type(value) is int and not -_PLAIN <= value < _PLAIN:
+        return {"int": hex(value)}
+    if type(value) is float and not math.isfinite(value):
+        return {"float": struct.pack(">d", value).hex()}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return {"numpy": [value.dtype.name, value.tobytes().hex()]}
+    return value
+
+
+def _up(node: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    if isinstance(node, list):
+        return [_up(item, leaves, array) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tag, inner = _tagged(node)
+    try:
+        match tag:
+            case "dict" | "ordered" | "counter":
+                return _MAPPINGS[tag]({key: _up(item, leaves, array) for key, item in _pairs(inner)})
+            case "tuple":
+                return tuple(_up(item, leaves, array) for item in _list(inner))
+            case "tagged":
+                kind, content = _kind_and_content(inner)
+                return Tagged((kind, _up(content, leaves, array)))
+            case "leaf":
+                return leaves[inner]
+            case "array":
+                return array(leaves[inner])
+            case "int":
+                return int(inner, 16)
+            case "float":
+                return struct.unpack(">d", bytes.fromhex(inner))[0]
+            case "bytes":
+                return base64.b64decode(inner, validate=True)
+            case "numpy" if inner[0] in SCALARS:
+                (scalar,) = np.frombuffer(bytes.fromhex(inner[1]), dtype=inner[0])
+                return scalar
+    except KeyError:
+        raise SnapshotError(f"the snapshot's skeleton names a tensor {inner!r} that is not in it") from None
+    except (TypeError, ValueError, IndexError, struct.error, binascii.Error) as error:
+        raise SnapshotError(f"the snapshot's skeleton has a malformed {tag}: {error}") from None
+    raise SnapshotError(
+        f"the snapshot's skeleton has a value of the unknown kind {tag!r}; a newer version may have written it"
+    )
+
+
+def _tagged(node: dict[str, Json]) -> tuple[str, Json]:
+    if len(node) != 1:
+        raise SnapshotError(f"the snapshot's skeleton has an object with {len(node)} kinds where one is due")
+    return next(iter(node.items()))
+
+
+def _kind_and_content(inner: Json) -> tuple[str, Json]:
+    match inner:
+        case [str(kind), content]:
+            return kind, content
+    raise SnapshotError("the snapshot's skeleton has something tagged without a kind and content")
+
+
+def _list(inner: Json) -> list[Json]:
+    if not isinstance(inner, list):
+        raise SnapshotError("the snapshot's skeleton has a tuple or dict without a list of items")
+    return inner
+
+
+def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
+    for pair in _list(inner):
+        key = _up(pair[0], {}) if isinstance(pair, list) and len(pair) == 2 else None
+        if not isinstance(key, (str, int)) or isinstance(key, bool):
+            raise SnapshotError("the snapshot's skeleton has a dict item without a string or integer key")
+        yield key, pair[1]
+
+
+def join(path: str, key: str | int) -> str:
+    """The name of a place within another one."""
+    return f"{path}/{_said(key)}" if path else _said(key)
+
+
+def _said(key: str | int) -> str:
+    return hex(key) if type(key) is int and not -_PLAIN <= key < _PLAIN else str(key)

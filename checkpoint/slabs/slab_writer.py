@@ -1,0 +1,125 @@
+"""Who writes a slab: tensorstore, or one stream of direct I/O. In a directory both leave the same files, and a trial tells which is faster
+there; an object store is tensorstore's."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+
+from ...resilience import clock
+from ...resilience.errors import ResilientError
+from ..arena.arena import View
+from ..arena.slot_header import Header
+from ..backend import paths
+from ..backend.filesystem import Files, make_directory, own_directory
+from ..backend.object_store import Objects
+from ..backend.place import Place
+from ..format.shard_image import CHUNK_BYTES, PAGE_BYTES, Image
+from . import direct_io, zarr_slab
+
+Writer: TypeAlias = Callable[[Place, View, Sequence[int]], list[int]]
+"""Write some chunks of the view, ascending, as a new slab at that place, durable but for the directories; gives the checksum of each.
+Called by several threads, for a slab each. Raises MachineError, SnapshotError or OSError."""
+
+TRIAL_BYTES = 4 * CHUNK_BYTES
+"""One trial's. Smaller slabs are tensorstore's: there is nothing to be gained."""
+_MARK = ".trial-"
+_BURST_S = 0.05
+"""A limited stream may run ahead of its limit for so long."""
+
+
+def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
+    """For slabs under `root`. bytes_per_s: of all slabs together; 0 for no limit."""
+    return Fastest(root, bytes_per_s) if isinstance(root, Files) else Puts(bytes_per_s)
+
+
+def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
+    """Into a directory."""
+    assert isinstance(slab, Files)
+    return zarr_slab.write(slab, view.memory, view.header.image, chunks)
+
+
+class Pace:
+    """Waits until so many bytes may go, those of all threads together."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._free_at_s = 0.0
+        self._lock = Lock()
+
+    def __call__(self, nbytes: int) -> None:
+        if not self._rate:
+            return
+        with self._lock:
+            now = clock.monotonic_s()
+            self._free_at_s = free_at_s = max(self._free_at_s, now - _BURST_S) + nbytes / self._rate
+        if free_at_s > now:
+            clock.sleep(free_at_s - now)
+
+
+class Puts:
+    """Into an object store."""
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        self._pace = Pace(bytes_per_s)
+
+    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
+        assert isinstance(slab, Objects)
+        return zarr_slab.put(slab, view.memory, view.header.image, chunks, self._pace)
+
+
+class Direct:
+    """Into a directory, as one stream past the page cache."""
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        self._pace = Pace(bytes_per_s)
+
+    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
+        assert isinstance(slab, Files)
+        zarr_slab.create(slab, view.header.image)
+        if not chunks:
+            return []
+        shard = slab.path / zarr_slab.SHARD
+        shard.parent.mkdir(parents=True)
+        return direct_io.write(shard, view.memory, view.header.image, chunks, self._pace)
+
+
+class Fastest:
+    """The faster one under `root`, found by a trial of both before the first slab that is large enough for it to matter. With a limit the
+    stream, for tensorstore knows none; where the trial fails (a full disk), tensorstore, which will say why."""
+
+    def __init__(self, root: Files, bytes_per_s: float = 0.0) -> None:
+        self._root = root
+        self._stream = Direct(bytes_per_s)
+        self._chosen: Writer | None = self._stream if bytes_per_s else None
+        self._choosing = Lock()
+
+    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
+        with self._choosing:
+            if self._chosen is None and len(chunks) * view.header.image.chunk_bytes >= TRIAL_BYTES:
+                self._chosen = self._trial()
+        return (self._chosen or by_tensorstore)(slab, view, chunks)
+
+    def _trial(self) -> Writer:
+        memory = memoryview(mmap.mmap(-1, Image(TRIAL_BYTES).memory_bytes))
+        memory[::PAGE_BYTES] = b"\1" * (len(memory) // PAGE_BYTES)
+        view = View(
+            header=Header(payload_bytes=TRIAL_BYTES), table=b"", fingerprints=np.zeros(0, np.uint64), memory=memory
+        )
+        took: dict[Writer, float] = {}
+        for writer in (by_tensorstore, self._stream, by_tensorstore, self._stream):
+            place = Files(own_directory((self._root / paths.SNAPSHOTS).path, _MARK))
+            try:
+                make_directory(place.path)
+                started = clock.monotonic_s()
+                writer(place / "slab", view, range(view.header.image.chunks))
+                took[writer] = min(took.get(writer, float("inf")), clock.monotonic_s() - started)
+            except (ResilientError, OSError):
+                return by_tensorstore
+            finally:
+                place.clear()
+        return min(took, key=lambda writer: took[writer])

@@ -1,0 +1,175 @@
+"""A rank's payload ⇄ a slab: a zarr v3 array of bytes, a chunk a row, in shards, checksummed chunk by chunk.
+
+tensorstore defines the format; `direct_io.py` writes the same file. In a directory a slab is one shard, in an object store several, for S3
+takes at most 5 GiB at once. Each setting below was measured, or its default loses data silently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from ...resilience.errors import SnapshotError
+from ...resilience.ipc.file_descriptors import high
+from ..backend import object_store
+from ..backend.filesystem import Files
+from ..backend.object_store import Objects
+from ..backend.place import Place
+from ..format.shard_image import Image
+
+METADATA = "zarr.json"
+SHARD = "c/0/0"
+"""The only one, in a directory."""
+OBJECT_CHUNKS = 32
+"""In a shard of an object store: 128 MiB."""
+_PUTS = 3
+"""Under way at a time."""
+_READ_CHUNKS = 4
+"""In one request: the library bounds no bytes in flight, and one huge read is the slowest way."""
+
+_FILES = ts.Context(
+    {
+        "file_io_concurrency": {"limit": 2},  # the other cores train
+        "data_copy_concurrency": {"limit": 2},
+        "file_io_sync": True,
+        "file_io_locking": {"mode": "os"},  # the others leave torn shards or stale lock files behind a kill
+        "cache_pool": {"total_bytes_limit": 0},
+    }
+)
+_CRC = {"name": "crc32c"}
+_LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def create(slab: Place, image: Image) -> ts.TensorStore:
+    """The metadata of a new slab. Raises MachineError when the place is full or can't be written, SnapshotError when there is a slab
+    already; in an object store it is gone on with, for the same attempt has the same bytes."""
+    sharding = {
+        "chunk_shape": [1, image.chunk_bytes],
+        "codecs": [{"name": "bytes"}, _CRC],
+        "index_codecs": [_LITTLE, _CRC],
+        "index_location": "end",
+    }
+    metadata = {
+        "shape": [image.chunks, image.chunk_bytes],
+        "data_type": "uint8",
+        "fill_value": 0,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [_shard_chunks(slab, image), image.chunk_bytes]},
+        },
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    # Without the last one, a chunk of zeros is left out, and reads as missing.
+    spec = {**_driver(slab), "metadata": metadata, "store_data_equal_to_fill_value": True}
+    future = ts.open(spec, context=_context(slab), create=True, open=not isinstance(slab, Files))
+    return _done(future, slab, writing=True)
+
+
+def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) -> list[int]:
+    """Write `chunks`, ascending, of `memory`, laid out as `image`, as a new slab in a directory; durable but for the directories above it.
+    Gives the checksum of each, which are put into `memory` as well. Raises as `create` does."""
+    crcs = image.seal(memory, chunks)
+    array, rows = create(slab, image), _rows(memory, image)
+    if len(chunks) == image.chunks:
+        # The caller holds the slot still; copying it first would take 1.7 times as long.
+        _done(array.write(rows, can_reference_source_data_indefinitely=True), slab, writing=True)
+    elif chunks:
+        some = list(chunks)
+        _done(array[some].write(ts.array(rows)[some], can_reference_source_data_indefinitely=True), slab, writing=True)
+    return crcs
+
+
+def put(
+    slab: Objects, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
+) -> list[int]:
+    """The same in an object store, a shard at a time: each is copied out of `memory` and put whole, whatever was there. tensorstore's
+    own writing reads a last shard that is not full back first, and puts it under a condition, which Swift refuses.
+
+    pace: called with the bytes of each shard before it.
+    """
+    create(slab, image)
+    room, crcs = _shard_chunks(slab, image), []
+    coming: deque[ts.Future] = deque()
+    for number, group in groupby(chunks, key=lambda chunk: chunk // room):
+        shard = list(group)
+        crcs += image.seal(memory, shard)
+        content = b"".join(
+            [*(image.sealed(memory, chunk) for chunk in shard), image.index([c % room for c in shard], room)]
+        )
+        pace(len(content))
+        coming.append(slab.kv.write(f"c/{number}/0", content))
+        if len(coming) == _PUTS:
+            _done(coming.popleft(), slab, _PUTS * len(content), writing=True)
+    for future in coming:
+        _done(future, slab, _PUTS * room * image.stride_bytes, writing=True)
+    return crcs
+
+
+def read(slab: Place, chunk_bytes: int, wanted: Sequence[int]) -> Iterator[memoryview]:
+    """The chunks `wanted`, each checked against the slab's own checksum. What is given is overwritten by the next: use it at once.
+
+    Raises SnapshotError for a missing, torn or altered slab, and for one of another form; MachineError when storage fails.
+    """
+    # Without the last one, a missing shard reads as zeros.
+    spec = {**_driver(slab), "fill_missing_data_reads": False}
+    buffer = np.empty((_READ_CHUNKS, chunk_bytes), np.uint8)
+    array = _done(ts.open(spec, context=_context(slab), read=True), slab)
+    chunks, width = array.shape if array.rank == 2 else (0, 0)
+    if array.dtype != ts.uint8 or width != chunk_bytes or chunks <= max(wanted, default=-1):
+        raise SnapshotError(
+            f"{slab} is an array of {array.dtype.name} {array.shape}, not the slab that was written there"
+        )
+    for at in range(0, len(wanted), _READ_CHUNKS):
+        some = wanted[at : at + _READ_CHUNKS]
+        _done(ts.array(buffer[: len(some)]).write(array[list(some)]), slab, buffer.nbytes)
+        yield from (row.data for row in buffer[: len(some)])
+
+
+def _shard_chunks(slab: Place, image: Image) -> int:
+    return image.chunks if isinstance(slab, Files) else min(OBJECT_CHUNKS, image.chunks)
+
+
+def _driver(slab: Place) -> dict[str, Any]:
+    url_or_spec = f"{_in_utf8(slab.path.absolute()).as_uri()}/" if isinstance(slab, Files) else slab.kv.spec().to_json()
+    return {"driver": "zarr3", "kvstore": url_or_spec}
+
+
+def _in_utf8(path: Path) -> Path:
+    """The same directory by a name that is UTF-8, for tensorstore takes no other."""
+    last = max((n for n, part in enumerate(path.parts) if not _is_utf8(part)), default=-1)
+    return Path(_opened(Path(*path.parts[: last + 1])), *path.parts[last + 1 :]) if last >= 0 else path
+
+
+def _is_utf8(part: str) -> bool:
+    return not any(0xDC80 <= ord(letter) <= 0xDCFF for letter in part)
+
+
+@cache
+def _opened(directory: Path) -> str:
+    return f"/proc/self/fd/{high(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))}"
+
+
+def _context(slab: Place) -> ts.Context:
+    return _FILES if isinstance(slab, Files) else object_store.context()
+
+
+def _done(future: ts.Future | ts.WriteFutures, slab: Place, nbytes: int = 0, *, writing: bool = False) -> Any:
+    """In a directory a write that is given up would go on over the next try: there nothing is given up."""
+    return object_store.done(future, str(slab), nbytes, writing=writing, bounded=not isinstance(slab, Files))
+
+
+def _rows(memory: memoryview, image: Image) -> NDArray[np.uint8]:
+    """The chunks as rows, where they lie."""
+    whole = np.frombuffer(memory, np.uint8)
+    return np.lib.stride_tricks.as_strided(
+        whole, (image.chunks, image.chunk_bytes), (image.stride_bytes, 1), writeable=False
+    )

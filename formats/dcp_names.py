@@ -1,0 +1,169 @@
+"""Other people's checkpoints under the names that our own snapshots have for the same model: those of torch's DCP.
+
+That is the state dict that torch's `get_state_dict` gives, and that our own export writes: `model.<name>`,
+`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key. Nothing is read here but small values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.durable.snapshot_view import Words
+from ..checkpoint.format.sharding import Shape
+from ..resilience.errors import SnapshotError
+from . import torch_zip
+from .dcp_reader import Chunk, Chunked, Dcp, open_dcp
+
+MODEL = "model"
+OPTIMIZER = "optimizer"
+_OWN = re.compile(r"rank-\d{5}")
+"""Of one rank alone, in our own exports: generators, which have no place in another layout."""
+_ALIASES = {"optim": OPTIMIZER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundBox:
+    offset: Shape
+    shape: Shape
+    read: Callable[[], Words]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A global tensor, in the boxes in which it lies there."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    boxes: tuple[FoundBox, ...]
+    also: tuple[str, ...] = ()
+    """Other names for the same elements."""
+    padded: bool = False
+    """As in `sharding.Part`; whoever restores knows which tensors are, for the checkpoint does not say."""
+
+
+@dataclass(kw_only=True)
+class Foreign:
+    """A checkpoint, ready to become a snapshot of ours."""
+
+    step: int | None = None
+    found: list[Found] = field(default_factory=list)
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By source: what is the same on all ranks, Held tensors among it."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """The optimizer's; with the names of their `params` where it is known."""
+    left_out: list[str] = field(default_factory=list)
+
+
+def from_torch(path: Path) -> Foreign:
+    """Raises UsageError where `path` is no such checkpoint, SnapshotError when it is damaged."""
+    dcp = open_dcp(path)
+    nested = _values(dcp)
+    ours = nested.pop("mt_resilient", None)
+    step = ours.get("step") if isinstance(ours, dict) else nested.get("step", nested.get("iteration"))
+    foreign = Foreign(step=step if type(step) is int else None)
+    plain = {_ALIASES.get(str(key), str(key)): value for key, value in nested.items()}
+    optimizer = plain.pop(OPTIMIZER, {})
+    for source, value in plain.items():
+        if _OWN.fullmatch(source):
+            foreign.left_out.append(
+                f"{source}: what this rank had for itself (generators of random numbers, which a run seeds anew)"
+            )
+        elif source == MODEL:
+            foreign.left_out.append(f"{source}: what of it is no tensor (_extra_state)")
+        elif isinstance(value, dict):
+            foreign.values[source] = value
+        elif source not in ("step", "iteration"):
+            foreign.left_out.append(f"{source}: a value beside the parts of the state")
+    paths = {key: tuple(map(str, dcp.paths.get(key, (key,)))) for key in dcp.tensors}
+    models = {f"{path[0]}/{'.'.join(path[1:])}" for path in paths.values() if len(path) > 1}
+    for key, tensor in dcp.tensors.items():
+        source, *rest = paths[key]
+        source = _ALIASES.get(source, source)
+        if _OWN.fullmatch(source):
+            continue
+        if source == OPTIMIZER and len(rest) >= 3 and rest[0] == "state":
+            parameter = _qualified(".".join(rest[1:-1]), models)
+            name = f"{OPTIMIZER}/{rest[-1]}/{parameter}"
+        elif source == OPTIMIZER:
+            foreign.left_out.append(f"{key}: a tensor among the values of an optimizer")
+            continue
+        elif source in foreign.values and rest:
+            _put(foreign.values[source], rest, _held(tensor))
+            continue
+        else:
+            name = f"{source}/{'.'.join(rest)}" if rest else f"{MODEL}/{source}"
+        foreign.found.append(found_as(name, tensor))
+    if isinstance(optimizer, dict):
+        foreign.groups = _groups(optimizer.get("param_groups", []), models)
+        if optimizer.get("state"):
+            foreign.left_out.append(f"{OPTIMIZER}: what of its parameters' state is no tensor")
+        if "scaler" in optimizer:
+            foreign.values[OPTIMIZER] = {"scaler": optimizer["scaler"]}
+    return foreign
+
+
+def _values(dcp: Dcp) -> dict[Any, Any]:
+    """All that is no tensor, nested again as it was saved; lists are dicts with numbers for keys where tensors or dicts were in them."""
+    nested: dict[Any, Any] = {}
+    for key in dcp.values:
+        _put(nested, dcp.paths.get(key, (key,)), dcp.value(key))
+    return nested
+
+
+def _put(into: dict[Any, Any], path: Any, value: Any) -> None:
+    for key in path[:-1]:
+        into = into.setdefault(key, {})
+        if not isinstance(into, dict):
+            raise SnapshotError(f"the checkpoint has something below the plain value {str(key)[:100]!r}; it is damaged")
+    into[path[-1]] = value
+
+
+def _qualified(parameter: str, models: set[str]) -> str:
+    """The global name of a parameter as torch names it in an optimizer: without the model it is of."""
+    if parameter in models or f"{MODEL}/{parameter}" in models:
+        return parameter if parameter in models else f"{MODEL}/{parameter}"
+    return next((name for name in sorted(models) if name.partition("/")[2] == parameter), f"{MODEL}/{parameter}")
+
+
+def _groups(given: Any, models: set[str]) -> list[dict[str, Any]]:
+    listed = (
+        [given[key] for key in sorted(given, key=lambda key: (len(str(key)), str(key)))]
+        if isinstance(given, dict)
+        else given
+    )
+    found = []
+    for group in listed if isinstance(listed, list) else ():
+        if isinstance(group, dict):
+            params = group.get("params", [])
+            names = params.values() if isinstance(params, dict) else params
+            found.append(group | {"params": [_qualified(str(name), models) for name in names]})
+    return found
+
+
+def found_as(name: str, tensor: Chunked, also: tuple[str, ...] = ()) -> Found:
+    """The tensor under another name."""
+    boxes = tuple(FoundBox(offset=c.offset, shape=c.shape, read=reader(tensor, c)) for c in tensor.chunks)
+    return Found(name=name, dtype=tensor.dtype, shape=tensor.shape, boxes=boxes, also=also)
+
+
+def reader(tensor: Chunked, chunk: Chunk, layer: int | None = None) -> Callable[[], Words]:
+    """Of a chunk, or of one index of its first axis."""
+    if layer is None:
+        return lambda: tensor.content(chunk)
+    return lambda: tensor.content(chunk).reshape(chunk.shape[0], -1)[layer]
+
+
+def _held(tensor: Chunked) -> Any:
+    """One in a scheduler or the like: small, and in one chunk."""
+    if len(tensor.chunks) != 1:
+        raise SnapshotError(
+            f"{tensor.key} is cut into {len(tensor.chunks)} chunks beside plain values, which is not supported"
+        )
+    stored = tensor.chunks[0].stored
+    tensor.content(tensor.chunks[0])  # that it is what the metadata says
+    return torch_zip.load(stored.path, stored.offset, stored.length)

@@ -1,0 +1,216 @@
+"""A torch.distributed.checkpoint directory, read without torch: `.metadata` → tensors as chunks, and values → their bytes.
+
+`.metadata` is a pickle of a few known classes, torch's and what Megatron adds; every chunk of a tensor is a `torch.save` of its own,
+somewhere in a file beside it. Believed only when the chunks make up their tensors and there are bytes for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoint.backend.filesystem import read_file
+from ..checkpoint.format.sharding import Shape
+from ..checkpoint.format.tensor_table import ITEM_BYTES
+from ..resilience.errors import MachineError, SnapshotError, UsageError
+from . import safe_unpickle, torch_zip
+from .safe_unpickle import Record, stand_in
+from .torch_zip import Held
+
+METADATA = ".metadata"
+_CHECKPOINT = "torch.distributed.checkpoint"
+_CLASSES = {
+    f"{_CHECKPOINT}.metadata": (
+        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+        *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    ),
+    f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    f"{_CHECKPOINT}.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),
+    "torch.distributed._shard.sharded_tensor.metadata": ("TensorProperties", "MEM_FORMAT_ENCODING"),
+    "megatron.core.dist_checkpointing.strategies.torch": ("MCoreMetadata", "MCoreSavePlan"),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("Path", "PosixPath", "PurePosixPath"),
+    "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),
+}
+
+
+def _size(shape: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """torch.Size; the tuple itself, for a copy could be asked for again and again."""
+    if type(shape) is not tuple:
+        raise SnapshotError("a size that is no tuple")
+    return shape
+
+
+_KNOWN: Mapping[str, Any] = {
+    **{f"{module}.{name}": stand_in(name) for module, names in _CLASSES.items() for name in names},
+    **{f"torch.{dtype}": dtype for dtype in ITEM_BYTES},
+    "torch.Size": _size,
+    "collections.OrderedDict": safe_unpickle.empty_dict,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Where in the directory something is."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A box of a tensor."""
+
+    offset: Shape
+    shape: Shape
+    stored: Stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked:
+    """A tensor whose chunks make it up, each element once."""
+
+    key: str
+    dtype: str
+    shape: Shape
+    chunks: tuple[Chunk, ...]
+
+    def content(self, chunk: Chunk) -> NDArray[np.generic]:
+        """A chunk's elements, row-major, as words of their size. Raises SnapshotError when they are not what the metadata says."""
+        found = torch_zip.load(chunk.stored.path, chunk.stored.offset, chunk.stored.length)
+        if not isinstance(found, Held) or (found.dtype, math.prod(found.shape)) != (self.dtype, math.prod(chunk.shape)):
+            raise SnapshotError(
+                f"{chunk.stored.path}: {self.key} at {chunk.offset} is not the tensor that the metadata says; it is damaged"
+            )
+        return found.content()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dcp:
+    """A checkpoint, opened."""
+
+    path: Path
+    tensors: Mapping[str, Chunked]
+    values: Mapping[str, Stored]
+    """Whatever else was saved under a key."""
+    paths: Mapping[str, tuple[str | int, ...]]
+    """Of keys that were made of nested ones: what they were made of."""
+
+    def value(self, key: str) -> Any:
+        """As `torch_zip.load` gives it, with a Record for whatever is not plain. Raises as that."""
+        stored = self.values[key]
+        return torch_zip.load(stored.path, stored.offset, stored.length, lenient=True)
+
+
+def open_dcp(path: Path) -> Dcp:
+    """Raises UsageError where there is no such checkpoint, SnapshotError when it is damaged, MachineError where it cannot be read."""
+    file = path / METADATA
+    try:
+        data = read_file(file, safe_unpickle.MOST_BYTES)
+        sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{path} is no torch.distributed.checkpoint directory: it has no {METADATA}; nothing was imported"
+        ) from None
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}") from error
+    found = safe_unpickle.read(data, str(file), _KNOWN)
+    try:
+        return _opened(path, found, sizes)
+    except SnapshotError as error:
+        raise SnapshotError(f"{file}: {error}") from None
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise SnapshotError(f"{file} does not describe a checkpoint ({type(error).__name__}); it is damaged") from None
+
+
+def _opened(path: Path, metadata: Any, sizes: Mapping[str, int]) -> Dcp:
+    if not isinstance(metadata, Record) or metadata.named != "Metadata":
+        raise SnapshotError("it holds no Metadata; it is damaged")
+    stored: dict[tuple[str, Any], Stored] = {}
+    for index, info in metadata.field("storage_data").items():
+        name, at, length = info.field("relative_path"), info.field("offset"), info.field("length")
+        if (info.state or {}).get("transform_descriptors"):
+            raise SnapshotError("its files are transformed (compressed), which is not supported; save it without")
+        if (
+            name not in sizes
+            or type(at) is not int
+            or type(length) is not int
+            or not 0 <= at <= at + length <= sizes[name]
+        ):
+            raise SnapshotError(f"{str(name)[:100]!r} is missing or cut off")
+        stored[index.field("fqn"), index.state.get("offset")] = Stored(path=path / name, offset=at, length=length)
+    tensors: dict[str, Chunked] = {}
+    values: dict[str, Stored] = {}
+    for key, said in metadata.field("state_dict_metadata").items():
+        if said.named == "BytesStorageMetadata":
+            values[key] = stored[key, None]
+        else:
+            tensors[key] = _tensor(key, said, stored)
+    total = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in tensors.values())
+    if total > sum(sizes.values()):
+        raise SnapshotError(f"its tensors are of {total} bytes, and its files are smaller; it is damaged")
+    return Dcp(path=path, tensors=tensors, values=values, paths=_paths(metadata.state.get("planner_data")))
+
+
+def _tensor(key: str, said: Record, stored: Mapping[tuple[str, Any], Stored]) -> Chunked:
+    properties = said.field("properties")
+    dtype = properties.state[0] if isinstance(properties.state, tuple) else properties.field("dtype")
+    shape = said.field("size")
+    if type(key) is not str or dtype not in ITEM_BYTES:
+        raise SnapshotError(f"{str(key)[:200]} is of the type {str(dtype)[:50]}, which a snapshot cannot hold")
+    chunks = []
+    for one in said.field("chunks"):
+        offset, box = one.field("offsets"), one.field("sizes")
+        where = stored.get((key, offset)) or stored[key, None]
+        if math.prod(box) * ITEM_BYTES[dtype] > where.length:
+            raise SnapshotError(f"a chunk of {key[:200]} is larger than its bytes")
+        chunks.append(Chunk(offset=offset, shape=box, stored=where))
+    if not _make_up(shape, [(chunk.offset, chunk.shape) for chunk in chunks]):
+        raise SnapshotError(f"the chunks of {key[:200]} do not make it up, each element once")
+    return Chunked(key=key, dtype=dtype, shape=shape, chunks=tuple(chunk for chunk in chunks if math.prod(chunk.shape)))
+
+
+def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
+    """Whether the boxes fill `shape`, each place of it once: looked at on the grid of all their edges."""
+    sizes = [size for each in (shape, *(part for box in boxes for part in box)) for size in each]
+    if any(type(size) is not int or not 0 <= size < 1 << 59 for size in sizes) or len(shape) > 32:
+        return False
+    if any(not len(shape) == len(offset) == len(box) for offset, box in boxes):
+        return False
+    if any(at + n > size for offset, box in boxes for at, n, size in zip(offset, box, shape, strict=True)):
+        return False
+    boxes = [(offset, box) for offset, box in boxes if math.prod(box)]
+    if sum(math.prod(box) for _, box in boxes) != math.prod(shape):
+        return False
+    edges = [sorted({edge for o, b in boxes for edge in (o[axis], o[axis] + b[axis])}) for axis in range(len(shape))]
+    if math.prod(max(len(each) - 1, 0) for each in edges) > _MOST_CELLS:
+        raise SnapshotError("a tensor is cut into chunks in no kind of grid, which is not supported")
+    cells = np.zeros([max(len(each) - 1, 0) for each in edges], bool)
+    numbers = [{edge: number for number, edge in enumerate(each)} for each in edges]
+    for offset, box in boxes:
+        at = tuple(slice(n[o], n[o + b]) for n, o, b in zip(numbers, offset, box, strict=True))
+        if cells[at].any():
+            return False
+        cells[at] = True
+    return True  # none twice, and as many as there are
+
+
+_MOST_CELLS = 1 << 24
+
+
+def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
+    """What torch's planner says keys were made of; Megatron's says nothing."""
+    if not isinstance(planner_data, dict):
+        return {}
+    return {
+        key: path
+        for key, path in planner_data.items()
+        if type(key) is str and type(path) is tuple and path and all(type(each) in (str, int) for each in path)
+    }

@@ -1,0 +1,56 @@
+"""A snapshot, taken to another format: what of it, to where, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from ..checkpoint.backend.filesystem import appearing
+from ..checkpoint.backend.paths import Attempt
+from ..checkpoint.backend.place import Place
+from ..checkpoint.durable import commit
+from ..checkpoint.durable.load_resharded import Saved
+from ..checkpoint.durable.snapshot_view import Contents, Tensor
+from ..resilience.errors import UsageError
+from . import safetensors_files
+
+Write: TypeAlias = Callable[[Contents, Sequence[Tensor], Mapping[str, object], Path], None]
+"""Put the tensors and values into an empty directory."""
+
+
+def safetensors(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, object], target: Path) -> None:
+    safetensors_files.write(contents, tensors, values, target)
+
+
+def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()) -> str:
+    """Make `target` with `write`; a sentence about it. only: the parts of the state (`model`) to which to keep.
+
+    Raises UsageError where the target is there or a part is not; MachineError where it cannot be written; SnapshotError.
+    """
+    with commit.reading(snapshot):
+        return _export(snapshot, write, target, only)
+
+
+def _export(snapshot: Place, write: Write, target: Path, only: Sequence[str]) -> str:
+    contents = Contents(Saved(snapshot, proving=True))
+    tensors = [tensor for tensor in contents.tensors.values() if not only or _part(tensor.name) in only]
+    values = {source: told for source, told in contents.values.items() if not only or source in only}
+    parts = {*map(_part, contents.tensors), *contents.values}
+    missing = [part for part in only if part not in parts]
+    if missing:
+        raise UsageError(
+            f"there is no {missing[0]} in {snapshot}; it has {', '.join(sorted(parts))}; nothing was exported"
+        )
+    attempt = Attempt.parse(snapshot.name)
+    told = {"mt_resilient": {"snapshot": snapshot.name, "step": attempt.stamp.step if attempt else -1}}
+    with appearing(target.absolute()) as directory:
+        write(contents, tensors, values | told, directory)
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    own = sum(tensor.own is not None for tensor in tensors)
+    aside = f", {own} of them of one rank alone or without a place in a global one" if own else ""
+    return f"{snapshot.name}: {len(tensors)} tensors ({nbytes / 1e6:.1f} MB{aside}) and the values of {len(values)} parts, in {target}"
+
+
+def _part(name: str) -> str:
+    return name.partition("/")[0]

@@ -1,0 +1,132 @@
+"""What a World amounts to: the event that the table of `state_machine` is asked about, and the verdict and plan that it comes from.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ..detect.registry import suspect
+from ..diagnose.root_cause import Verdict, judge, settled
+from ..membership import rank_assignment
+from ..model.cluster_state import World
+from ..model.node import AckKind
+from ..model.state_machine import Event, Phase
+from ..model.types import NodeId
+from ..plan import recoverable_state
+from ..plan.escalation import Plan, may_resume, plan, unreadable
+from . import node_exclusion, observe_only, planned_move
+from .operator_requests import leaving
+from .policy import Policy
+from .rewind_orders import pending
+
+
+def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
+    """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
+    ending = world.record is not None and world.record.over
+    if leaving(world, now):
+        return calm(world, now, policy) if ending else (Event.STOP, None, None)
+    verdict = judge(suspect(world))
+    if verdict and not settled(verdict, _unheard(world), now):
+        return None, None, None
+    if verdict:
+        in_place = (
+            _all_at_work(world) and not verdict.consequences and recoverable_state.sound(world, verdict.onset) >= 0
+        )
+        reached, newest, past = (
+            recoverable_state.step_reached(world),
+            recoverable_state.newest(world),
+            node_exclusion.unforgiven(world),
+        )
+        out = _out(world, now, verdict)
+        size, trained = len(world.members), world.record.trained if world.record else 0
+        answer = plan(
+            verdict,
+            reached,
+            newest,
+            past,
+            policy.recovery,
+            in_place=in_place,
+            shut_out=out,
+            size=size,
+            trained=trained if world.spec and trained in world.spec.sizes else 0,
+            left=size in rank_assignment.left(world, now),
+        )
+        if answer.event is Event.FAULT or not ending:  # which it does already
+            return answer.event, verdict, answer
+    return calm(world, now, policy)
+
+
+def _out(world: World, now: float, verdict: Verdict) -> Set[NodeId]:
+    """Nodes that are shut out, and are not to train next all the same because the job cannot do without them."""
+    shut_out = node_exclusion.in_force(world, now).keys()
+    return shut_out - rank_assignment.again(world, now, struck=verdict.early).members.keys() if shut_out else shut_out
+
+
+def _unheard(world: World) -> bool:
+    """Whether one of several members has said nothing of an end of its ranks."""
+    told = sum(bool(status.exits) for status in world.uncalm_statuses())
+    return told < len(world.members) > 1
+
+
+def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
+    """And where no verdict is to be answered."""
+    if policy.observe and (end := observe_only.ended(world)):
+        return end.event, None, end
+    statuses = world.statuses()
+    ending = world.record is not None and world.record.phase is Phase.ENDING
+    if ending and world.record and all(_gone(world, node, instance) for node, instance in world.record.members.items()):
+        return Event.GONE, None, None
+    on_the_move = world.record is not None and world.record.moving
+    if _others_wanted(world, now) or (on_the_move and planned_move.move(world, now, policy)[0] is planned_move.Move.GO):
+        return Event.MEMBERS, None, None
+    if len(statuses) == len(world.members) and all(s.finished or s.stopped for s in statuses):
+        return Event.FINISHED, None, None
+    if world.all_acked(AckKind.RUNNING):
+        return Event.RUNNING, None, None
+    # Each has said before what is there; where an older word of it has come to pass late, it says so again.
+    ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
+    ready = ready and not (world.record and world.record.pauses(now))
+    ready = (
+        ready
+        and all(node in world.nodes for node in world.members)
+        and rank_assignment.will_do(world, world.members, now)
+    )
+    if ready and policy.observe:
+        return Event.READY, None, None
+    if ready:
+        stop = may_resume(
+            recoverable_state.point(world),
+            recoverable_state.said(world),
+            bool(unreadable(world.incidents)),
+            recoverable_state.onset(world),
+        )
+        return (stop.event if stop else Event.READY), None, stop
+    return None, None, None
+
+
+def _others_wanted(world: World, now: float) -> bool:
+    """Whether the place of one who is gone, or shut out, can be taken now: by another node, or by a new agent of its own."""
+    record = world.record
+    if record is None or record.phase is not Phase.GATHER:
+        return False
+    here = rank_assignment.usable(world, now)
+    there = all(node in here and here[node].instance == instance for node, instance in record.members.items())
+    if there and rank_assignment.will_do(world, record.members, now):
+        return False
+    seats = rank_assignment.again(world, now)
+    return [*seats.members.items()] != [*record.members.items()] and rank_assignment.will_do(world, seats.members, now)
+
+
+def _all_at_work(world: World) -> bool:
+    """Whether all ranks are in their loop, and nothing else is asked of them."""
+    told, record = world.statuses(), world.record
+    busy = record is None or record.phase is not Phase.RUN or pending(world) is not None
+    return not busy and len(told) == len(world.members) and all(s.stepped_s and not s.exits for s in told)
+
+
+def _gone(world: World, node: NodeId, instance: str) -> bool:
+    """Whether nothing of this generation is left on `node`: it says so, or its agent, whose ranks die with it, is no more."""
+    present = world.nodes.get(node)
+    if present is None or present.instance != instance:
+        return True
+    return node in world.acks and world.acks[node].kind is AckKind.ENDED

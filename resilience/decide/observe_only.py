@@ -1,0 +1,113 @@
+"""`--observe`: everything is judged and told as ever, and nothing is done. Pure; what it does not fence needs no fence.
+
+    ranks      `tally.judge` goes on with what it has found; each fault is noted once on the board (`rewind_ladder.goes_on`) → `Sighting`
+    verdict    → an incident with the plan that would have been (`verdict_told`), once per cause and generation
+    death      the launcher ends as it would by itself, and the job with it, with the launcher's exit code (`ended`)
+    start      as the script itself starts: no state is gone back to (`beginning`)
+
+Two things go on as ever, since training does not see them: snapshots are taken, and one of a state known to be wrong is not certified (of
+replicas that went apart: is marked as set aside, which is said). Whoever starts the command has the ranks started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..detect.registry import Cause
+from ..diagnose import alternatives
+from ..diagnose.root_cause import Verdict
+from ..incidents import lifecycle
+from ..inprocess.loss_spike import Finding, Kind
+from ..inprocess.rewind_ladder import LadderPolicy, Remedy
+from ..model.cluster_state import World
+from ..model.incident import Incident
+from ..model.signals import Sighting
+from ..model.state_machine import Event
+from ..model.types import Step
+from ..plan.escalation import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, STOP, Plan
+from ..plan.resume_point import ResumePoint
+from ..text import sentences
+
+INTRODUCTION = "observing: faults are judged and told, and nothing is done about them; snapshots are taken, and none is gone back to"
+
+_STARTS = (Cause.AGENT_RESTARTED, Cause.AGENT_LOST)
+"""Whoever gives the command again wants the ranks to run."""
+
+
+def only_told(verdict: Verdict) -> bool:
+    """Whether nothing follows from that verdict while observing."""
+    return verdict.cause not in _STARTS
+
+
+def beginning() -> ResumePoint:
+    return ResumePoint(step=Step(-1), reason="the job's beginning: nothing is gone back to while observing")
+
+
+def ended(world: World) -> Plan | None:
+    """The end of the job where a launcher has ended and not in order: what would have been the end of the command itself."""
+    codes = [status.launcher_code for status in world.statuses() if status.launcher_code]
+    if not codes:
+        return None
+    code = codes[0] if codes[0] > 0 else 128 - codes[0]
+    reason = f"the launcher has ended with exit code {code}, and nothing is started again while observing"
+    return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=code, reason=reason)
+
+
+def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) -> tuple[Incident, ...]:
+    """The incident of a verdict that nothing is done about; empty where it has been told."""
+    assert world.record
+    number = world.record.number
+    known = [i for i in world.incidents if i.would is not None and i.generation == number and i.cause == verdict.cause]
+    if any(incident.open or verdict.cause is not Cause.RANK_HUNG for incident in known):
+        return ()
+    incident = lifecycle.open_incident(world, verdict, answer, reached)
+    return (replace(incident, rung=OBSERVE, would=answer.rung, plan=sentences.would(answer.reason)),)
+
+
+def sightings_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
+    """What the ranks have found: new incidents, and those that are over, some steps after the last sign of them."""
+    known = {incident.signature: incident for incident in world.incidents}
+    changed: list[Incident] = []
+    for sighting in {s.ordinal: s for status in world.statuses() for s in status.sightings}.values():
+        signature = f"sighting:{sighting.generation}:{sighting.ordinal}"
+        incident = known.get(signature)
+        if incident is None:
+            fresh = sum(new.signature not in known for new in changed)
+            new = _of_sighting(sighting, signature, lifecycle.next_id(world, fresh))
+            changed.append(replace(new, weighed=tuple(alternatives.agreement(world.statuses()))))
+        elif incident.open and min(s.min_step for s in world.statuses()) >= sighting.last + policy.settled_steps:
+            last = f"it was last seen at step {sighting.last}"
+            changed.append(replace(incident, open=False, evidence=(*incident.evidence, last)))
+    return tuple(changed)
+
+
+def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
+    found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
+    rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, went="go")
+    if told.remedy == Remedy.GIVE_UP:
+        rung, plan = STOP, "end the job: all that can be done about it had been done before"
+    elif told.to < 0:
+        rung, plan = RESTART_GANG, "end the gang and start it again: there is no snapshot to go back to in place"
+    return Incident(
+        id=ident,
+        generation=told.generation,
+        cause=told.cause,
+        rung=OBSERVE,
+        would=rung,
+        summary=sentences.finding(found),
+        evidence=(sentences.evidence(found),),
+        plan=sentences.would(plan),
+        at_s=told.at_s,
+        step_at_fault=told.seen,
+        started=True,
+        signature=signature,
+        onset=told.onset,
+    )
+
+
+def hangs_over(world: World) -> tuple[Incident, ...]:
+    """Hangs that were none, or have passed: somebody gives signs of life again."""
+    if any(status.stalls for status in world.uncalm_statuses()):
+        return ()
+    hung = [i for i in world.incidents if i.open and i.would is not None and i.cause == Cause.RANK_HUNG]
+    return tuple(replace(i, open=False, evidence=(*i.evidence, "the ranks have gone on by themselves")) for i in hung)

@@ -1,0 +1,249 @@
+"""What becomes of an operator's requests: World → the record as it is to be, incidents, answers. Pure, and asked at every tick.
+
+    stop, drain   are an event of `state_machine`; answered when the job has ended
+    rewind        an incident and `GenerationRecord.rewind`; answered when the ranks say that they have gone back
+    pause         `GenerationRecord.paused`; answered when all ranks wait
+    resume        likewise
+    snapshot      `GenerationRecord.snapshot`; answered when it is on disk
+    readmit       the node's `Quarantine`, written over; answered with it
+
+A request stands until it is answered. They are taken in turn, one at a time. Only leaving, readmission, and going on after a pause
+overtake, and a drain that waits until another node has come holds nobody up. What has been done about a request is read off the record
+and the incidents, never remembered: whoever leads next goes on in the middle.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ..errors import MachineError, UsageError
+from ..membership import rank_assignment
+from ..model.cluster_state import World
+from ..model.generation import Decision, GenerationRecord, answered
+from ..model.node import AckKind
+from ..model.request import Answer, Request, Wish
+from ..model.state_machine import Phase
+from ..model.types import NodeId, Step
+from ..text import formatting
+from . import node_exclusion
+from .rewind_orders import given_up, ordered
+
+LEAVING = (Wish.STOP, Wish.DRAIN)
+HURRY_S = 5.0
+"""How long the others may then take to write what is their own."""
+
+
+def waiting(world: World) -> list[Request]:
+    return [request for request in world.requests if request.id not in world.answers]
+
+
+def leaving(world: World, now: float) -> Request | None:
+    """The request to end the job here that is to be obeyed, if there is one. Nodes that the job can do without are drained otherwise: if
+    it can do without all of them, for a scheduler may take away all at once, and has no time for one after the other. now: wall-clock
+    seconds."""
+    asked = [r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world) and not _has_left(r, world)]
+    stop = next((at for at, request in enumerate(asked) if request.kind == Wish.STOP), len(asked))
+    drains = asked[:stop]
+    if not _dispensable(drains, world, now):
+        return drains[bisect_left(range(stop), True, key=lambda at: not _dispensable(drains[: at + 1], world, now))]
+    return asked[stop] if stop < len(asked) else None
+
+
+def cut_short(world: World) -> Decision:
+    """Where the job ends before the end of its training, and an agent has gone in the middle of it: its part of a last snapshot does not
+    come, and the others do not wait for it."""
+    record = world.record
+    if record is None or record.phase is not Phase.ENDING or record.complete:
+        return Decision()
+    here = {node.instance for node in world.nodes.values()}
+    done = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
+    gone = [node for node, instance in record.members.items() if instance not in here and node not in done]
+    if not gone or 0 < record.leave_in_s <= HURRY_S:
+        return Decision()
+    reason = (
+        f"{formatting.listed(gone)} {'has' if len(gone) == 1 else 'have'} gone before the end: nobody waits for a "
+        "last snapshot any more"
+    )
+    return Decision(record=replace(record, leave_in_s=HURRY_S), reason=reason)
+
+
+def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
+    """Whether the job can go on without the nodes of these requests; of more of them, it rather cannot."""
+    record, spec = world.record, world.spec
+    if not drains:
+        return True
+    if record is None or spec is None:
+        return False
+    here = [(request, node) for request in drains if (node := world.nodes.get(NodeId(request.node)))]
+    if len(here) < len(drains) and spec.nodes == 1:
+        return False
+    dismissed = {*record.dismissed}
+    fresh = [node.instance for _, node in here if node.instance not in dismissed]
+    if not fresh and not (record.phase in (Phase.LAUNCH, Phase.RUN) and any(_pressed(r, record) for r, _ in here)):
+        return True  # who is drained already waits until another node has come, if need be
+    without = replace(world, record=replace(record, dismissed=(*record.dismissed, *fresh)))
+    return not rank_assignment.without(without, now).missed
+
+
+def _pressed(request: Request, record: GenerationRecord) -> bool:
+    """Whether a node that trains cannot wait until another one has come."""
+    return request.budget_s > 0 and request.node in record.members
+
+
+def rule(world: World, now: float, reached: Step) -> Decision:
+    """The next thing to do about what is asked. now: wall-clock seconds; reached: the newest step that any rank has finished."""
+    record = world.record
+    assert record
+    asked = waiting(world)
+    if record.over:
+        return Decision(answers={r.id: a for r in asked if (a := _at_the_end(r, world, record, reached))})
+    misled = {r.id: Answer(sentence=why, exit_code=UsageError.exit_code) for r in asked if (why := _misled(r, world))}
+    if misled:
+        return Decision(answers=misled)
+    for request in asked:
+        if request.kind == Wish.READMIT:
+            return _readmit(request, world, now)
+    goes_on = [request for request in asked if request.kind == Wish.RESUME]
+    overtaken = [r.id for r in asked[: asked.index(goes_on[-1])] if r.kind == Wish.PAUSE] if goes_on else []
+    if overtaken:
+        early = Answer(sentence="the ranks were told to go on before all of them waited")
+        return Decision(answers=dict.fromkeys(overtaken, early))
+    if leaving(world, now):
+        return Decision()  # an event of the machine's
+    drains = [request for request in asked if request.kind == Wish.DRAIN]
+    drained = _drained(drains, world)
+    if drained != Decision() or (drains and record.moving and not goes_on):
+        return drained
+    for request in (goes_on or [request for request in asked if request.kind != Wish.DRAIN])[:1]:
+        return _JUDGES[Wish(request.kind)](request, world, now, reached)
+    return given_up(world)
+
+
+def _misled(request: Request, world: World) -> str:
+    """Why nothing can ever be done about it; empty: something can."""
+    if request.kind not in tuple(Wish):
+        return f"this version knows no request {request.kind!r}; nothing was done"
+    # Who was there when it was asked for has left meanwhile.
+    if request.kind == Wish.DRAIN and not request.instance and request.node not in {*world.members, *world.nodes}:
+        return f"there is no node {request.node!r} in this job; it runs on {', '.join(formatting.few(world.members))}. Nothing was done"
+    return ""
+
+
+def _has_left(request: Request, world: World) -> bool:
+    """Whether the agent that is to be drained has been followed by another one of its name, which nobody means."""
+    here = world.nodes.get(NodeId(request.node)) if request.kind == Wish.DRAIN and request.instance else None
+    return here is not None and here.instance != request.instance
+
+
+def _at_the_end(request: Request, world: World, record: GenerationRecord, reached: Step) -> Answer | None:
+    if request.kind in LEAVING:
+        if record.phase is Phase.ENDING:
+            return None
+        kept = max((said.durable_steps[-1] for said in world.status.values() if said.durable_steps), default=-1)
+        there = f"; the newest snapshot on disk is of step {kept}" if kept >= 0 else ""
+        return Answer(sentence=f"the job has ended{there}", step=reached)
+    return Answer(
+        sentence=f"the job is ending ({record.reason}); nothing was done",
+        exit_code=MachineError.exit_code,
+        step=reached,
+    )
+
+
+# -- one for each wish ----------------------------------------------------------------------------------------------------
+
+
+def _drained(asked: Sequence[Request], world: World) -> Decision:
+    """All of them together: one change of nodes, not one for each."""
+    record = world.record
+    assert record
+    dismissed = {*record.dismissed}
+    fresh: dict[NodeId, Request] = {}
+    for request in asked:
+        node = world.nodes.get(NodeId(request.node))
+        if node and node.instance not in dismissed and not _has_left(request, world):
+            fresh.setdefault(NodeId(request.node), request)
+    if fresh:
+        are = f"node {next(iter(fresh))} is" if len(fresh) == 1 else f"nodes {formatting.listed([*fresh])} are"
+        instances = (world.nodes[node].instance for node in fresh)
+        reason = f"{are} drained by {next(iter(fresh.values())).by}"
+        return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
+    on = f"the job goes on on {formatting.listed([*record.members])}"
+    answers: dict[str, Answer] = {}
+    for request in asked:
+        goes_on = record.phase is Phase.RUN or record.idle or _has_left(request, world)
+        if request.node not in record.members and goes_on:
+            answers[request.id] = Answer(sentence=f"node {request.node} is drained; {on}", step=record.resume_step)
+        elif not request.instance and request.node not in world.nodes:
+            why = f"the agent of {request.node} is gone: there is nothing to drain"
+            answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
+        elif _has_left(request, world):
+            why = f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
+            answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
+    return Decision(answers=answers)
+
+
+def _pause(request: Request, world: World, now: float, reached: Step) -> Decision:
+    record = world.record
+    assert record
+    if not record.paused:
+        return Decision(record=replace(record, paused=True), reason=f"a pause, ordered by {request.by}")
+    if _all(said.paused for said in world.statuses()):
+        where = f"after step {reached}" if reached >= 0 else "before the first step"
+        sentence = f"all ranks wait {where}; processes and memory stay as they are"
+        return answered(request, sentence, reached)
+    return Decision()
+
+
+def _resume(request: Request, world: World, now: float, reached: Step) -> Decision:
+    record = world.record
+    assert record
+    if record.paused:
+        return Decision(record=replace(record, paused=False), reason=f"on with the training, ordered by {request.by}")
+    if any(said.paused for said in world.statuses()):
+        return Decision()
+    return answered(request, f"the ranks go on from step {max(reached, 0)}", reached)
+
+
+def _snapshot(request: Request, world: World, now: float, reached: Step) -> Decision:
+    record = world.record
+    assert record
+    if record.snapshot != request.id:
+        return Decision(record=replace(record, snapshot=request.id), reason=f"a snapshot, ordered by {request.by}")
+    told = world.statuses()
+    if not _all(said.snapshot == request.id and said.snapshot_step >= 0 for said in told):
+        return Decision()
+    there = set.intersection(*({*said.durable_steps} for said in told))
+    since = [step for step in there if step >= max(said.snapshot_step for said in told)]
+    if not since:
+        return Decision()
+    return answered(request, f"step {min(since)} is on disk", min(since))
+
+
+def _readmit(request: Request, world: World, now: float) -> Decision:
+    node, shut_out = NodeId(request.node), node_exclusion.in_force(world, now)
+    if node not in shut_out:
+        others = (
+            f"{formatting.listed([*shut_out])} {'is' if len(shut_out) == 1 else 'are'}" if shut_out else "no node is"
+        )
+        return answered(
+            request, f"node {node} is not shut out; {others}. Nothing was done", exit_code=UsageError.exit_code
+        )
+    entry = node_exclusion.readmitted(request.by, now)
+    done = answered(request, f"node {node} may train again, and what has struck it so far counts no more")
+    return replace(done, quarantine={node: entry})
+
+
+_JUDGES = {
+    Wish.REWIND: ordered,
+    Wish.PAUSE: _pause,
+    Wish.RESUME: _resume,
+    Wish.SNAPSHOT: _snapshot,
+}
+
+
+def _all(answers: Iterable[bool]) -> bool:
+    """Whether there are any, and all say yes."""
+    said: Sequence[bool] = list(answers)
+    return bool(said) and all(said)

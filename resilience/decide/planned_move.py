@@ -1,0 +1,89 @@
+"""A change of nodes that nobody is forced to: World → the next thing to do about it. Pure, and asked at every tick while ranks train.
+
+    wanted ──▶ `GenerationRecord.moving`: ranks wait at a boundary, and its state goes to disk ──▶ the next generation, on other nodes
+
+A node is drained, or one has come back and the job may grow: no step is computed again for it. What has been done is read off the
+record, so whoever leads next goes on in the middle. A fault on the way opens the next generation by itself: without the node that is
+drained, and as many as before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from ..membership import rank_assignment
+from ..model.cluster_state import World
+from ..model.generation import Decision
+from ..model.state_machine import Phase
+from ..text import sentences
+from .policy import Policy
+from .rewind_orders import pending
+
+SAVE_S = 600.0
+"""How long their state may take to the disk while the ranks wait: the next nodes have it from nowhere else, or older."""
+AGAIN_S = 3600.0
+"""After it has not come there, until the job tries to grow again."""
+
+
+class Move(Enum):
+    NONE = "all are where they belong"
+    BEGIN = "the ranks are to wait, and their state goes to disk"
+    WAIT = "they do not all wait yet, or it is not on disk"
+    GO = "the next generation may begin elsewhere"
+    DROP = "what it was for has gone"
+    LATE = "their state has not come to the disk"
+
+
+def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
+    """What to do, and what for. now: wall-clock seconds."""
+    record = world.record
+    if record is None or record.phase is not Phase.RUN:
+        return Move.NONE, ""
+    seats = rank_assignment.again(world, now, policy.nodes.grow_after_s)
+    why = sentences.seats(seats)
+    same = [*seats.members] == [*record.members] or bool(seats.missed)
+    if not record.moving and same:
+        return Move.NONE, ""
+    forced = not {*record.dismissed}.isdisjoint(record.members.values())
+    if not record.moving:
+        told = world.statuses()
+        at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)
+        failed = record.moving_s > 0 and now - record.moving_s < AGAIN_S
+        begins = pending(world) is None and (forced or (at_work and not failed))
+        return (Move.BEGIN, why) if begins else (Move.NONE, "")
+    if same:
+        return Move.DROP, why
+    there, waited_s = all(said.storage for said in world.statuses()), now - record.moving_s
+    if saved(world):
+        return Move.GO, why
+    if waited_s <= (SAVE_S if there else policy.recovery.in_place_s):
+        return Move.WAIT, why
+    return (Move.GO if forced else Move.LATE), why
+
+
+def saved(world: World) -> bool:
+    """Whether all ranks wait, and the disk has the state that they wait at; before the first step, nothing has to be there."""
+    told = world.statuses()
+    done = max((said.max_step for said in told), default=-1)
+    at = (
+        done if done >= 0 or world.record is None else world.record.resume_step
+    )  # they may have gone back behind that, in place
+    return len(told) == len(world.members) and all(s.paused and (at < 0 or at in s.durable_steps) for s in told)
+
+
+def begun(world: World, now: float, policy: Policy) -> Decision:
+    """What is written of it as long as ranks train on these nodes."""
+    step, why = move(world, now, policy)
+    back = world.record.rewind.number if world.record and world.record.rewind else 0
+    if step is Move.BEGIN and world.record:
+        record = replace(world.record, moving=why, moving_s=now, moving_after=back)
+        return Decision(record=record, reason=f"all ranks wait: {why}")
+    if step is Move.WAIT and world.record and world.record.moving_after != back and pending(world) is None:
+        reason = "the ranks wait at an older step: its state is to come to the disk"
+        return Decision(record=replace(world.record, moving_after=back), reason=reason)
+    if step in (Move.DROP, Move.LATE) and world.record:
+        tried_s = world.record.moving_s if step is Move.LATE else 0.0
+        reason = f"the ranks go on where they are: {step.value}"
+        return Decision(record=replace(world.record, moving="", moving_s=tried_s), reason=reason)
+    return Decision()

@@ -1,0 +1,151 @@
+"""An order to go back, of an operator or after a comparison of replicas: from its incident to what has become of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import SnapshotError, UsageError
+from ..incidents.lifecycle import next_id
+from ..model.cluster_state import World
+from ..model.generation import Decision, GenerationRecord, RewindOrder, answered
+from ..model.incident import Incident
+from ..model.request import Request
+from ..model.state_machine import Phase
+from ..model.types import OrderedBy, Step
+from ..plan import recoverable_state
+from ..plan.escalation import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, unreadable
+from ..plan.resume_point import common_steps
+from ..text import formatting, sentences
+
+
+def pending(world: World) -> RewindOrder | None:
+    """The order to go back that nobody has obeyed yet."""
+    waits = _waiting(world)
+    return waits[0] if waits else None
+
+
+def _waiting(world: World) -> tuple[RewindOrder, Incident] | None:
+    """And its story."""
+    order = (world.record.rewind or world.record.begins) if world.record else None
+    incident = next((i for i in world.incidents if order and i.id == order.incident), None)
+    return (order, incident) if order and incident and incident.open and not incident.remedy else None
+
+
+# -- an operator's ----------------------------------------------------------------------------------------------------------
+
+
+def ordered(request: Request, world: World, now: float, reached: Step) -> Decision:
+    """The next thing to do about it; reached: the newest step that any rank has finished."""
+    record = world.record
+    assert record
+    incident = next((i for i in world.incidents if i.signature == _signature(request)), None)
+    if incident is None:
+        if pending(world) is not None:
+            return Decision()
+        why = _cannot(request, world)
+        if why:
+            return answered(request, why, exit_code=UsageError.exit_code)
+        return _order(request, world, record, now, reached)
+    if incident.remedy:
+        return answered(request, sentences.gone_back(incident), request.step)
+    if not incident.open:
+        return answered(request, incident.plan, exit_code=SnapshotError.exit_code)
+    return given_up(world)
+
+
+def _cannot(request: Request, world: World) -> str:
+    """Why the ranks cannot go back so; empty where they can."""
+    there = sorted(common_steps(recoverable_state.said(world), unreadable(world.incidents)))
+    if request.step not in there:
+        near = [*[s for s in there if s < request.step][-1:], *[s for s in there if s > request.step][:1]]
+        known = f"the nearest {'is' if len(near) == 1 else 'are'} {formatting.listed(near)}" if near else "none is"
+        return f"no state of step {request.step} is kept: {known}. Nothing was done"
+    if not request.skip or (all(said.skips for said in world.statuses()) and world.statuses()):
+        return ""
+    if all(said.stepped_s for said in world.statuses()) and world.statuses():
+        return "this script cannot leave data out: its batches come neither from session.batches nor by session.data_step. Nothing was done"
+    return "whether this script can leave data out is known once its ranks have done a step: ask again then. Nothing was done"
+
+
+def _order(request: Request, world: World, record: GenerationRecord, now: float, reached: Step) -> Decision:
+    ident = next_id(world)
+    live = record.phase is not Phase.GATHER
+    incident = Incident(
+        id=ident,
+        generation=record.number,
+        cause=OrderedBy.OPERATOR,
+        rung=REWIND_IN_PLACE if live else RESTART_GANG,
+        summary=f"a rewind to step {request.step} is ordered by {request.by}",
+        plan=sentences.ordered(request.step, request.skip, live),
+        at_s=now,
+        step_at_fault=reached,
+        started=reached >= 0,
+        signature=_signature(request),
+    )
+    order = RewindOrder(number=int(ident), to=request.step, skip=request.skip)
+    return Decision(record=replace(record, rewind=order), incidents=(incident,), reason=incident.plan)
+
+
+def _signature(request: Request) -> str:
+    return f"{OrderedBy.OPERATOR}:{request.id}"
+
+
+def given_up(world: World) -> Decision:
+    """The ranks have said that they cannot go back as ordered."""
+    waits = _waiting(world)
+    if waits is None or waits[0].cause is not OrderedBy.OPERATOR:
+        return Decision()
+    order, incident = waits
+    if world.record is None or not any(said.declined == order.number for said in world.statuses()):
+        return Decision()
+    return Decision(record=replace(world.record, rewind=None), incidents=(_lost(order, incident),))
+
+
+def lost(world: World) -> tuple[Incident, ...]:
+    """The story of the order that waits, now that it cannot be obeyed any more."""
+    return tuple(_lost(*waits) for waits in [_waiting(world)] if waits)
+
+
+def _lost(order: RewindOrder, incident: Incident) -> Incident:
+    why = f"the state of step {order.to} is not kept any more; the training goes on as it was"
+    return replace(incident, open=False, rung=OBSERVE, plan=why)
+
+
+# -- after a comparison of replicas -------------------------------------------------------------------------------------------
+
+
+def turn_back(world: World, incident: Incident, to: Step) -> Decision:
+    """All ranks go back in place, to a state from before what the comparison of replicas has found."""
+    assert world.record
+    order = RewindOrder(number=int(incident.id), to=to, cause=OrderedBy.COMPARISON)
+    return Decision(record=replace(world.record, rewind=order), incidents=(incident,), reason=incident.plan)
+
+
+def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
+    """What the ranks were to go back for in place, and have not in time, or cannot: the gang has to be started again."""
+    waits = _waiting(world)
+    if waits is None or waits[0].cause is not OrderedBy.COMPARISON:
+        return None
+    order, incident = waits
+    cannot = any(s.declined == order.number or s.finished or s.stopped for s in world.statuses())
+    if not cannot and now - incident.at_s <= patience_s:
+        return None
+    why = "they cannot" if cannot else f"they did not within {formatting.seconds(patience_s)}"
+    plan = (
+        f"all ranks were to go back in place, and {why}: end the gang, start it again from before step {incident.onset}"
+    )
+    return replace(incident, rung=RESTART_GANG, plan=plan)
+
+
+# -- of either --------------------------------------------------------------------------------------------------------------
+
+
+def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:
+    """Into the next generation: the order that waits, and its incident, for the next ranks begin where these were to go back."""
+    waits = _waiting(world)
+    if waits is None:
+        return None, ()
+    order, incident = waits
+    if order.cause is OrderedBy.COMPARISON:  # its onset says where the next ones may begin
+        return None, (replace(incident, rung=RESTART_GANG),)
+    return order, (replace(incident, rung=RESTART_GANG, plan=sentences.ordered(order.to, order.skip, live=False)),)

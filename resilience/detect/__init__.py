@@ -1,0 +1,1 @@
+"""ClusterState → suspicions: one rule for each kind of fault. Pure."""

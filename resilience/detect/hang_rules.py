@@ -1,0 +1,233 @@
+"""When a rank hangs: two signals, and three answers.
+
+    silent for longer than a budget ──▶ two looks, some seconds apart: has it moved? ──▶ no · suspected · certain, and who it is
+
+The first signal (`overdue`) comes from what ranks say by themselves, the second (`compare`) from what they do when they are looked
+at. Neither is enough: a slow step is silent, and a rank that waits for a slow one does not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from statistics import median
+
+from ..errors import UsageError
+from ..model.signals import Place, RankStall
+from ..model.types import Doing, Rank, RankPhase
+from .stack_traces import Frame, Spot
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangPolicy:
+    act: bool = True
+    """Whether a hang restarts the ranks; otherwise it is told, with the stacks, and nothing is done."""
+    factor: float = 5.0
+    """A step is overdue after so many times the usual one, the median of the last 64 that were seen (5: HyperPod's and DLRover's order
+    of magnitude; a step with a snapshot or a validation in it stays below)."""
+    warmup_steps: int = 5
+    """First steps of each life, which compile, and fill caches: they have the budget of a start, or, in later lives, so many times what
+    the slowest of them took before."""
+    floor_s: float = 60.0
+    """And after so long at the least: a garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
+    start_s: float = 1800.0
+    """Silence in a start, in between the marks: attached, built, restored, stepped (torch lets a rendezvous wait as long)."""
+    evaluation_s: float = 1800.0
+    """Silence in an evaluation that is known as one."""
+    checkpoint_s: float = 1800.0
+    """Silence while the script writes a checkpoint of its own."""
+    teardown_s: float = 120.0
+    """Silence when all loops are over and ranks put their process groups away, in which gloo hangs now and then (torch 2.13)."""
+    confirm_s: float = 10.0
+    """Between two looks; each time that they do not agree, twice as long, up to a minute."""
+    busy_s: float = 1800.0
+    """How long a rank that uses the processor, but whose stack stands still, is left alone: a wait for a device may spin."""
+
+    def __post_init__(self) -> None:
+        if self.factor <= 1:
+            raise UsageError(f"hang.factor is {self.factor}; it must be more than 1")
+        if self.warmup_steps < 1:
+            raise UsageError(f"hang.warmup_steps is {self.warmup_steps}; it must be at least 1")
+        for name in ("floor_s", "start_s", "evaluation_s", "checkpoint_s", "teardown_s", "confirm_s", "busy_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"hang.{name} is {getattr(self, name)}; it must be more than 0")
+
+
+class Stage(StrEnum):
+    """What a budget is for."""
+
+    START = "start"
+    STEP = "step"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    TAIL = "tail"
+    """What the script does when its loop is over: only the teardown in it is judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What is known of a living rank without looking at it."""
+
+    rank: Rank
+    phase: RankPhase
+    silent_s: float
+    """Since its last sign of life, in time in which whoever listens was awake."""
+    doing: Doing = Doing.STEP
+    done: int = 0
+    """Steps done in this life, those computed again included."""
+    steps_s: Sequence[float] = ()
+    """What the last of them took, from boundary to boundary."""
+    warmup_s: float = 0.0
+    """The longest silence among the first steps of an earlier life; 0: there was none."""
+    tells: bool = True
+    """Whether the script is known to tell its steps."""
+    turning: bool = False
+    """It has gone back in place, and not done a step since."""
+
+
+def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
+    """None: nothing is expected of it, since it may be a script that tells nothing."""
+    if rank.phase in (RankPhase.FINISHED, RankPhase.STOPPED) or rank.doing is Doing.LEFT:
+        return Stage.TAIL
+    if rank.phase in (RankPhase.ABSENT, RankPhase.ATTACHED):
+        return Stage.START if rank.tells else None
+    if rank.doing in (Doing.EVALUATION, Doing.CHECKPOINT):
+        return Stage.EVALUATION if rank.doing is Doing.EVALUATION else Stage.CHECKPOINT
+    young = rank.phase is RankPhase.RESTORING or rank.done < policy.warmup_steps
+    return Stage.START if young or rank.turning else Stage.STEP
+
+
+def budget_s(rank: Progress, policy: HangPolicy) -> float:
+    """How long the rank may be silent where it is; infinite where nothing is expected of it."""
+    match stage(rank, policy):
+        case Stage.START if rank.phase is RankPhase.TRAINING and rank.warmup_s and not rank.turning:
+            return min(policy.start_s, max(policy.floor_s, policy.factor * rank.warmup_s))
+        case Stage.START:
+            return policy.start_s
+        case Stage.STEP:
+            return max(policy.floor_s, policy.factor * (median(rank.steps_s) if rank.steps_s else 0.0))
+        case Stage.EVALUATION:
+            return policy.evaluation_s
+        case Stage.CHECKPOINT:
+            return policy.checkpoint_s
+        case Stage.TAIL:
+            return policy.teardown_s
+    return float("inf")
+
+
+def overdue(ranks: Sequence[Progress], policy: HangPolicy) -> bool:
+    """The first signal: every living rank has been silent for longer than it may. One that may still be silent (it evaluates alone,
+    say) is what the others wait for, as far as can be known."""
+    return bool(ranks) and all(rank.silent_s > budget_s(rank, policy) for rank in ranks)
+
+
+BUSY_SHARE = 0.05
+"""Of a core. A process that waits uses less for its background threads (NCCL's and gloo's: well below 1 %)."""
+BUSY_BYTES = 1 << 20
+"""Read and written between two looks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One look at a rank."""
+
+    at_s: float
+    state: str
+    """Of its main thread (of the launcher's, before there is one), as the kernel has it: `R`, `S`, `D`, `T`, `t`; empty: it is gone."""
+    cpu_s: float = 0.0
+    """Used so far by the process and its children,"""
+    io_bytes: int = 0
+    """and read and written."""
+    stack: tuple[Frame, ...] | None = None
+    """Of its main thread; None: it has not answered."""
+    spot: Spot
+    muted: bool = False
+    """It waits for whoever reads its output: a terminal after Ctrl-S, a pipe."""
+
+
+_WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
+
+
+def same_place(first: Look, second: Look) -> bool:
+    """Whether the rank has not moved. In a wait that polls, the innermost frames come and go."""
+    if first.spot.place in _WAITING:
+        return first.spot == second.spot
+    return (first.spot, first.stack) == (second.spot, second.stack)
+
+
+def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> tuple[bool, bool, str]:
+    """The second signal: whether the rank has moved, whether it is busy, and what shows it. unmoved_s: for how long it has been seen
+    at the same place."""
+    if not same_place(first, second):
+        return True, False, "it moves"
+    if "t" in (first.state, second.state):
+        return True, False, "somebody debugs it"
+    if first.muted and second.muted:
+        return True, False, "nobody reads what it prints"
+    if not second.state:
+        return True, False, "it has just ended"
+    if second.spot.place is Place.HALTED and second.state == "T":
+        return False, False, "it cannot move"
+    share = (second.cpu_s - first.cpu_s) / max(1e-9, second.at_s - first.at_s)
+    at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
+    at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
+    at_work += ["has something to compute"] if not at_work and "R" in (first.state, second.state) else []
+    if not at_work:
+        return False, False, "it does not move and uses no processor"
+    words = "it " + " and ".join(at_work)
+    if unmoved_s < policy.busy_s:
+        return False, True, words
+    return False, False, f"{words}, but has not moved for {unmoved_s:.0f} s"
+
+
+class Answer(Enum):
+    NO = "no"
+    SUSPECTED = "suspected"
+    CERTAIN = "certain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    answer: Answer
+    blamed: tuple[RankStall, ...] = ()
+    """Who holds up the others; empty: not known."""
+    reason: str = ""
+
+
+def judge(stalls: Sequence[RankStall]) -> Judgement:
+    """What the looks at all living ranks of the job amount to."""
+    if not stalls:
+        return Judgement(answer=Answer.NO)
+    blamed = blame(stalls)
+    lively = [s for s in stalls if s.moved] or [s for s in blamed or stalls if s.busy]
+    if lively:
+        reason = "; ".join(f"rank {s.rank} is {s.words}: {s.why}" for s in lively[:3])
+        return Judgement(answer=Answer.SUSPECTED, blamed=blamed, reason=reason)
+    return Judgement(answer=Answer.CERTAIN, blamed=blamed, reason=_sentence(blamed, stalls))
+
+
+def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
+    """Those that hold up the others; empty where it cannot be told. Of the ranks that are furthest behind: those that cannot run; else
+    those that do not wait; else the few that are in another collective than most."""
+    last = min(s.step for s in stalls)
+    behind = [s for s in stalls if s.step == last]
+    for places in ((Place.HALTED,), (Place.ELSEWHERE, Place.DATA, Place.TEARDOWN)):
+        if found := tuple(s for s in behind if s.place in places):
+            return found
+    if len(behind) < len(stalls):
+        return tuple(behind)
+    sites = [s.site for s in stalls if s.place is Place.COLLECTIVE]
+    most = max(sites, key=sites.count, default="")
+    if len(sites) == len(stalls) and 2 * sites.count(most) > len(sites):
+        return tuple(s for s in stalls if s.site != most)
+    return ()
+
+
+def _sentence(blamed: Sequence[RankStall], stalls: Sequence[RankStall]) -> str:
+    if not blamed:
+        return (
+            f"all {len(stalls)} ranks wait, and none is missing: the network, a device, or a rank that does not show it"
+        )
+    who = ", ".join(str(s.rank) for s in blamed)
+    return f"rank{'s' if len(blamed) > 1 else ''} {who} hang{'s' if len(blamed) == 1 else ''}"

@@ -1,0 +1,327 @@
+"""World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
+
+(The controller asks all of `DETECTORS` at every tick. What is told only, and blamed for nothing, `alerts` takes from the status.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ..inprocess.loss_spike import Kind
+from ..model.cluster_state import World
+from ..model.node import AckKind, NodeStatus
+from ..model.signals import Mismatch, RankExit, RankStall
+from ..model.state_machine import Phase
+from ..model.types import NodeId, OrderedBy, Rank, Step
+from ..text import formatting, sentences
+from . import node_divergence
+from .hang_rules import Answer, judge
+from .node_divergence import Parted
+
+
+class Cause(StrEnum):
+    RANK_KILLED = "rank_killed"
+    """Died by a signal, or without a word."""
+    SCRIPT_RAISED = "script_raised"
+    """Left with an exit code other than 0: an exception, or sys.exit."""
+    AGENT_RESTARTED = "agent_restarted"
+    """A member's agent is a new process: none of its predecessor's ranks can be alive."""
+    AGENT_LOST = "agent_lost"
+    """A member's lease is gone."""
+    NON_FINITE = Kind.NON_FINITE.value
+    """NaN or Inf in loss, gradient or parameters."""
+    LOSS_SPIKE = Kind.LOSS_SPIKE.value
+    """The loss has gone up and stays there."""
+    GRADIENT_SPIKE = Kind.GRADIENT_SPIKE.value
+    """The norm of the gradient is beyond what data can do."""
+    RANK_HUNG = "rank_hung"
+    """Lives, and does not move."""
+    FINGERPRINT_MISMATCH = "fingerprint_mismatch"
+    """Data-parallel replicas, the same to the last bit before, are not any more: a bit has flipped, or a core computes wrongly."""
+    ORDERED = OrderedBy.OPERATOR.value
+    """Nothing is wrong: somebody wants the ranks to go back."""
+    FROZEN = "frozen"
+    """No parameter changes any more, although steps are done. Told only."""
+    DEVICE_SICK = "device_sick"
+    """A device counts errors, or its driver says that it is broken. Told, and evidence of what strikes its node. Told only."""
+    MEMORY_SHORT = "memory_short"
+    """Memory is about to run out. Told, and snapshots go to disk more often."""
+    MOVED = "moved"
+    """Nothing is wrong: other nodes are to train, for one is drained, or has come back."""
+    CUT_OFF = "cut_off"
+    """A member does not reach etcd, and trains all the same. Told only."""
+    STRAGGLER = "straggler"
+    """A rank's own time for a step is longer than its peers'. Told only."""
+    SNAPSHOT_UNUSABLE = "snapshot_unusable"
+    """The state to resume from is damaged."""
+    SNAPSHOT_UNREADABLE = "snapshot_unreadable"
+    """The state to resume from could not be read: storage does not answer."""
+    STATE_REFUSED = "state_refused"
+    """The state to resume from is another model's, or another layout's."""
+    STATE_UNSAVABLE = "state_unsavable"
+    """What the script gives to its Session can't be saved."""
+    TORCH_MISSING = "torch_missing"
+    """The launcher cannot import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    cause: Cause
+    node: NodeId
+    at_s: float
+    evidence: str
+    signature: str
+    """Equal for two faults that are the same fault."""
+    rank: Rank | None = None
+    started: bool = False
+    through: bool = False
+    """The rank's loop was over."""
+    step: Step = Step(-1)
+    details: tuple[str, ...] = ()
+    """Further lines for whoever asks for the story."""
+    broken: bool = False
+    """No start can go well: the script is not there, or is no Python."""
+    onset: Step = Step(-1)
+    """First step whose state is known to be wrong; -1: the state is not suspected."""
+
+
+_KINDS = frozenset(kind.value for kind in Kind)
+
+
+def dead_ranks(world: World) -> list[Suspicion]:
+    """One suspicion for each rank that left before its loop was over."""
+    number = world.record.number if world.record else 0
+    told = [(node, s.exits) for node, s in world.uncalm().items() if s.exits and s.generation == number]
+    return [_of_exit(node, gone) for node, exits in told for gone in exits]
+
+
+def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
+    who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
+    who = f"the wrapper of {who}" if gone.kind == "wrapper" else who
+    if gone.kind in _KINDS:
+        cause, text = (
+            Cause(gone.kind),
+            gone.error.partition(": ")[2] or f"step {gone.step}: {gone.kind} again and again",
+        )
+    elif gone.kind == "snapshot":
+        cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
+    elif gone.kind == "unreadable":
+        cause, text = Cause.SNAPSHOT_UNREADABLE, f"the snapshot of step {gone.step} cannot be read at present"
+    elif gone.kind == "refused":
+        cause, text = (
+            Cause.STATE_REFUSED,
+            f"{who} on {node} cannot take the state that it was to start from: {gone.error}",
+        )
+    elif gone.kind == "unsavable":
+        cause, text = (
+            Cause.STATE_UNSAVABLE,
+            f"{who} on {node} cannot keep the state that its Session is given: {gone.error}",
+        )
+    elif gone.kind == "no torch":
+        cause, text = Cause.TORCH_MISSING, f"torchrun does not start on {node}: {gone.error}"
+    elif gone.kind == "broken":
+        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} cannot run the script: {gone.error}"
+    elif gone.kind == "fenced":
+        cause, text = (
+            Cause.AGENT_LOST,
+            f"the agent of {node} had lost its lease, and ended its ranks",
+        )
+    elif gone.kind == "nonsense":
+        cause, text = Cause.RANK_KILLED, f"{who} on {node} was ended, for it had written over its page: {gone.error}"
+    elif gone.code is None or gone.code < 0:
+        how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
+        if gone.out_of_memory:
+            how = "was killed by the kernel, for want of memory (OOM killer)"
+        cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"
+    else:
+        said = f": {gone.error}" if gone.error else ""
+        early = "" if gone.code else ", before its loop was over"
+        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} left with exit code {gone.code}{early}{said}"
+    return Suspicion(
+        cause=cause,
+        node=node,
+        rank=gone.rank,
+        at_s=gone.at_s,
+        evidence=text,
+        started=gone.started,
+        through=gone.through,
+        signature=f"{cause}:{gone.code}:{gone.kind if gone.kind == 'nonsense' else gone.error}",
+        step=gone.step,
+        broken=gone.kind == "broken",
+    )
+
+
+def replaced_agents(world: World) -> list[Suspicion]:
+    """Members whose agent is gone, or is another process than the one the record names."""
+    found, nodes = [], world.nodes
+    members = world.record.members if world.record else {}
+    changed = [(n, i) for n, i in members.items() if n not in nodes or nodes[n].instance != i]
+    told = world.statuses() if changed else []
+    stepped_s = max((status.pulse_s for status in told), default=0.0)  # with all ranks, so all were alive
+    for node, instance in changed:
+        present = nodes.get(node)
+        if present is None and world.record and world.record.phase is Phase.GATHER:
+            continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
+        if present and awaited(world, node):
+            continue  # and here it is
+        cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
+        seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
+        seen = max(seen, stepped_s) if present is None else seen
+        text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
+        if instance in world.dead and not present:
+            seen, text = (
+                world.dead[instance].at_s,
+                f"the agent of {node} is dead: so says the one that held a connection",
+            )
+        started = node in world.status and world.status[node].max_step >= 0
+        found.append(Suspicion(cause=cause, node=node, at_s=seen, evidence=text, started=started, signature=cause))
+    return found
+
+
+def awaited(world: World, node: NodeId) -> bool:
+    """Whether the recovery that is under way waits for this member, whose agent was gone."""
+    gathering = world.record is not None and world.record.phase is Phase.GATHER
+    return gathering and any(i.open and i.cause == Cause.AGENT_LOST and node in i.nodes for i in world.incidents)
+
+
+def unwritten_ends(world: World) -> list[Suspicion]:
+    """Members that are gone before they have said that their part of the last snapshot is written, where nobody has seen it on disk: so the
+    training is over, and what it ended with is lost."""
+    begun_anew = world.spec and world.record and world.spec.first_generation > world.record.number
+    if world.record is None or not world.record.complete or begun_anew:
+        return []
+    last = world.record.replay_until
+    if last < 0 or any(last in status.durable_steps for status in world.statuses()):
+        return []
+    written = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
+    lost = f"the training was over, and the state that it ended with, of step {last}, was not on disk"
+    return [replace(s, details=(lost,)) for s in replaced_agents(world) if s.node not in written]
+
+
+def hung_ranks(world: World) -> list[Suspicion]:
+    """The ranks that hold up all others, once it is certain that they hang. Every node has to have said that its ranks are silent: one
+    that has not may have the rank that the others wait for, at work."""
+    number, members = (world.record.number, world.record.members) if world.record else (0, {})
+    said = [(n, s) for n, s in world.uncalm().items() if s.stalls and n in members and s.generation == number]
+    if not said or len(said) < len(members):
+        return []
+    of_node = {stall.rank: node for node, status in said for stall in status.stalls}
+    stalls = [stall for _, status in said for stall in status.stalls]
+    judgement = judge(stalls)
+    if judgement.answer is not Answer.CERTAIN:
+        return []
+    verb = "waits for it" if judgement.blamed else "is silent"
+    blamed = {s.rank for s in judgement.blamed}
+    others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s.rank not in blamed]
+    files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
+    details = (*formatting.few(others), *formatting.few([*files]))
+    if not judgement.blamed:
+        first = min(stalls, key=lambda s: s.at_s)
+        return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]
+    return [
+        _of_stall(s, node, s.rank, f"rank {s.rank} on {node} hangs ({s.words}), silent for {s.silent_s:.0f} s", details)
+        for s in judgement.blamed
+        for node in [of_node[s.rank]]
+    ]
+
+
+def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, details: tuple[str, ...]) -> Suspicion:
+    return Suspicion(
+        cause=Cause.RANK_HUNG,
+        node=node,
+        rank=rank,
+        at_s=stall.at_s,
+        evidence=text,
+        started=stall.started,
+        signature=f"{Cause.RANK_HUNG}:{stall.stage}:{stall.place}:{stall.site}",
+        step=stall.step,
+        details=details,
+    )
+
+
+def replicas_apart(world: World) -> list[Suspicion]:
+    """What was found in the record's generation: in a later one it has been answered."""
+    number = world.record.number if world.record else 0
+    return [
+        Suspicion(
+            cause=Cause.FINGERPRINT_MISMATCH,
+            node=node,
+            rank=found.wrong[0] if len(found.wrong) == 1 else None,
+            at_s=found.at_s,
+            evidence=sentences.mismatch(found),
+            started=True,
+            signature=sentences.mismatch_signature(found),
+            step=found.onset,
+            onset=found.onset,
+        )
+        for node, status in world.uncalm().items()
+        for found in status.mismatches
+        if found.generation == number and not _gone_behind(found, status) and not _answered(found, world)
+    ]
+
+
+def _gone_behind(found: Mismatch, status: NodeStatus) -> bool:
+    """Whether the ranks have gone back behind it since, for it, as the same node says by the same clock: an etcd that has lost its data
+    knows of no incident."""
+    behind = [told for told in status.rewinds if told.cause == OrderedBy.COMPARISON and told.to < found.onset]
+    return any(told.at_s > found.at_s for told in behind)
+
+
+def _answered(found: Mismatch, world: World) -> bool:
+    """Whether the ranks of this very generation have been told to go back for it."""
+    return any(
+        incident.generation == found.generation
+        and incident.signature == sentences.mismatch_signature(found)
+        and incident.rung == 1
+        and incident.at_s >= found.at_s
+        for incident in world.incidents
+    )
+
+
+def nodes_apart(world: World) -> list[Suspicion]:
+    """Who is wrong where that is known, else all that should hold the same; when who leads has heard it, by its own clock."""
+    suspected = []
+    for found in node_divergence.parted(world.held()):
+        if _turns_back(found, world):
+            continue
+        at_s = max(world.heard_s.get(node, world.status[node].at_s) for node in found.nodes)
+        evidence, signature = sentences.parted(found), sentences.parted_signature(found)
+        suspected += [
+            Suspicion(
+                cause=Cause.FINGERPRINT_MISMATCH,
+                node=node,
+                at_s=at_s,
+                evidence=evidence,
+                started=True,
+                signature=signature,
+                step=Step(found.seen[-1]),
+                onset=Step(found.agreed + 1),
+            )
+            for node in found.wrong or found.nodes
+        ]
+    return suspected
+
+
+def _turns_back(found: Parted, world: World) -> bool:
+    """Whether that was answered, or what is being answered sends the ranks behind it. Once they have gone back, nothing tells of it."""
+    return any(
+        incident.signature == sentences.parted_signature(found)
+        or (incident.open and incident.would is None and 0 <= incident.onset <= found.seen[-1])
+        for incident in world.incidents
+    )
+
+
+DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (
+    dead_ranks, replaced_agents, hung_ranks, replicas_apart, nodes_apart
+)  # fmt: skip
+
+
+def suspect(world: World) -> list[Suspicion]:
+    """What all detectors say, earliest first. While the job ends, ranks are expected to leave, and only who takes the end along is
+    suspected."""
+    if not world.record or world.record.phase is Phase.ENDED:
+        return []
+    found = unwritten_ends(world) if world.record.phase is Phase.ENDING else [s for d in DETECTORS for s in d(world)]
+    return sorted(found, key=lambda s: s.at_s)

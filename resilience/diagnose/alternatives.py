@@ -1,0 +1,60 @@
+"""Why not otherwise: the explanations that a verdict was chosen against, and what speaks against each. Pure, and typed: `sentences` says
+it.
+
+seen beside the cause     a consequence of it: it came later, or is what such a cause brings about in others, never the other way round
+not seen at all           a flipped bit, while replicas agreed; the OOM killer, while the kernel counts no kill
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from ..detect.registry import Cause, Suspicion
+from ..model.cluster_state import World
+from ..model.incident import Because, Weighed
+from ..model.node import NodeStatus
+from ..model.types import Rank, Step
+from .root_cause import TOGETHER_S, Verdict
+
+_KILLED = -9
+_NAMED = 64
+"""So many ranks are named; where more have done the same, none are: the store takes no values of megabytes."""
+
+
+def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
+    """What else it might have been."""
+    rivals = sorted(verdict.consequences, key=lambda s: (s.cause, _because(s, verdict)))
+    found = [
+        _grouped(list(alike), verdict) for _, alike in groupby(rivals, key=lambda s: (s.cause, _because(s, verdict)))
+    ]
+    found += agreement(world.statuses()) if verdict.cause is not Cause.FINGERPRINT_MISMATCH else []
+    killed = [e for s in world.uncalm_statuses() for e in s.exits if e.code == _KILLED]
+    if verdict.cause is Cause.RANK_KILLED and killed and not any(e.out_of_memory for e in killed):
+        found.append(Weighed(cause=Cause.MEMORY_SHORT, because=Because.NOT_COUNTED))
+    return tuple(found)
+
+
+def agreement(statuses: Sequence[NodeStatus]) -> list[Weighed]:
+    """Replicas that were the same at some step speak against a flipped bit before it; nothing does where none were compared."""
+    compared = [{*agreed} for agreed in {s.agreed_steps for s in statuses}]
+    common = set.intersection(*compared) if compared else set()
+    if not common:
+        return []
+    return [Weighed(cause=Cause.FINGERPRINT_MISMATCH, because=Because.AGREED, step=Step(max(common)))]
+
+
+def _because(rival: Suspicion, verdict: Verdict) -> Because:
+    if rival.cause is Cause.RANK_HUNG and verdict.cause is not Cause.RANK_HUNG:
+        return Because.WAITS
+    return Because.LATER if rival.at_s - verdict.at_s > TOGETHER_S or rival.cause is verdict.cause else Because.FOLLOWS
+
+
+def _grouped(alike: Sequence[Suspicion], verdict: Verdict) -> Weighed:
+    ranks = sorted({Rank(s.rank) for s in alike if s.rank is not None and s.rank >= 0})
+    return Weighed(
+        cause=alike[0].cause,
+        because=_because(alike[0], verdict),
+        ranks=tuple(ranks) if len(ranks) <= _NAMED else (),
+        by_s=round(min(s.at_s for s in alike) - verdict.at_s, 3),
+    )

@@ -1,0 +1,115 @@
+"""Suspicions → verdict: which of several things seen at once is the cause, and which are its consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..detect.registry import Cause, Suspicion
+from ..model.types import NodeId, Step
+from ..text import formatting
+
+_WEIGHT = {
+    Cause.FINGERPRINT_MISMATCH: -1,
+    Cause.SNAPSHOT_UNUSABLE: 0,
+    Cause.SNAPSHOT_UNREADABLE: 0,
+    Cause.STATE_REFUSED: 0,
+    Cause.STATE_UNSAVABLE: 0,
+    Cause.TORCH_MISSING: 0,
+    Cause.NON_FINITE: 0,
+    Cause.LOSS_SPIKE: 0,
+    Cause.GRADIENT_SPIKE: 0,
+    Cause.AGENT_RESTARTED: 1,
+    Cause.AGENT_LOST: 1,
+    Cause.RANK_KILLED: 2,
+    Cause.SCRIPT_RAISED: 3,
+    Cause.RANK_HUNG: 4,
+    Cause.FROZEN: 5,
+    Cause.ORDERED: 5,
+    Cause.MOVED: 5,
+    Cause.STRAGGLER: 5,
+    Cause.CUT_OFF: 5,
+    Cause.DEVICE_SICK: 5,
+    Cause.MEMORY_SHORT: 5,
+}
+"""Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way, and a
+wrong replica may be what makes a step give NaN."""
+
+TOGETHER_S = 1.0
+"""Gloo and NCCL tell a dead peer's partners within milliseconds, and the agent sees all of them in one or two ticks."""
+
+HEARD_S = 1.0
+"""Within so long all nodes have said what has become of their ranks: they say it at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    cause: Cause
+    blamed: tuple[Suspicion, ...]
+    """What was seen of the cause itself."""
+    consequences: tuple[Suspicion, ...]
+    at_s: float
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Where it struck; none where ranks hang and none of them is missing. Who raises the same as the first does not follow from it."""
+        same = [s for s in self.consequences if self.cause is Cause.SCRIPT_RAISED and s.signature == self.signature]
+        here = (s.node for s in (*self.blamed, *same) if s.cause is not Cause.RANK_HUNG or s.rank is not None)
+        return tuple(dict.fromkeys(here))
+
+    @property
+    def early(self) -> set[NodeId]:
+        """Where it struck before a rank had made a step."""
+        return {s.node for s in self.blamed if not s.started}
+
+    @property
+    def started(self) -> bool:
+        """Whether a blamed rank had finished a step in this generation."""
+        return any(s.started for s in self.blamed)
+
+    @property
+    def through(self) -> bool:
+        """Whether the loops of all blamed ranks were over."""
+        return all(s.through for s in self.blamed)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the script cannot be run at all."""
+        return any(s.broken for s in self.blamed)
+
+    @property
+    def onset(self) -> Step:
+        """First step whose state is known to be wrong; -1: none is. Whatever the cause is taken to be: a consequence has one too."""
+        return min((s.onset for s in (*self.blamed, *self.consequences) if s.onset >= 0), default=Step(-1))
+
+    @property
+    def signature(self) -> str:
+        return self.blamed[0].signature
+
+    def describe(self) -> str:
+        return "; ".join(
+            formatting.few([*dict.fromkeys(s.evidence for s in self.blamed)])
+        )  # all ranks say the same of a NaN
+
+
+def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
+    """The verdict, or None where nothing is suspected."""
+    if not suspicions:
+        return None
+    # Whoever waits for a rank that is gone hangs too, and has hung for long when that is seen.
+    sudden = [s for s in suspicions if s.cause is not Cause.RANK_HUNG]
+    first = min(s.at_s for s in sudden or suspicions)
+    together = [s for s in sudden if s.at_s - first <= TOGETHER_S] or list(suspicions)
+    cause = min(together, key=lambda s: (_WEIGHT[s.cause], s.at_s)).cause
+    blamed = tuple(s for s in together if s.cause is cause)
+    known = {*map(id, blamed)}
+    rest = tuple(s for s in suspicions if id(s) not in known)
+    if cause is Cause.SCRIPT_RAISED:  # every peer of a rank that raised raises too: the first one is the cause
+        rest, blamed = (*blamed[1:], *rest), blamed[:1]
+    return Verdict(cause=cause, blamed=blamed, consequences=rest, at_s=first)
+
+
+def settled(verdict: Verdict, unheard: bool, now: float) -> bool:
+    """Whether it may be acted on. An exception may follow from what another node has seen and not said yet, which the node that leads
+    never has to wait for with its own. unheard: a member has told of no end of its ranks; now: wall-clock seconds."""
+    return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or abs(now - verdict.at_s) >= HEARD_S

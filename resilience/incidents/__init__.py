@@ -1,0 +1,1 @@
+"""The story of each fault, derived from the picture of the job. Pure."""

@@ -1,0 +1,138 @@
+"""The story of an incident that is answered, derived from the World: what was concluded, and how long every phase of the recovery took.
+
+World → new or changed `Incident`s. Nothing is decided here; `decide` writes what this module tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from ..detect.registry import Cause
+from ..diagnose import alternatives
+from ..diagnose.root_cause import Verdict
+from ..inprocess.loss_spike import Kind
+from ..model.cluster_state import World, once_said
+from ..model.incident import PHASES, Incident
+from ..model.node import NodeStatus
+from ..model.state_machine import Phase
+from ..model.types import Step
+from ..plan.escalation import RESTARTS, Plan
+from ..text import formatting, sentences
+
+
+def next_id(world: World, further: int = 0) -> str:
+    """For an incident that is told together with `further` other new ones, which `world` does not know yet. An etcd that has lost its data
+    knows of none, but ranks that have obeyed an order do not obey another one of its number."""
+    return f"{max([_ordered(world), *(int(i.id) for i in world.incidents)]) + further + 1:04d}"
+
+
+@once_said
+def _ordered(world: World) -> int:
+    """The greatest number of an order that anybody knows of."""
+    record, said = world.record, world.uncalm().values()
+    orders = [order.number for order in (record.rewind, record.begins) if order] if record else []
+    obeyed = [told.order for status in said for told in status.rewinds]
+    return max([0, *orders, *obeyed, *[status.declined for status in said]])
+
+
+def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:
+    assert world.record
+    evidence = formatting.few([*dict.fromkeys(s.evidence for s in verdict.blamed)])
+    consequences = formatting.few([*dict.fromkeys(s.evidence for s in verdict.consequences)])
+    seen = tuple(f"also seen, as a consequence: {said}" for said in consequences)
+    details = tuple(line for told in dict.fromkeys(s.details for s in verdict.blamed) for line in told)
+    sick = formatting.few(
+        [
+            f"on the same node: {sentences.complaint(complaint, node)}"
+            for node in dict.fromkeys(s.node for s in verdict.blamed)
+            for complaint in (world.status[node].complaints if node in world.status else ())
+        ]
+    )
+    ends = [end for status in world.uncalm_statuses() for end in status.exits]
+    traces = tuple(end.traceback for end in ends if end.traceback and end.kind not in tuple(Kind))[:1]
+    return replace(
+        bare_incident(world, verdict, answer.rung, reached),
+        id=next_id(world),
+        summary=verdict.describe(),
+        evidence=tuple(dict.fromkeys((*evidence, *details, *sick, *seen, *traces))),
+        weighed=alternatives.against(verdict, world),
+        plan=answer.reason,
+        unfit=answer.unfit,
+        pause_s=answer.pause_s,
+    )
+
+
+def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> Incident:
+    """What is judged by, without what people are told, which takes long where thousands of ranks have something to say."""
+    assert world.record
+    return Incident(
+        id="",
+        generation=world.record.number,
+        cause=verdict.cause,
+        rung=rung,
+        summary="",
+        at_s=verdict.at_s,
+        step_at_fault=reached,
+        started=verdict.started,
+        nodes=verdict.nodes,
+        size=len(world.members),
+        onset=verdict.onset,
+        signature=verdict.signature,
+    )
+
+
+def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incident, ...]:
+    """`changed`, and the incidents that have changed further because computing a step again has shown who was wrong."""
+    newest = {incident.id: incident for incident in (*world.incidents, *changed)}
+    further = {incident.id: incident for incident in changed}
+    for found in (m for status in world.uncalm().values() for m in status.mismatches if m.replayed and m.wrong):
+        sentence = sentences.convicted(found)
+        for incident in newest.values():
+            same = (incident.generation, incident.signature) == (found.generation, sentences.mismatch_signature(found))
+            if same and sentence not in incident.evidence:
+                further[incident.id] = replace(incident, evidence=(*incident.evidence, sentence))
+    return tuple(further.values())
+
+
+def phases_told(world: World) -> tuple[Incident, ...]:
+    """Phase times of restarts that are not over, as far as the statuses of the present generation tell them. A recovery that another
+    fault interrupts is over when the one that follows it is."""
+    assert world.record
+    record, changed = world.record, []
+    for incident in world.incidents:
+        if not incident.open or incident.rung not in RESTARTS or incident.generation >= record.number:
+            continue
+        if incident.cause == Cause.ORDERED:  # its phases are those of the fault that has ended the gang
+            continue
+        after = _with_phases(incident, world)
+        if after != incident:
+            changed.append(after)
+    return tuple(changed)
+
+
+def _with_phases(incident: Incident, world: World) -> Incident:
+    assert world.record
+    statuses = world.statuses()
+    if world.record.phase is Phase.GATHER or len(statuses) < len(world.members):
+        return incident
+    launched, opened_s = world.record.launched_s, world.record.opened_s
+    if incident.cause == Cause.AGENT_LOST:  # the node may have been waited for, and several generations opened for it
+        opened_s = incident.at_s + incident.phases_s.get("detect", 0.0)
+    marks = [opened_s, launched]
+    marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
+    if incident.resume_step is None:
+        incident = replace(incident, resume_step=world.record.resume_step)
+    if "start" not in incident.phases_s:  # ranks that start later do so for reasons of their own
+        incident = replace(incident, launch=incident.launch or statuses[0].launch)
+    if world.record.replay_until <= world.record.resume_step:
+        marks[-1] = marks[-2]  # nothing is computed again
+    for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):
+        if not end:
+            return incident
+        incident = incident.with_phase(name, end - start)
+    return replace(incident, open=False)
+
+
+def _marks(status: NodeStatus) -> tuple[float, ...]:
+    return (status.attached_s, status.built_s, status.restored_s, status.stepped_s, status.replayed_s)

@@ -1,0 +1,95 @@
+"""Incidents of nodes that come and go: one is gone and waited for, another takes its place, it comes back, or all move as planned. Pure.
+
+A node is gone, and all that is seen of it is one incident, from the first thing that its peers feel to the last step that is computed
+again, however many generations are opened meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..decide import planned_move
+from ..detect.registry import Cause
+from ..membership import rank_assignment
+from ..membership.rank_assignment import Seats
+from ..model.cluster_state import World
+from ..model.incident import Incident
+from ..model.state_machine import Phase
+from ..model.types import NodeId, Step
+from ..plan.escalation import REPLACE_NODE, REPLAN, RESTARTS
+from ..text import sentences
+from .lifecycle import next_id
+
+
+def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> Incident:
+    """Other nodes train from here on, and nothing was wrong."""
+    assert world.record
+    there = "with their state on disk; the next ones begin there"
+    if not planned_move.saved(world):
+        there = "and their state has not come to the disk; the next ones begin with an older one"
+    return Incident(
+        id=next_id(world),
+        generation=world.record.number,
+        cause=Cause.MOVED,
+        rung=_rung(seats),
+        summary=why,
+        plan=f"the ranks have waited, {there}",
+        at_s=world.record.moving_s or now,
+        step_at_fault=reached,
+        started=True,
+        size=len(world.members),
+        signature=f"{Cause.MOVED}:{world.record.number}",
+    )
+
+
+def bereft(world: World, seats: Seats, said: str) -> tuple[Incident, ...]:
+    """The restart that waits for a node that is gone goes on with other agents: in its place, or its own that has come back. said: who."""
+    last = _waiting(world)
+    gone = [node for node in (*seats.successors, *seats.dropped) if node not in world.nodes]
+    told = (_of_the_gone(i, gone) for i in last)
+    return tuple(replace(i, rung=_rung(seats, i.rung), plan=f"{i.plan}; {said}") for i in told)
+
+
+def missed_told(world: World, missed: Sequence[NodeId]) -> tuple[Incident, ...]:
+    """The same while nobody can take the place. missed: nodes that are gone, and waited for."""
+    for last in _waiting(world):
+        after = _of_the_gone(last, missed)
+        if after != last:
+            return (replace(after, plan=f"{after.plan}; {sentences.seats(Seats(members={}, missed=tuple(missed)))}"),)
+    return ()
+
+
+def missed(world: World, now: float) -> tuple[NodeId, ...]:
+    """Members that are gone, and whose place nobody can take: they are waited for."""
+    record = world.record
+    if record is None or record.phase is not Phase.GATHER or record.members.keys() <= world.nodes.keys():
+        return ()
+    return tuple(node for node in rank_assignment.again(world, now).missed if node not in world.nodes)
+
+
+def _waiting(world: World) -> list[Incident]:
+    """The restart that is under way, if there is one."""
+    return [i for i in world.incidents if i.open and i.rung in RESTARTS][-1:]
+
+
+def _of_the_gone(incident: Incident, gone: Sequence[NodeId]) -> Incident:
+    """A node's peers feel its death before its lease is over, and raise or hang: the incident that was opened then is the node's."""
+    news = [node for node in gone if incident.cause != Cause.AGENT_LOST or node not in incident.nodes]
+    if not news or incident.cause in (Cause.ORDERED, Cause.MOVED):
+        return incident
+    lost = sentences.lost_agents(news)
+    if incident.cause == Cause.AGENT_LOST:
+        return replace(incident, evidence=(*incident.evidence, lost), nodes=(*incident.nodes, *news))
+    return replace(
+        incident,
+        cause=Cause.AGENT_LOST,
+        summary=lost,
+        evidence=(lost, f"seen before, as a consequence: {incident.summary}", *incident.evidence[1:]),
+        signature=Cause.AGENT_LOST,
+        nodes=tuple(news),
+    )
+
+
+def _rung(seats: Seats, otherwise: int = REPLAN) -> int:
+    return REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else otherwise

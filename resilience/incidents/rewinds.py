@@ -1,0 +1,117 @@
+"""The stories of rewinds in place, as the ranks report them: begun, and over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..diagnose import alternatives
+from ..diagnose.root_cause import Verdict
+from ..inprocess.loss_spike import Finding, Kind
+from ..inprocess.rewind_ladder import AGAIN, LadderPolicy, Remedy, near, origin
+from ..model.cluster_state import World
+from ..model.incident import Incident
+from ..model.signals import InPlaceRewind
+from ..plan.escalation import REWIND_IN_PLACE
+from ..text import sentences
+from .lifecycle import next_id
+
+
+def in_vain(world: World, verdict: Verdict, policy: LadderPolicy) -> tuple[Incident, ...]:
+    """The rewinds that a fault has come back after, now that the ranks give it up."""
+    steps = [s.step for s in verdict.blamed if s.cause in tuple(Kind)]
+    still = (i for i in world.incidents if i.open and i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind))
+    return tuple(replace(i, open=False, origin=AGAIN) for i in still if any(near(i.onset, at, policy) for at in steps))
+
+
+def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
+    """Rewinds in place that ranks report, as incidents: new ones, and those that are over."""
+    known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
+    fresh: list[Incident] = []
+    obeyed: dict[str, Incident] = {}
+    for status in world.uncalm_statuses():
+        for told in status.rewinds:
+            if told.order:
+                orders = [i for i in world.incidents if int(i.id) == told.order] or [_forgotten(told)]
+                obeyed |= {i.id: _obeyed(i, told) for i in orders if not i.remedy}
+                continue
+            signature = f"rewind:{told.generation}:{told.ordinal}"
+            if signature not in known:
+                incident = _of_rewind(told, signature, next_id(world, len(fresh)), world)
+                known[signature] = replace(incident, weighed=tuple(alternatives.agreement(world.statuses())))
+                fresh.append(known[signature])
+    ordered = [*(i for i in world.incidents if i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind)), *fresh]
+    over = [_cured(incident, ordered[at + 1 :], world, policy) for at, incident in enumerate(ordered)]
+    changed = (after for before, after in zip(ordered, over, strict=True) if after != before or before in fresh)
+    return (*changed, *obeyed.values())
+
+
+def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
+    """An order that the ranks have carried out, by going back or by beginning there."""
+    live = incident.rung == REWIND_IN_PLACE
+    return replace(
+        incident,
+        plan=sentences.turn(told.to, Remedy(told.remedy), told.window, live),
+        step_at_fault=told.reached if live else told.to,
+        resume_step=told.to,
+        remedy=told.remedy,
+        window=told.window,
+        open=False,
+        phases_s={"restore": round(told.restore_s, 4)},
+    )
+
+
+def _forgotten(told: InPlaceRewind) -> Incident:
+    """The order that was obeyed, of which etcd knows nothing any more."""
+    return Incident(
+        id=f"{told.order:04d}",
+        generation=told.generation,
+        cause=told.cause,
+        rung=REWIND_IN_PLACE,
+        summary=f"a rewind to step {told.to} was ordered; etcd has lost its data since, and by whom",
+        plan="",
+        at_s=told.at_s,
+        step_at_fault=told.reached,
+        started=True,
+        signature=f"order:{told.generation}:{told.order}",
+    )
+
+
+def _of_rewind(told: InPlaceRewind, signature: str, ident: str, world: World) -> Incident:
+    each = world.spec.ranks if world.spec else 0
+    finding = Finding(
+        kind=Kind(told.cause), onset=told.onset, seen=told.reached, value=told.value, expected=told.expected
+    )
+    return Incident(
+        id=ident,
+        generation=told.generation,
+        cause=told.cause,
+        rung=REWIND_IN_PLACE,
+        summary=sentences.finding(finding),
+        evidence=(sentences.evidence(finding), *([sentences.out_of_line(told.ranks)] if told.ranks else [])),
+        plan=sentences.turn(told.to, Remedy(told.remedy), told.window),
+        at_s=told.at_s,
+        step_at_fault=told.reached,
+        resume_step=told.to,
+        started=True,
+        signature=signature,
+        onset=told.onset,
+        remedy=told.remedy,
+        window=told.window,
+        ranks=told.ranks,
+        nodes=tuple(dict.fromkeys(world.members[rank // each] for rank in told.ranks)) if each else (),
+        phases_s={"restore": round(told.restore_s, 4)},
+    )
+
+
+def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: LadderPolicy) -> Incident:
+    """A rewind is over when the ranks are past the onset for good, or have gone back for the same fault again. later: rewinds after it."""
+    if not incident.open:
+        return incident
+    if any(near(other.onset, incident.onset, policy) for other in later):
+        return replace(incident, open=False, origin=AGAIN)
+    statuses = world.statuses()
+    past = [s.finished or s.min_step >= incident.step_at_fault + policy.settled_steps for s in statuses]
+    if len(statuses) < len(world.members) or not all(past):
+        return incident
+    return replace(incident, open=False, origin=origin(Remedy(incident.remedy)))

@@ -1,0 +1,1 @@
+"""Rules that all ranks apply alike at a step boundary. Pure."""

@@ -1,0 +1,40 @@
+"""What the ranks do differently where data was left out and the fault came again: a lower learning rate, a higher precision. Pure.
+
+Off by default: OPT-175B lowered its learning rate to get past a spike (arXiv:2205.01068, 2.5), PaLM left data out and did not need to
+(arXiv:2204.02311, 5.1). With one of them on, leaving data out a second time and each further time (`rewind_ladder`) is a *rescue*: the
+steps from the state that the ranks go back to, up to as many behind the onset as batches are left out, are computed with care. Which steps
+these are follows from the turns that were taken, so any life of the job computes the same ones so, and after them all is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .rewind_ladder import Remedy, Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescuePolicy:
+    lr_scale: float = 1.0
+    """What the learning rate of the steps of a rescue is multiplied by; 1: it stays."""
+    precision: bool = False
+    """Whether the steps of a rescue are computed without FP8."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_scale <= 1:
+            raise UsageError(f"rescue.lr_scale is {self.lr_scale}; it must be more than 0, and 1 at the most")
+
+    @property
+    def on(self) -> bool:
+        return self.precision or self.lr_scale < 1
+
+
+def careful(step: int, turns: Iterable[Turn]) -> bool:
+    """Whether the step that comes after `step` finished ones is one of a rescue."""
+    return any(
+        turn.to <= step < turn.onset + turn.window.stop - turn.window.start
+        for turn in turns
+        if turn.remedy is Remedy.RESCUE and turn.window
+    )

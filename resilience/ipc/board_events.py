@@ -1,0 +1,121 @@
+"""Faults that a rank has found with its peers, as it notes them on its page for the agent: gone back for, or seen only.
+
+The last few of either are kept in a ring: eight-byte numbers, and two figures behind them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from ..inprocess.loss_spike import Kind
+from ..inprocess.rewind_ladder import Remedy
+from ..model.data_windows import Window
+from ..model.types import OrderedBy, Rank
+
+RANKS_NAMED = 3
+"""That were out of line, in one number of 16 bits each. Where more are, it is no single part."""
+_CAUSES, _REMEDIES = (*Kind, *OrderedBy), tuple(Remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """Times in CLOCK_MONOTONIC nanoseconds; `signals.WrongSteps` has what the fields mean."""
+
+    kind: str
+    """A `Kind`, or an `OrderedBy`."""
+    onset: int
+    to: int
+    remedy: Remedy
+    window: Window | None
+    value: float
+    expected: float
+    at_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewound(Noted):
+    """A rewind in place that is done."""
+
+    reached: int
+    ranks: tuple[Rank, ...] = ()
+    """Whose own gradient was out of line: `RANKS_NAMED` at the most."""
+    done_ns: int
+    order: int = 0
+    """Number of the order that it obeys; 0: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighted(Noted):
+    """What a rank that only observes has found."""
+
+    kind: Kind
+    seen: int
+    last: int
+
+
+def _packed(ranks: tuple[Rank, ...]) -> tuple[int]:
+    return (sum(rank + 1 << 16 * at for at, rank in enumerate(ranks)),)
+
+
+def _unpacked(ranks: int) -> tuple[Rank, ...]:
+    return tuple(Rank((ranks >> 16 * at & 0xFFFF) - 1) for at in range(RANKS_NAMED) if ranks >> 16 * at)
+
+
+def _at(names: Sequence[Any], place: int) -> Any:
+    if not 0 <= place < len(names):
+        raise ValueError(f"{place} is none of {len(names)}")
+    return names[place]
+
+
+def _window(start: int, stop: int) -> Window | None:
+    if not stop:
+        return None
+    if not 0 <= start < stop:
+        raise ValueError(f"{start}:{stop} is no window")
+    return Window(start, stop)
+
+
+_PLAIN = 1, lambda number: (number,), lambda number: number
+_CODES: dict[str, tuple[int, Callable[[Any], Sequence[int]], Callable[..., Any]]] = {
+    "kind": (1, lambda kind: (_CAUSES.index(kind),), lambda place: _at(_CAUSES, place)),
+    "remedy": (1, lambda remedy: (_REMEDIES.index(remedy),), lambda place: _at(_REMEDIES, place)),
+    "window": (2, lambda w: (w.start, w.stop) if w else (0, 0), _window),
+    "ranks": (1, _packed, _unpacked),
+}
+"""Of what is no number itself: how many it becomes, how, and what becomes of them."""
+
+N = TypeVar("N", bound=Noted)
+
+
+class Ring(Generic[N]):
+    """The last `kept` records from byte `at` of a page on."""
+
+    def __init__(self, at: int, kept: int, made: type[N], fields: str) -> None:
+        """fields: in their order; `value` and `expected` come last."""
+        self._at, self.kept, self._made = at, kept, made
+        self._codes = [(name, *_CODES.get(name, _PLAIN)) for name in (*fields.split(), "value", "expected")]
+        self._form = struct.Struct(f"{sum(width for _, width, *_ in self._codes) - 2}q2d")
+
+    def place(self, ordinal: int) -> int:
+        return self._at + ordinal % self.kept * self._form.size
+
+    def put(self, page: memoryview, ordinal: int, noted: N) -> None:
+        numbers = (number for name, _, write, _ in self._codes for number in write(getattr(noted, name)))
+        self._form.pack_into(page, self.place(ordinal), *numbers)
+
+    def get(self, page: memoryview, ordinal: int) -> N:
+        """Raises ValueError for what `put` cannot have written."""
+        numbers = iter(self._form.unpack_from(page, self.place(ordinal)))
+        return self._made(**{name: read(*islice(numbers, width)) for name, width, _, read in self._codes})
+
+
+PAGE_BYTES = 4096
+REWINDS_AT = 512
+REWINDS = Ring(REWINDS_AT, 8, Rewound, "onset reached to at_ns done_ns kind remedy window order ranks")
+"""The agent looks once a second, and a step may be replayed more often than that."""
+SIGHTINGS = Ring(PAGE_BYTES - 2 * 11 * 8, 2, Sighted, "onset seen last to at_ns kind remedy window")
+"""One per fault, so two are enough between two looks of the agent."""

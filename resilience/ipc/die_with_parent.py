@@ -1,0 +1,92 @@
+"""Start a child that cannot outlive this agent.
+
+`spawn` runs this very file as a tiny program between the agent and the command: it asks the kernel to SIGKILL the process when
+its parent dies (the setting survives exec) and then becomes the command. A `preexec_fn` would do the same in a fork of the agent,
+where gRPC's threads make forking unsafe (measured: 13 of 60 forked children hung).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOKS_S = 0.1
+"""Between looks for a process where the kernel has no pidfds."""
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask for SIGKILL when process `parent_pid`, which must be the caller's parent, ends. Exits at once if it is already gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(128 + signal.SIGKILL)
+
+
+def die_with(pid: int) -> None:
+    """End with SIGKILL when process `pid` ends, which is not this one's parent: a thread waits for it."""
+    from .file_descriptors import high  # not above: this file is a program, too
+
+    watched = None
+    try:
+        watched = high(os.pidfd_open(pid))
+    except ProcessLookupError:
+        os._exit(128 + signal.SIGKILL)
+    except OSError:  # a kernel that refuses it
+        pass
+
+    def wait() -> None:
+        if watched is not None:
+            select.select([watched], [], [])
+        while watched is None and os.path.exists(f"/proc/{pid}"):
+            time.sleep(_LOOKS_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="mt-resilient", daemon=True).start()
+
+
+def may_die_with_parent() -> bool:
+    """Whether the kernel lets a process ask for that; nothing changes for this one."""
+    now = ctypes.c_int()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost. Whether the
+    kernel does."""
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen(command, **popen)`, with the child killed when the calling thread's process ends. Takes ~20 ms longer.
+
+    Call it from a thread that lives as long as the agent: the kernel acts when the *thread* that spawned ends.
+    """
+    leash = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    return subprocess.Popen([*leash, *command], **popen)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    for number in (
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):  # a scheduler may send them to all processes: they are meant for the agent
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores: no other program is to inherit that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        print(f"{sys.argv[2]}: {error.strerror}", file=sys.stderr)
+        os._exit(127)

@@ -1,0 +1,64 @@
+"""What the agent hands to its ranks: one environment variable, JSON, written at each launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..inprocess.rewind_ladder import Turn
+from ..inprocess.tally import RankPolicy
+from ..model.data_windows import Window
+from ..model.generation import RewindOrder
+from ..model.types import Generation, Step
+from ..store.codec import dumps, loads
+
+VARIABLE = "MT_RESILIENT_HANDOFF"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handoff:
+    generation: Generation
+    board: str
+    """Path of the board's shared memory: one page per local rank."""
+    arena: tuple[tuple[str, ...], ...]
+    """Paths of the slots, per local rank."""
+    snapshots: str
+    """Address of the place that holds the durable snapshots."""
+    resume_step: Step
+    """State to start from; -1: none."""
+    replay_until: Step
+    """Step that the generation before had reached; -1: none."""
+    origin: str
+    """Address of the snapshot of another job to start from, where `resume_step` is none; empty: of none."""
+    every_steps: int
+    durable_every_steps: int
+    reach_steps: int
+    """How old the oldest snapshot in memory is to be."""
+    policy: RankPolicy
+    turns: tuple[Turn, ...]
+    """Rewinds in place that ranks of earlier generations did."""
+    windows: tuple[Window, ...]
+    """Batches of data that are left out."""
+    modules: str
+    """File in which local rank 0 notes what the script has imported, for the warm process."""
+    rewind: RewindOrder | None = None
+    """The order by which they start from `resume_step`."""
+    copies: bool = False
+    """Snapshots are copied into the memory of other nodes."""
+    stacks: tuple[str, ...] = ()
+    """Per local rank: where it writes its stacks when it is asked for them."""
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: dumps(self).decode()}
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> Handoff | None:
+        """None outside of `mt-resilient run`."""
+        text = environ.get(VARIABLE)
+        return loads(Handoff, text) if text else None
+
+
+def local_rank(environ: Mapping[str, str]) -> int:
+    """A rank's number among those of its node; each node has as many. (Under `--virtual-local-rank`, LOCAL_RANK is 0 in all of them.)"""
+    here = int(environ.get("LOCAL_WORLD_SIZE", 0))
+    return int(environ["RANK"]) % here if here else int(environ["LOCAL_RANK"])

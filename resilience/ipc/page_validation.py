@@ -1,0 +1,117 @@
+"""Whether what stands on a rank's page can have been written there by the agent and by our hook in the rank. Pure.
+
+A script that writes beyond the end of an array, or into a descriptor that is not its own, may have written anything. Whoever reads a page
+believes it only where nothing speaks against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..inprocess.loss_spike import Kind
+from ..model.types import Doing, RankPhase
+from .board_events import REWINDS, SIGHTINGS, Noted, Rewound, Sighted
+from .board_layout import Page
+
+MOST = 1 << 48
+"""More than steps, and snapshots, of any training."""
+MOST_NS = 1 << 62
+MOST_PIDS = 1 << 22
+"""Of Linux, on 64 bits."""
+RANKS = 1 << 20
+
+_BOUNDS: dict[str, tuple[int, int]] = {
+    "pid": (0, MOST_PIDS),
+    "rank": (-1, RANKS),
+    "phase": (0, max(RankPhase)),
+    "doing": (0, max(Doing)),
+    "step": (-1, MOST),
+    "first_step": (-1, MOST),
+    "durable_step": (-1, MOST),
+    "snapshots": (0, MOST),
+    "skipped": (0, MOST),
+    "starved": (0, MOST),
+    "rewinds": (0, MOST),
+    "sightings": (0, MOST),
+    "declined": (0, MOST),
+    "left": (0, 1),
+    "tells": (0, 2),
+    "listens": (0, 64),
+    "launched_pid": (0, MOST_PIDS),
+    "seen": (0, 2000),
+    "launcher_signal": (0, 64),
+    **dict.fromkeys(
+        ("beat_ns", "attached_ns", "built_ns", "restored_ns", "stepped_ns", "replayed_ns", "stall_ns"), (0, MOST_NS)
+    ),
+}
+"""Least and most of what ranks write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What the agent has written on a page."""
+
+    generation: int = 0
+    order: int = 0
+    durable: int = 0
+    copies: int = 0
+    paused: int = 0
+    ordered: int = 0
+    ordered_to: int = 0
+    ordered_skip: int = 0
+    ordered_by: int = 0
+    fetching: int = 0
+    until_ns: int = 0
+
+
+_ORDERS = {name: Page.place(name) for name in Orders.__dataclass_fields__}
+_PLACED = [(name, Page.place(name), *bounds) for name, bounds in _BOUNDS.items()]
+
+
+def nonsense(page: Page, orders: Orders, pid: int = 0) -> str:
+    """What on the page cannot be; empty where all can. orders: what the agent has last written there; pid: that it was claimed with, 0: it
+    was not."""
+    return next(_nonsense(page, orders, pid), "")
+
+
+def _nonsense(page: Page, orders: Orders, pid: int) -> Iterator[str]:
+    numbers = page.ints.tolist()
+    for name, place in _ORDERS.items():
+        if numbers[place] != getattr(orders, name):
+            yield f"{name} {numbers[place]}, where the agent had written {getattr(orders, name)}"
+    for name, place, least, most in _PLACED:
+        if not least <= numbers[place] <= most:
+            yield f"{name} {numbers[place]}"
+    if pid and page.pid != pid:
+        yield f"pid {page.pid}, where {pid} stood"
+    if not all(0 <= spent <= MOST_NS for spent in page.spent):
+        yield f"times of its steps {page.spent}"
+    for what, ring, told in (("rewind", REWINDS, page.rewinds), ("finding", SIGHTINGS, page.sightings)):
+        # Not the oldest: its place is the next one's, which may be written right now.
+        for ordinal in range(max(1, told - ring.kept + 2), told + 1):
+            try:
+                found: Noted = ring.get(page.raw, ordinal)
+            except (IndexError, ValueError) as error:
+                yield f"{what} {ordinal} ({error})"
+            else:
+                yield from (f"{what} {ordinal}: {word}" for word in _noted(found))
+
+
+def _noted(found: Noted) -> Iterator[str]:
+    steps = {"onset": found.onset, "to": found.to}
+    if isinstance(found, Rewound):
+        steps |= {"reached": found.reached, "order": found.order}
+        if not 0 <= found.done_ns <= MOST_NS:
+            yield f"done_ns {found.done_ns}"
+    if isinstance(found, Sighted):
+        if found.kind not in tuple(Kind):
+            yield f"kind {found.kind}"
+        steps |= {"seen": found.seen, "last": found.last}
+    for name, step in steps.items():
+        if not -1 <= step <= MOST:
+            yield f"{name} {step}"
+    if not 0 <= found.at_ns <= MOST_NS:
+        yield f"at_ns {found.at_ns}"
+    if found.window and found.window.stop > MOST:
+        yield f"window {found.window}"

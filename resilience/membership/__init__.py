@@ -1,0 +1,1 @@
+"""Which nodes train, in which node rank, and who holds whose copies. Pure."""

@@ -1,0 +1,298 @@
+"""Who trains, and in which node rank: the nodes that are there → the members of the next generation. Pure.
+
+A member keeps its node rank while it can: its memory holds the state of these ranks. A place that falls vacant goes to a spare; where there
+is none, the job goes on with fewer nodes, of a number that is allowed; where none is, it waits for the node that is missing. It grows only
+where nothing was wrong (`planned_move`): at a fault the ranks go on from memory, which is that of so many nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from ..errors import UsageError
+from ..model.cluster_state import World, once
+from ..model.node import NodeRecord
+from ..model.state_machine import Phase
+from ..model.types import NodeId
+
+MOST_NODES = 100_000
+"""More are a slip of the pen."""
+TRUE_S = 3600.0
+"""How long it is true that the script does not start on a number of nodes: a network, or a file server, may have been away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesPolicy:
+    number: str = ""
+    """How many nodes train: N, MIN:MAX, or the numbers that will do as N,M,…; empty: what the command says with --nnodes."""
+    spares: int = 0
+    """Further nodes that are expected, to take the place of others."""
+    join_s: float = 60.0
+    """How long the first start waits for nodes that are expected, after the last one has joined, before it does with those that are
+    there."""
+
+    grow_after_s: float = 60.0
+    """How long a node that has come back has to have been there until the job grows by it, which costs a restart."""
+
+    def __post_init__(self) -> None:
+        if self.grow_after_s < 0:
+            raise UsageError(f"nodes.grow_after_s is {self.grow_after_s}; it cannot be negative")
+        if self.spares < 0:
+            raise UsageError(f"nodes.spares is {self.spares}; it cannot be negative")
+        if self.join_s < 0:
+            raise UsageError(f"nodes.join_s is {self.join_s}; it cannot be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seats:
+    members: dict[NodeId, str]
+    """Node to agent instance, in the order of node ranks."""
+    successors: dict[NodeId, NodeId] = field(default_factory=dict)
+    """By the node that is gone: the spare that takes its place."""
+    dropped: tuple[NodeId, ...] = ()
+    """Gone, and the job goes on with fewer."""
+    joined: tuple[NodeId, ...] = ()
+    """Places that were not there before."""
+    missed: tuple[NodeId, ...] = ()
+    """Gone, and waited for."""
+    at_work: bool = False
+    """They are waited for although others would do: their ranks may be at work, and nobody who is there would end them."""
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """`4`, `2:4` (2, 3 or 4) or `2,4` (2 or 4) → the numbers of nodes that a job may train on, ascending. Raises UsageError."""
+    least, colon, most = text.partition(":")
+    parts = text.split(",") if not colon else [least, most]
+    if all(part.isdecimal() and 0 < int(part) <= MOST_NODES for part in parts):
+        numbers = sorted(map(int, parts))
+        if not colon:
+            return tuple(dict.fromkeys(numbers))
+        if int(least) <= int(most):
+            return tuple(range(numbers[0], numbers[1] + 1))
+    raise UsageError(
+        f"--nodes {text}: write a number, MIN:MAX, or the numbers that will do, as 2,4,8, up to {MOST_NODES}; nothing was started"
+    )
+
+
+@cache
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts `node-10` behind `node-9`. Kept, because thousands of names are sorted at every tick."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
+
+
+def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
+    """The nodes that may train. now: wall-clock seconds."""
+    dismissed, shut_out = _dismissed(world), {n for n in world.quarantine if _shut_out(world, n, now)}
+    return {
+        n: node
+        for n, node in world.nodes.items()
+        if not node.fit and node.instance not in dismissed and n not in shut_out
+    }
+
+
+def unusable(world: World, node: NodeId, now: float) -> str:
+    """Why this node, which is there, is not to train; empty: it may."""
+    if world.record and world.nodes[node].instance in world.record.dismissed:
+        return "it is drained"
+    if world.nodes[node].fit:
+        return world.nodes[node].fit
+    return _shut_out(world, node, now)
+
+
+def _dismissed(world: World) -> set[str]:
+    return {*world.record.dismissed} if world.record else set()
+
+
+def _shut_out(world: World, node: NodeId, now: float) -> str:
+    shut_out = world.quarantine.get(node)
+    return shut_out.reason if shut_out and now < shut_out.until_s else ""
+
+
+def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> dict[NodeId, NodeRecord]:
+    """With as many more as the job cannot do without: first who is shut out for faults of its own, then who is to leave and waits until
+    another one has come; of each, who trains already. Nobody who is not fit."""
+    assert world.spec
+    dismissed = _dismissed(world)
+    others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
+    others.sort(key=lambda node: (world.nodes[node].instance in dismissed, node not in world.members, natural(node)))
+    lacking = max(0, min(allowed(world, now)) - len(here))
+    return {**here, **{node: world.nodes[node] for node in others[:lacking]}}
+
+
+@once
+def allowed(world: World, now: float) -> tuple[int, ...]:
+    """The numbers of nodes that may train, but for those that were left. Where none of the others can be had, these are tried in turn."""
+    if world.spec is None:
+        return ()
+    sizes, barred = world.spec.sizes, left(world, now)
+    if not barred:
+        return sizes
+    there = sum(not node.fit and not _shut_out(world, name, now) for name, node in world.nodes.items())
+    fit = tuple(size for size in sizes if size not in barred)
+    if any(size <= there for size in fit):
+        return fit
+    return next(((size,) for size in barred if size in sizes and size <= there), fit or sizes)
+
+
+@once
+def left(world: World, now: float) -> tuple[int, ...]:
+    """Numbers of nodes that the script does not start on, as this life of the job has shown; which was left longest ago, first. Where it
+    trains on a number after all on which starts had failed, it was something else that it lacked, and none is to blame; nor is what was
+    found long ago taken for granted once it trains. now: wall-clock seconds."""
+    if world.spec is None or world.record is None:
+        return ()
+    since = max(world.spec.first_generation, world.spec.given_up + 1)
+    found, failed = dict[int, float](), set[int]()
+    for incident in world.incidents:
+        if incident.generation < since or incident.would is not None:
+            continue
+        if incident.unfit:
+            found.pop(incident.unfit, None)
+            found[incident.unfit] = incident.at_s
+        if not incident.started:
+            failed.add(incident.size)
+        elif incident.size in failed:
+            found, failed = {}, set()
+        else:
+            found = {size: at_s for size, at_s in found.items() if incident.at_s - at_s < TRUE_S}
+    if any(status.stepped_s for status in world.statuses()):
+        if len(world.members) in failed:
+            return ()
+        found = {size: at_s for size, at_s in found.items() if now - at_s < TRUE_S}
+    return () if world.record.trained in found else (*found,)
+
+
+def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
+    """The members of the first generation; None: not all are there. It begins with fewer than are expected, or with who is shut out since
+    an earlier life of the job, when nobody has joined for some time."""
+    assert world.spec
+    here = usable(world, now)
+    if not here:
+        return None
+    if now - max(world.since_s.get(node, 0.0) for node in world.nodes) > policy.join_s:
+        here = _with_mercy(world, here, now)
+    size = _fitting(world.spec.sizes, len(here))
+    complete = len(world.nodes) >= world.spec.nodes  # who is not to train has come, too
+    quiet_s = now - max(world.since_s.get(node, 0.0) for node in here)
+    if not size or not (complete or quiet_s > policy.join_s):
+        return None
+    return Seats(members={node: here[node].instance for node in sorted(here, key=natural)[:size]})
+
+
+def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
+    """Whether, of the nodes that are expected, too few are left besides so many `members` for a generation of their own. Then members whose
+    ranks finish steps know that nobody has begun anything without them, and end them for nobody (`agent/peers/fencing.py`); and where more
+    nodes have come than are expected, `again` sees to it. sizes: numbers of nodes that may train."""
+    return max(sizes) + spares - members < min(sizes)
+
+
+def elders(world: World) -> set[NodeId]:
+    """The members of the last generation whose ranks may have begun; none where these are known to be dead."""
+    record, spec = world.record, world.spec
+    assert record
+    assert spec
+    gathers = record.phase is Phase.GATHER
+    if record.number <= spec.given_up or (gathers and record.number == spec.first_generation):
+        return set()
+    return {*record.members}.difference(record.new).union(record.left) if gathers else {*record.members}
+
+
+def needed(world: World) -> set[NodeId]:
+    """The elders, where no generation may begin without any of them; empty: others may."""
+    known = elders(world)
+    return known if known and world.spec and proves(world.spec.sizes, world.spec.spares, len(known)) else set()
+
+
+def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
+    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it.
+    None, at a fault: it does not grow, for what memory holds is of so many nodes, and of no use to another number; and who is drained and
+    still there stays, with its memory, until the ranks train (`planned_move`); but not if it was `struck` before its ranks had made a step,
+    nor while starts fail.
+    Where there are too few, there is mercy."""
+    assert world.record
+    here = usable(world, now)
+    if settled_s is None and world.record.dismissed and not world.record.idle:
+        here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
+    found = _again(world, here, now, settled_s)
+    if not found.missed and will_do(world, found.members, now):
+        return found
+    more = _one_at_work(world, here) if found.at_work else _with_mercy(world, here, now)
+    merciful = _again(world, more, now, None)
+    return merciful if will_do(world, merciful.members, now) and not merciful.missed else found
+
+
+def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
+    """With one of those that are needed, for it ends what its ranks are at, although it is shut out or drained: rather one whose ranks may
+    be at work."""
+    assert world.record
+    members, there, wanted = world.record.members, world.nodes, needed(world)
+    elders = [node for node in members if node in wanted and node in there and not there[node].fit]
+    elders.sort(key=lambda node: there[node].instance != members[node])
+    return {**here, **{node: there[node] for node in elders[:1]}}
+
+
+def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
+    """Members that are drained, and well, and there as they were."""
+    assert world.record
+    dismissed, there = _dismissed(world), world.nodes
+    drained = [n for n, i in world.record.members.items() if i in dismissed and n in there and there[n].instance == i]
+    return {n: there[n] for n in drained if not there[n].fit and not _shut_out(world, n, now)}
+
+
+def without(world: World, now: float, settled_s: float | None = None) -> Seats:
+    """The same without mercy."""
+    return _again(world, usable(world, now), now, settled_s)
+
+
+def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_s: float | None) -> Seats:
+    assert world.spec
+    assert world.record
+    before = world.record.members
+    known = elders(world)
+    spares = sorted((node for node in here if node not in before), key=lambda node: (node not in known, natural(node)))
+    gone = [node for node in before if node not in here]
+    successors = dict(zip(gone, spares, strict=False))
+    vacant, spares = gone[len(spares) :], spares[len(gone) :]
+    places = [successors.get(node, node) for node in before]
+    """Who is to have each, or, where it is vacant, who had it."""
+    filled = [node for node in places if node in here]
+    size = _fitting(allowed(world, now), len(filled) + len(spares))
+    if size == 0:
+        kept = {node: here[node].instance if node in here else before[node] for node in places}
+        return Seats(members=kept, successors=successors, missed=tuple(vacant))
+    # Who has trained already goes before who would have to fetch the state.
+    staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
+    members = [node for node in filled if node in staying]
+    settled = [node for node in spares if _settled(world, node, now, settled_s)]
+    joined = tuple(settled[: _fitting(allowed(world, now), len(members) + len(settled)) - len(members)])
+    if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
+        there = world.nodes  # of those that are shut out, too: with their agents as they are now they begin again
+        waiting = {node: there[node].instance if node in there else i for node, i in before.items()}
+        return Seats(members=waiting, missed=tuple(gone), at_work=True)
+    return Seats(
+        members={node: here[node].instance for node in (*members, *joined)},
+        successors={node: s for node, s in successors.items() if s in staying},
+        dropped=tuple(node for node, s in zip(before, places, strict=True) if s not in staying),
+        joined=joined,
+    )
+
+
+def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
+    """Whether the job may grow by it. From a number that is not allowed any more it always may: what memory held is of no use."""
+    assert world.record
+    if not will_do(world, world.record.members, now):
+        return True
+    return settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s
+
+
+def will_do(world: World, members: Collection[NodeId], now: float) -> bool:
+    """Whether a job of so many nodes is allowed. After the death of all it may have been given again with other numbers."""
+    return world.spec is None or len(members) in allowed(world, now)
+
+
+def _fitting(sizes: Sequence[int], there: int) -> int:
+    """The largest number of nodes that is allowed, and there; 0: none is."""
+    return max((size for size in sizes if size <= there), default=0)

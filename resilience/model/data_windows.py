@@ -1,0 +1,87 @@
+"""Which batch of data a step uses, when some windows of the data are left out. Pure.
+
+    batches   0 1 2 3 4 5 6 7 8 …      a window [3, 6) is left out:
+    steps     0 1 2 . . . 3 4 5 …      step 3 uses batch 6
+
+The number of steps, and with it the learning rate's schedule, does not change: only the data moves on. Since the batch is a function of the
+step and of the windows alone, any life of the job that knows the windows uses the same batches, wherever it starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, order=True)
+class Window:
+    """Batches from `start` on, up to but without `stop`, counted from 0 as the script would use them undisturbed."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise UsageError(
+                f"{self.start}:{self.stop} is no window of data: write FROM:TO, in batches, with FROM less than TO"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+    @staticmethod
+    def parse(text: str) -> Window:
+        """From `FROM:TO`. Raises UsageError."""
+        start, _, stop = text.partition(":")
+        if not (start.isdecimal() and stop.isdecimal()):
+            raise UsageError(f"{text!r} is no window of data: write FROM:TO, in batches")
+        return Window(int(start), int(stop))
+
+
+def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
+    """The same batches, in windows that do not touch, ascending."""
+    found: list[Window] = []
+    for window in sorted(windows):
+        if found and window.start <= found[-1].stop:
+            found[-1] = Window(found[-1].start, max(found[-1].stop, window.stop))
+        else:
+            found.append(window)
+    return tuple(found)
+
+
+def batch(step: int, windows: Iterable[Window]) -> int:
+    """The batch that is used by the step that comes after `step` finished ones."""
+    at = step
+    for window in merged(windows):
+        if at < window.start:
+            break
+        at += window.stop - window.start
+    return at
+
+
+def jump(step: int, windows: Iterable[Window]) -> int:
+    """How many batches are left out right after `step` finished ones: before the batch of the next."""
+    known = merged(windows)
+    return batch(step, known) - (batch(step - 1, known) + 1 if step > 0 else 0)
+
+
+def following(step: int, count: int, windows: Iterable[Window]) -> Window:
+    """The next `count` batches (1 or more) that would be used after `step` finished steps, and those between them that are left out
+    already."""
+    known = merged(windows)
+    return Window(batch(step, known), batch(step + count - 1, known) + 1)
+
+
+def ahead(step: int, past: Iterable[Window], known: Iterable[Window]) -> tuple[Window, ...]:
+    """The windows that hold for a state after `step` steps which was computed with `past` left out: these, and those of `known` that its
+    data has not passed yet."""
+    past = merged(past)
+    reached = batch(step, past) if step else 0
+    return merged((*past, *(window for window in known if window.start >= reached - _left_out(reached, past))))
+
+
+def _left_out(reached: int, windows: tuple[Window, ...]) -> int:
+    """Batches of the window that ends right at `reached`: one that begins together with it is still ahead."""
+    return next((window.stop - window.start for window in windows if window.stop == reached), 0)

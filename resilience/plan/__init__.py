@@ -1,0 +1,1 @@
+"""Root cause → the cheapest recovery that can help, and the state to resume from. Pure."""

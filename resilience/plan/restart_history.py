@@ -1,0 +1,62 @@
+"""What the last starts and lives of the gang have come to: what the budgets of `escalation` are counted by. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
+from typing import NamedTuple
+
+from ..detect.registry import Cause
+from ..diagnose.root_cause import Verdict
+from ..model.incident import Incident
+from ..model.types import NodeId
+
+RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED, Cause.TORCH_MISSING)
+"""How ranks end that cannot begin where they are."""
+
+NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
+"""The gang has not come so far as to begin."""
+
+
+def failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
+    """In a row, on so many nodes, with the present one. What is seen while the next one waits is told as of it."""
+    failed = takewhile(lambda i: not i.started and (i.step_at_fault < 0 or i.step_at_fault >= reached), reversed(begun))
+    return 1 + sum(i.size == size and _failed(i) for i in failed)
+
+
+def _failed(incident: Incident) -> bool:
+    """Whether a start did, or another fault was seen while the next one waited."""
+    return not incident.started and (incident.cause in RANKS_ENDED or incident.pause_s > 0)
+
+
+class _Life(NamedTuple):
+    """Of the gang: what it began with, when, and where the one before it was ended."""
+
+    step: int
+    at_s: float
+    nodes: Sequence[NodeId]
+    after_none: bool = False
+    """The start before it had failed."""
+
+
+def without_progress(
+    restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
+) -> list[Sequence[NodeId]]:
+    """Of the last lives of the gang, the present one included, that left no newer state to go back to than they began with: where each was
+    ended. Of a job that has trained, starts that fail are counted by themselves."""
+    told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
+    begun: list[_Life] = []
+    for incident in restarts:
+        no_start = trained and _failed(incident)
+        if begun and (incident.cause in NO_LIFE or no_start):
+            begun.pop()  # its snapshot is not asked for again, and there are only so many; of starts that fail too
+            while no_start and begun and begun[-1].after_none:
+                begun.pop()  # what was seen meanwhile, an agent that began anew, has a life of its own in between
+        if incident.resume_step is not None:
+            begun.append(_Life(incident.resume_step, incident.at_s, incident.nodes, no_start))
+    stuck: list[Sequence[NodeId]] = []
+    for life, end in reversed([*pairwise([*begun, _Life(kept, verdict.at_s, verdict.nodes)])]):
+        if end.step > life.step or (not told and end.at_s - life.at_s >= unwatched_progress_s):
+            break
+        stuck.append(end.nodes)
+    return stuck

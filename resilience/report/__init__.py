@@ -1,0 +1,1 @@
+"""What people and Prometheus get to see: explain, status, journal, metrics."""

@@ -1,0 +1,149 @@
+"""The story of an incident, as the terminal, `status` and `explain` tell it. Nobody parses it."""
+
+from __future__ import annotations
+
+from ..detect.registry import Cause
+from ..inprocess.rewind_ladder import AGAIN, Origin
+from ..model.incident import PHASES, Because, Incident, Weighed
+from ..model.types import OrderedBy
+from ..plan.escalation import OBSERVE, RESTARTS, STOP
+from ..text import formatting
+
+_RUNGS = {
+    0: "observation",
+    1: "rewind in place",
+    2: "restart of the gang",
+    3: "replacement of a node",
+    4: "another number of nodes",
+    6: "stop",
+}
+
+
+def rung(number: int) -> str:
+    return f"rung {number}, {_RUNGS.get(number, 'unknown')}"
+
+
+def phases(incident: Incident) -> str:
+    return " · ".join(
+        f"{name} {formatting.seconds(incident.phases_s[name])}" for name in PHASES if name in incident.phases_s
+    )
+
+
+def recovered(incident: Incident) -> str:
+    """One line for an incident that is over."""
+    start = f", started {launched(incident.launch)}" if incident.launch else ""
+    why = f"; {concluded(incident)}" if incident.origin else ""
+    return f"recovered ({rung(incident.rung)}{start}): {formatting.steps(incident.lost_steps)} computed again; {phases(incident)}{why}"
+
+
+_LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
+"""Of what is told only: what is over once it is seen no more."""
+
+
+def outcome(incident: Incident) -> str:
+    """What has become of it, as `status` tells it."""
+    if incident.rung == OBSERVE and incident.open:
+        return f"still so; {incident.plan}"
+    if incident.rung in (OBSERVE, STOP):
+        return "it is over" if incident.cause in _LASTING and incident.rung == OBSERVE else incident.plan
+    if incident.open:
+        return "under way"
+    if incident.rung in RESTARTS and "step" not in incident.phases_s and not incident.remedy:
+        return "over before its first step: another fault came, or the end of the job"
+    return recovered(incident)
+
+
+def struck(incident: Incident) -> str:
+    """When in the training it struck."""
+    return "before any step was told" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+
+
+_CONCLUSIONS = {
+    Origin.TRANSIENT: "it did not come again when the same data was replayed: its origin is unknown",
+    Origin.STATE: "it did not come again from an older state: its origin is unknown (the newer state may have been damaged)",
+    Origin.DATA: "it came with the data, and went with it",
+    Origin.UNDECIDED: "it did not come again, but the data may have been other data: its origin is unknown",
+    Origin.RESCUED: "it went where more data was left out and the steps around it were computed with care: either may have done it",
+    AGAIN: "it came again",
+}
+
+
+def concluded(incident: Incident) -> str:
+    """Where the fault came from, as far as the remedy has told; empty where it has not."""
+    said = _CONCLUSIONS.get(incident.origin, "")
+    if incident.origin == Origin.TRANSIENT:
+        whose = f" of {formatting.ranks(incident.ranks)}" if incident.ranks else ""
+        return f"{said} (a transient fault of the hardware{whose} is possible)"
+    if incident.ranks and incident.origin == Origin.DATA:
+        return f"{said}: the data of {formatting.ranks(incident.ranks)}"
+    return said
+
+
+def launched(how: str) -> str:
+    """`warm` or `cold`, without the reason."""
+    return how.partition(":")[0]
+
+
+def resumed(step: int, beginning: str = "the job's beginning") -> str:
+    """beginning: the script's own start, or the snapshot of another job; where it matters which, it is said."""
+    return f"from {beginning}" if step < 0 else f"from step {step}"
+
+
+def lines(incident: Incident, when: str, number: str) -> list[str]:
+    """An incident as `explain` tells it, line by line. when: the time it struck; number: what to call it."""
+    lines = [f"incident {number}, {when}, generation {incident.generation}: {incident.summary}"]
+    if len(incident.evidence) > 1 or incident.evidence[:1] != (incident.summary,):
+        lines += [f"  seen       {text}" for text in _flat(incident.evidence) if text != incident.summary]
+    answered = f"answered by {rung(incident.rung)}"
+    if incident.would is not None:
+        answered = f"which {rung(incident.would)} would answer"
+    lines.append(f"  concluded  {incident.cause.replace('_', ' ')}, {answered}")
+    lines += [f"  and not    {weighed(each)}" for each in incident.weighed]
+    lines.append(f"  done       {incident.plan}")
+    if incident.rung == OBSERVE and incident.cause in _LASTING:
+        lines.append(f"  now        {'it is still so' if incident.open else 'it is over'}")
+    if incident.origin:
+        lines.append(f"  learned    {concluded(incident)}")
+    if 1 <= incident.rung <= 4:
+        start = f", ranks started {incident.launch}" if incident.launch else ""
+        not_yet = "not yet" if incident.open else "no: the job ended first"
+        lines.append(
+            f"  went on    {not_yet if incident.resume_step is None else resumed(incident.resume_step) + start}"
+        )
+        took = phases(incident)
+        if took:
+            lines.append(f"  took       {took}")
+        what = "it was ordered" if incident.cause == OrderedBy.OPERATOR else "the fault struck"
+        lines.append(f"  cost       {formatting.steps(incident.lost_steps)} computed again ({what} {struck(incident)})")
+    return lines
+
+
+_RIVALS = {
+    "rank_killed": "the death",
+    "script_raised": "the exception",
+    "rank_hung": "the hang",
+    "agent_restarted": "the agent's new start",
+    "agent_lost": "the loss of the agent",
+}
+
+
+def weighed(rival: Weighed) -> str:
+    """Another explanation, and what speaks against it."""
+    what = _RIVALS.get(rival.cause, rival.cause.replace("_", " "))
+    what = f"{what} of {formatting.ranks(rival.ranks)}" if rival.ranks else what
+    when = f"{formatting.seconds(abs(rival.by_s))} {'later' if rival.by_s >= 0 else 'earlier'}"
+    match rival.because:
+        case Because.FOLLOWS:
+            return f"{what}: seen {when}, and it follows from such a cause, never the other way round"
+        case Because.LATER:
+            return f"{what}: it came {when}"
+        case Because.WAITS:
+            return f"{what}: who waits for one that is gone stands still, too"
+        case Because.AGREED:
+            return f"a flipped bit in a replica: they were the same at step {rival.step}"
+        case Because.NOT_COUNTED:
+            return "want of memory: the kernel has counted no kill for that"
+
+
+def _flat(texts: tuple[str, ...]) -> list[str]:
+    return [line for text in texts for line in text.rstrip().splitlines()]

@@ -1,0 +1,157 @@
+"""Prometheus metrics: what happened to the job, and what it cost. The only module that imports prometheus_client.
+
+Every label combination exists at 0 from the start, or `increase()` would miss the first recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+
+from ..detect.registry import Cause
+from ..errors import MachineError
+from ..model.incident import PHASES, Incident
+
+disable_created_metrics()  # they would double the page
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+RUNGS = ("0", "1", "2", "3", "4", "6")
+
+
+class Metrics:
+    def __init__(self, job: str) -> None:
+        self.registry = CollectorRegistry()
+        self._job = job
+        self._recoveries = Counter(
+            "mt_resilient_recoveries",
+            "Recoveries, by cause and rung of the ladder",
+            ["job", "cause", "rung"],
+            registry=self.registry,
+        )
+        self._phases = Histogram(
+            "mt_resilient_recovery_seconds",
+            "Seconds of a recovery, by phase",
+            ["job", "phase"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._lost_steps = Counter(
+            "mt_resilient_lost_steps", "Steps computed again after a fault", ["job"], registry=self.registry
+        )
+        self._snapshots = Counter(
+            "mt_resilient_snapshots", "Snapshots, by what became of them", ["job", "outcome"], registry=self.registry
+        )
+        self._bytes = Counter(
+            "mt_resilient_durable_bytes", "Bytes written to durable storage", ["job"], registry=self.registry
+        )
+        self._suspicions = Counter(
+            "mt_resilient_suspected_hangs",
+            "How often all ranks were silent for longer than they may, whatever came of it",
+            ["job"],
+            registry=self.registry,
+        )
+        self._stall = Gauge(
+            "mt_resilient_stall_seconds",
+            "Time the slowest local rank has spent at our boundaries",
+            ["job"],
+            registry=self.registry,
+        )
+        self._effective = Gauge(
+            "mt_resilient_effective_training_time_ratio",
+            "Share of the time since the start in which steps of the final lineage were computed",
+            ["job"],
+            registry=self.registry,
+        )
+        self._stragglers = Gauge(
+            "mt_resilient_stragglers",
+            "Local ranks that are slower than their peers now",
+            ["job"],
+            registry=self.registry,
+        )
+        self._own = Gauge(
+            "mt_resilient_own_step_seconds",
+            "What a step takes a rank without waiting for its peers; absent where it can't be told",
+            ["job", "rank"],
+            registry=self.registry,
+        )
+        self._step = Gauge(
+            "mt_resilient_step", "Newest step finished by all local ranks", ["job"], registry=self.registry
+        )
+        self._generation = Gauge("mt_resilient_generation", "Generation of the gang", ["job"], registry=self.registry)
+        self._paused = Gauge(
+            "mt_resilient_paused", "1 while all local ranks wait as ordered", ["job"], registry=self.registry
+        )
+        self._alive = Gauge("mt_resilient_ranks_alive", "Local ranks alive", ["job"], registry=self.registry)
+        for cause in Cause:
+            for rung in RUNGS:
+                self._recoveries.labels(job, cause, rung)
+        for phase in PHASES:
+            self._phases.labels(job, phase)
+        for outcome in ("memory", "durable", "copied", "skipped", "failed"):
+            self._snapshots.labels(job, outcome)
+        for metric in (
+            self._lost_steps,
+            self._bytes,
+            self._suspicions,
+            self._stall,
+            self._stragglers,
+            self._effective,
+            self._step,
+            self._generation,
+            self._paused,
+            self._alive,
+        ):
+            metric.labels(job)
+
+    def serve(self, port: int) -> int:
+        """Answer /metrics on loopback and all other addresses of this node; the port (a free one for 0). Raises MachineError."""
+        try:
+            server, _ = start_http_server(port, registry=self.registry)
+        except OSError as error:
+            raise MachineError(
+                f"port {port} for /metrics cannot be had ({error.strerror}); give another one with --metrics-port"
+            ) from error
+        return int(server.server_port)
+
+    def recovery(self, incident: Incident) -> None:
+        """An incident that is over."""
+        self._recoveries.labels(self._job, incident.cause, str(incident.rung)).inc()
+        self._lost_steps.labels(self._job).inc(incident.lost_steps)
+        for phase, seconds in incident.phases_s.items():
+            self._phases.labels(self._job, phase).observe(seconds)
+
+    def durable(self, size_bytes: int) -> None:
+        self._snapshots.labels(self._job, "durable").inc()
+        self._bytes.labels(self._job).inc(size_bytes)
+
+    def copied(self) -> None:
+        """Into another node's memory."""
+        self._snapshots.labels(self._job, "copied").inc()
+
+    def failed(self) -> None:
+        """A durable snapshot could not be written."""
+        self._snapshots.labels(self._job, "failed").inc()
+
+    def suspected(self) -> None:
+        """All ranks are silent for longer than they may."""
+        self._suspicions.labels(self._job).inc()
+
+    def staged(self, memory: int, skipped: int) -> None:
+        """Further snapshots staged and skipped by all local ranks together."""
+        self._snapshots.labels(self._job, "memory").inc(memory)
+        self._snapshots.labels(self._job, "skipped").inc(skipped)
+
+    def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
+        """own_s: by rank."""
+        self._stragglers.labels(self._job).set(stragglers)
+        for rank, seconds in own_s.items():
+            self._own.labels(self._job, str(rank)).set(seconds)
+
+    def now(self, *, step: int, generation: int, alive: int, paused: bool, stall_s: float, effective: float) -> None:
+        self._step.labels(self._job).set(step)
+        self._generation.labels(self._job).set(generation)
+        self._alive.labels(self._job).set(alive)
+        self._paused.labels(self._job).set(int(paused))
+        self._stall.labels(self._job).set(stall_s)
+        self._effective.labels(self._job).set(effective)

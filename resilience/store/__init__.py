@@ -1,0 +1,1 @@
+"""What agents and the controller agree through: protocol, keys, codec, caches, election."""

@@ -1,0 +1,1 @@
+"""The store on a cluster's etcd: client, members, watches, leases."""

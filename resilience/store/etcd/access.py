@@ -1,0 +1,219 @@
+"""What it takes to be let in by an etcd: where it is, certificates, user and password; and why a connection to it fails.
+
+Data flow: `[control]` of the configuration → `Papers` → `Access` → `member.Member`. gRPC says of a failed handshake little that a
+person can act upon; so `fault` shakes hands once more, with Python's own TLS, and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ...errors import UsageError
+
+PASSWORD = "MT_RESILIENT_ETCD_PASSWORD"
+"""Environment variable; an argument could be read by every user of the machine."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    address: str
+    """HOST:PORT."""
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"https://{self.address}" if self.tls else self.address
+
+    @property
+    def host(self) -> str:
+        return urlsplit(f"//{self.address}").hostname or ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(f"//{self.address}").port or 0
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Out of `host:port`, `http://host:port` or `https://host:port`. Raises UsageError."""
+    text = text.strip()  # of a list with spaces behind its commas
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+        known = parts.scheme in ("", "http", "https") and parts.path in ("", "/") and "@" not in text
+        if known and parts.hostname and parts.port:
+            return Endpoint(parts.netloc, parts.scheme == "https")
+    except ValueError:  # a port that is no number
+        pass
+    raise UsageError(
+        f"{text!r} is not an etcd endpoint; write HOST:PORT, http://HOST:PORT or https://HOST:PORT, like 10.0.0.5:2379"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Paths and names; only the password is the secret itself, and is not shown."""
+
+    ca: str = ""
+    """File with the certificates that sign the servers'; empty: the system's."""
+    cert: str = ""
+    """File with our own certificate, where the servers want one,"""
+    key: str = ""
+    """and with its key."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    """As it was at the start,"""
+    password_file: str = ""
+    """and where it may be another one by now; empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) != bool(self.key):
+            raise UsageError(
+                "control.etcd_cert and control.etcd_key belong together, and one of them is missing; name both"
+            )
+        if self.user and not self.password:
+            raise UsageError(
+                f"control.etcd_user is {self.user}, and there is no password; put it into a file and name that with "
+                f"control.etcd_password_file, or into the environment as {PASSWORD}"
+            )
+
+    def secret(self) -> str:
+        """The password, as the file is now; while that cannot be read, the one from the start."""
+        with suppress(UsageError):
+            return _password(self.password_file) if self.password_file else self.password
+        return self.password
+
+    def material(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """CA, key and certificate as gRPC wants them, as the files are now. Raises UsageError."""
+        system = ssl.get_default_verify_paths().cafile or ""
+        ca = _read(self.ca, "ca") if self.ca else _read(system, "ca") if Path(system).is_file() else None
+        return ca, _read(self.key, "key"), _read(self.cert, "cert")
+
+
+@dataclass(frozen=True)
+class Papers:
+    """Where that is kept, as the configuration names it: no secret itself."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password_file: str = ""
+
+    def absolute(self) -> Papers:
+        """For who stands in another directory."""
+        ca, cert, key, password = (
+            name and str(Path(name).absolute()) for name in (self.ca, self.cert, self.key, self.password_file)
+        )
+        return Papers(ca, cert, key, self.user, password)
+
+    def access(self, environ: Mapping[str, str]) -> Access:
+        """Raises UsageError for a file that cannot be read, a password that is missing, or one that others may read."""
+        password = environ.get(PASSWORD, "") if self.user else ""
+        if self.user and self.password_file:
+            password = _password(self.password_file)
+            if os.stat(self.password_file).st_mode & 0o077:
+                raise UsageError(
+                    f"control.etcd_password_file {self.password_file} may be read by others; nothing was done. chmod 600 it"
+                )
+        found = Access(
+            ca=self.ca,
+            cert=self.cert,
+            key=self.key,
+            user=self.user,
+            password=password,
+            password_file=self.password_file,
+        )
+        found.material()
+        return found
+
+
+def _password(path: str) -> str:
+    try:
+        return (_read(path, "password_file") or b"").decode().strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"control.etcd_password_file {path} is not UTF-8 text; nothing was done. Correct it"
+        ) from error
+
+
+def _read(path: str, what: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise UsageError(f"control.etcd_{what}: {path} cannot be read ({error.strerror}); correct it") from error
+
+
+def fault(endpoint: Endpoint, access: Access, within_s: float) -> str:
+    """What keeps us from speaking with the server there, and what to do, in one sentence; empty where that cannot be told."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
+            found = _of_tls(endpoint, access, raw) if endpoint.tls else _of_plain(endpoint, raw)
+        if endpoint.tls and not found and _answers_in_plain_text(endpoint, within_s):
+            return f"it speaks plain text, and was spoken to in TLS: write http://{endpoint.address}"
+        return found
+    except OSError:  # nothing listens, or it says nothing: gRPC has told so already
+        return ""
+
+
+def _of_plain(endpoint: Endpoint, raw: socket.socket) -> str:
+    blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    try:
+        blind.wrap_socket(raw).close()
+    except ssl.SSLError as error:
+        if "ALERT" not in (error.reason or ""):  # an alert is TLS too
+            return ""
+    return f"it speaks TLS, and was spoken to in plain text: write https://{endpoint.address}"
+
+
+def _answers_in_plain_text(endpoint: Endpoint, within_s: float) -> bool:
+    with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
+        raw.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+        return raw.recv(12).endswith(b" 200")
+
+
+def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
+    try:
+        context = ssl.create_default_context(cafile=access.ca or None)
+        if access.cert:
+            context.load_cert_chain(access.cert, access.key)
+    except (ssl.SSLError, OSError) as error:
+        return f"control.etcd_ca, etcd_cert or etcd_key is no PEM file, or certificate and key do not belong together ({error})"
+    context.set_alpn_protocols(["h2"])
+    try:
+        with context.wrap_socket(raw, server_hostname=endpoint.host) as spoken:
+            spoken.recv(1)  # a server that wants a certificate says so only after the handshake (TLS 1.3)
+    except ssl.SSLCertVerificationError as error:
+        return _of_certificate(endpoint, access, error)
+    except ssl.SSLError as error:
+        return _of_handshake(access, error)
+    except ConnectionError:  # as one does that speaks plain text, before it has read all of ours
+        return ""
+    return ""
+
+
+def _of_certificate(endpoint: Endpoint, access: Access, error: ssl.SSLCertVerificationError) -> str:
+    said = error.verify_message.lower()
+    if "expired" in said or "not yet valid" in said:
+        return f"its certificate is out of date ({said}): renew it, or set this machine's clock right"
+    if "mismatch" in said:
+        return f"its certificate is not for {endpoint.host} ({error.verify_message}): name it as its certificate does"
+    by = access.ca or "the system's certificates"
+    return f"its certificate is not signed by {by} ({said}): name the file with the right CA with control.etcd_ca"
+
+
+def _of_handshake(access: Access, error: ssl.SSLError) -> str:
+    """Empty: it has not said a word of TLS."""
+    reason = error.reason or str(error)
+    if "ALERT" in reason and not access.cert:
+        return (
+            "it wants a certificate from its clients, and none is given: name one with control.etcd_cert and etcd_key"
+        )
+    if "ALERT" in reason:
+        return f"it refuses our certificate {access.cert} ({reason.lower()}): take one that its CA has signed and that is in date"
+    return ""

@@ -1,0 +1,82 @@
+"""What lies under the job's keys, as records, each parsed once: whoever looks at thousands of nodes several times a second finds nearly all
+as it was. `Mirror.changed` → `Values` → `cluster_state.world_of`."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from ..errors import InternalError
+from .codec import loads
+
+T = TypeVar("T")
+
+_LAST = chr(sys.maxunicode)
+"""Behind all that a key may go on with."""
+
+
+class _Group:
+    """The records under one prefix, by the rest of the key, in its order."""
+
+    def __init__(self, prefix: str, cls: type) -> None:
+        self.prefix, self.cls = prefix, cls
+        self._found: dict[str, Any] = {}
+        self._sorted = True
+
+    def update(self, changed: Iterable[tuple[str, bytes | None]]) -> None:
+        """changed: by whole key. Raises InternalError for what is no such record."""
+        size, found = len(self.prefix), self._found
+        for key, value in changed:
+            name = key[size:]
+            if value is None:
+                found.pop(name, None)
+            else:
+                self._sorted = self._sorted and name in found
+                try:
+                    found[name] = loads(self.cls, value)
+                except InternalError as error:
+                    raise InternalError(f"{key}: {error}") from error
+
+    def copy(self) -> dict[str, Any]:
+        if not self._sorted:
+            self._found, self._sorted = dict(sorted(self._found.items())), True
+        return dict(self._found)
+
+
+class Values:
+    def __init__(self, values: Mapping[str, bytes] | None = None) -> None:
+        """values: by key."""
+        self._values: dict[str, bytes] = dict(values or {})
+        self._groups: dict[type, _Group] = {}
+
+    def update(self, changed: Mapping[str, bytes | None]) -> None:
+        """changed: by key; None: not there any more. Raises InternalError for what is no such record as was asked for there."""
+        for key, value in changed.items():
+            if value is None:
+                self._values.pop(key, None)
+            else:
+                self._values[key] = value
+        keys = sorted(changed)
+        for group in self._groups.values():
+            under = slice(bisect_left(keys, group.prefix), bisect_left(keys, group.prefix + _LAST))
+            group.update((key, changed[key]) for key in keys[under])
+
+    def under(self, prefix: str, cls: type[T]) -> dict[str, T]:
+        """The records under `prefix` by the rest of the key, in its order; the caller's own. One prefix of a class is kept at a time: of
+        acknowledgements, those of the newest generation. Raises InternalError for what is no such record."""
+        group = self._groups.get(cls)
+        if group is None or group.prefix != prefix:
+            group = _Group(prefix, cls)
+            group.update((key, value) for key, value in self._values.items() if key.startswith(prefix))
+            self._groups[cls] = group
+        return group.copy()
+
+    def text(self, key: str) -> str:
+        """What is at `key`, and no record; empty: nothing is."""
+        return self._values.get(key, b"").decode()
+
+    def one(self, key: str, cls: type[T]) -> T | None:
+        """The record at `key`. Raises InternalError."""
+        return self.under(key, cls).get("")

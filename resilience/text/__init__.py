@@ -1,0 +1,1 @@
+"""Typed things → sentences, and numbers as people read them. Nobody parses them."""

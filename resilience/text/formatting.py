@@ -1,0 +1,62 @@
+"""Durations, sizes, numbers and lists as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..model.data_windows import Window
+from ..model.types import Rank
+
+_READ = 16
+
+
+def seconds(value: float) -> str:
+    """A duration as people read it."""
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"
+
+
+def steps(number: int) -> str:
+    return count(number, "step")
+
+
+def size(number_bytes: int) -> str:
+    """A size as people read it."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if number_bytes >= scale:
+            return f"{number_bytes / scale:.1f} {unit}"
+    return f"{number_bytes / 1e3:.0f} kB"
+
+
+def printable(text: str) -> str:
+    """On one line, of characters that a terminal shows. What is none, as a line's end or a byte that is no UTF-8, is written as Python
+    writes it."""
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    number = ord(letter)
+    return f"\\x{number - 0xDC00:02x}" if 0xDC80 <= number <= 0xDCFF else letter.encode("unicode_escape").decode()
+
+
+def few(things: Sequence[object]) -> list[str]:
+    """As many as somebody reads, and how many more there are: of thousands of nodes, a fault may concern all."""
+    more = len(things) - _READ
+    return [str(thing) for thing in things] if more <= 1 else [*map(str, things[:_READ]), f"{more:,} more"]
+
+
+def listed(things: Sequence[object]) -> str:
+    *most, last = few(things)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def batches(window: Window) -> str:
+    last = window.stop - 1
+    return f"batch {window.start}" if window.start == last else f"batches {window.start} to {last}"
+
+
+def ranks(numbers: Sequence[Rank]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(few(numbers))}"

@@ -1,0 +1,1 @@
+"""One simulated run: faults strike, the real judgement decides, agents obey."""

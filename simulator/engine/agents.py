@@ -1,0 +1,219 @@
+"""What agents and ranks of the simulated cluster do about the record: clear, launch, go back, wait, each after what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...agent.loop.next_action import Action, LocalState, duty
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.node import AckKind
+from ...resilience.model.signals import InPlaceRewind
+from ...resilience.model.state_machine import Phase
+from ...resilience.model.types import Generation, NodeId, Step
+from . import compute_faults, fault_effects
+from .accounting import TRAINING
+from .cluster import Gang
+from .compute_faults import BEFORE_S
+from .engine import Play
+
+# -- the agents -------------------------------------------------------------------------------------------------------
+
+
+def heard(play: Play, number: Generation) -> None:
+    """All agents have read the record of that generation, and each does what it owes to it; they are asked in groups of those
+    that are in the same state."""
+    cluster = play.cluster
+    record = cluster.record
+    if record is None or record.number != number:
+        return
+    groups: dict[tuple[AckKind | None, bool], list[NodeId]] = {}
+    for name in cluster.present():
+        acked = cluster.acks[name].kind if name in cluster.acks else None
+        groups.setdefault((acked, name in cluster.newcomers), []).append(name)
+    for (acked, _), names in groups.items():
+        match duty(record, _local(play, names[0], acked)):
+            case Action.CLEAR:
+                _clear(play, number, names)
+            case Action.LAUNCH:
+                _launch(play, record)
+            case Action.SAY_RUNNING:
+                cluster.acknowledge(names, AckKind.RUNNING, play.now_s)
+                _answered(play, len(names))
+            case Action.ORDER_REWIND:
+                _turn_back(play, record)
+            case Action.ORDER_PAUSE:
+                _order_wait(play, record)
+
+
+def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
+    gang, record = play.cluster.gang, play.cluster.record
+    assert record
+    return LocalState(
+        instance=play.cluster.nodes[name].instance,
+        gang=gang.generation if gang else 0,
+        gang_over=False,
+        attached=gang is not None and gang.attached_s <= play.now_s < gang.broken_s,
+        training=gang is not None and gang.training(play.now_s),
+        untold=False,
+        acked=(record.number if acked else 0, acked),
+        rewind=gang.rewind if gang else 0,
+        paused=gang is not None and gang.told_to_wait,
+        waiting=gang is not None and gang.waits,
+        snapshot=gang.saves if gang else "",
+        leave_ordered=False,
+        grace_over=False,
+    )
+
+
+def _answered(play: Play, names: int) -> None:
+    """So many agents have said a word each, and then the controller looks."""
+    play.outcome.wave(names)
+    play.news(play.costs.answered_s(names))
+
+
+def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
+    """Agents end what is left of their ranks; one that is new has none."""
+    gang, takes_s = play.cluster.gang, 0.0
+    if gang and names[0] not in play.cluster.newcomers:
+        if play.training.track:
+            play.broken()
+            play.books.enter(play.now_s, "stop")
+        if gang.gone_s > play.end_s:
+            stop_s = play.costs.slowest_s(play.costs.stop_s, len(names), play.chance)
+            gang.gone_s = play.now_s + stop_s
+        takes_s = gang.gone_s - play.now_s
+    play.later(takes_s, _cleared, play, number, tuple(names))
+
+
+def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
+    cluster = play.cluster
+    if cluster.gang and cluster.gang.gone_s <= play.now_s:
+        cluster.gang = None
+    record = cluster.record
+    if record is None or record.number != number or record.phase is not Phase.GATHER:
+        return
+    present = set(cluster.present())
+    ready = [name for name in names if name in present]
+    cluster.acknowledge(ready, AckKind.READY, play.now_s)
+    play.books.enter(play.now_s, "nodes" if len(cluster.acks) < len(record.members) else "start")
+    _answered(play, len(ready))
+
+
+# -- the ranks --------------------------------------------------------------------------------------------------------
+
+
+def _launch(play: Play, record: GenerationRecord) -> None:
+    """The ranks start; the slowest node of each phase is waited for. What a node fetches from its buddy comes while its ranks build."""
+    costs, resume, nodes = play.costs, int(record.resume_step), play.setting.nodes
+    from_memory = resume in play.training.memory(play.now_s)
+    newcomers = play.cluster.newcomers.values()
+    fetched = from_memory and all(resume in kept for kept in newcomers)
+    fetch_s = costs.slowest_s(costs.fetch_s, len(newcomers), play.chance) if fetched and newcomers else 0.0
+    restore_s = costs.restore_s if fetched else costs.read_s if resume >= 0 else 0.0
+    marks, at_s = [], play.now_s
+    for takes_s in (costs.start_s, costs.build_all_s(play.setting.per_node * len(record.members))):
+        at_s += costs.slowest_s(takes_s, nodes, play.chance)
+        marks.append(at_s)
+    at_s = max(at_s, play.now_s + fetch_s) + costs.slowest_s(restore_s, nodes, play.chance)
+    marks.append(at_s)
+    play.cluster.gang = Gang(
+        generation=record.number,
+        resume=resume,
+        attached_s=marks[0],
+        built_s=marks[1],
+        restored_s=marks[2],
+        begins_s=at_s + costs.first_step_s,
+    )
+    play.later(marks[0] - play.now_s, _reached, play, record.number, "build")
+    play.later(marks[1] - play.now_s, _reached, play, record.number, "restore")
+    play.later(marks[2] - play.now_s, _reached, play, record.number, "step")
+    play.later(play.cluster.gang.begins_s - play.now_s, _begins, play, record.number)
+
+
+def _reached(play: Play, number: Generation, account: str) -> None:
+    gang = play.cluster.gang
+    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+        return
+    play.books.enter(play.now_s, account)
+    play.outcome.wave(play.setting.nodes)  # statuses: a mark is news
+    if account == "build":
+        heard(play, number)
+        fault_effects.start_of_the_sick(play)
+
+
+def _begins(play: Play, number: Generation) -> None:
+    """The ranks compute their first step."""
+    cluster, gang = play.cluster, play.cluster.gang
+    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+        return
+    assert cluster.record
+    play.books.enter(play.now_s, TRAINING)
+    play.training.begin(play.now_s, gang.resume, play.rhythm())
+    cluster.bad_from = -1
+    track = play.training.track
+    assert track
+    gang.stepped_s = track.when(track.begun + 1)
+    back = max(track.begun + 1, int(cluster.record.replay_until))
+    play.later(track.when(back) - play.now_s, compute_faults.back_at, play, number, back)
+    compute_faults.resumed(play)
+
+
+def _order_wait(play: Play, record: GenerationRecord) -> None:
+    """All ranks wait at their next boundary, and its state goes to disk; or go on."""
+    gang, track = play.cluster.gang, play.training.track
+    assert gang
+    gang.told_to_wait, gang.saves = record.waits, record.saves
+    if gang.told_to_wait and track:
+        play.later(track.when(track.finished(play.now_s) + 1) - play.now_s, _wait, play, record.number)
+    elif gang.waits:
+        gang.waits = False
+        play.books.enter(play.now_s, TRAINING)
+        play.training.go_on(play.now_s, round(gang.reached))
+        compute_faults.resumed(play)
+
+
+def _wait(play: Play, number: Generation) -> None:
+    gang = play.cluster.gang
+    if gang is None or gang.generation != number or play.training.track is None or not gang.told_to_wait:
+        return
+    gang.waits, gang.reached = True, round(play.training.halt(play.now_s))
+    play.books.enter(play.now_s, "nodes")
+    play.training.save(play.now_s, round(gang.reached))
+    play.news(play.costs.write_s)
+
+
+def _turn_back(play: Play, record: GenerationRecord) -> None:
+    """All ranks go back as ordered, at their next boundary."""
+    gang, track = play.cluster.gang, play.training.track
+    assert gang
+    assert record.rewind
+    gang.rewind = record.rewind.number
+    if track is None:  # they go back just now, and are told again when the controller looks
+        return
+    boundary_s = track.when(track.finished(play.now_s) + 1) - play.now_s
+    play.later(boundary_s, _turn, play, record.number, record.rewind.number, int(record.rewind.to))
+
+
+def _turn(play: Play, number: Generation, order: int, to: int) -> None:
+    gang, cluster = play.cluster.gang, play.cluster
+    if gang is None or gang.generation != number or play.training.track is None or gang.broken_s <= play.now_s:
+        return
+    if to not in play.training.held(play.now_s - BEFORE_S):
+        gang.declined = order
+        play.news()
+        return
+    told = InPlaceRewind(
+        ordinal=len(gang.rewinds) + 1,
+        generation=number,
+        cause="fingerprint_mismatch",
+        onset=Step(cluster.bad_from),
+        to=Step(to),
+        reached=Step(play.training.track.finished(play.now_s)),
+        remedy="replay",
+        order=order,
+        at_s=play.now_s,
+        restore_s=play.costs.rewind_s,
+    )
+    play.training.shelf.without(max(0, cluster.bad_from))
+    cluster.bad_from = -1
+    compute_faults.go_back(play, told)

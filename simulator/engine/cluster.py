@@ -1,0 +1,242 @@
+"""The machines of a simulated job, its agents, and its ranks; and the World that a controller would read of them.
+
+Nodes that are alike share one status: what is told of thousands of them is made once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ...resilience.decide.node_exclusion import readmitted
+from ...resilience.model.cluster_state import World
+from ...resilience.model.generation import Decision, GenerationRecord, Quarantine
+from ...resilience.model.incident import Incident
+from ...resilience.model.node import Ack, AckKind, NodeRecord, NodeStatus, Spec
+from ...resilience.model.signals import InPlaceRewind, Mismatch, RankExit, RankStall, Straggler
+from ...resilience.model.types import Generation, NodeId, Rank, Step
+from .training import Training
+
+NEVER = math.inf
+
+
+@dataclass
+class Gang:
+    """The ranks of one generation. Times are those at which all of them have come so far, or will."""
+
+    generation: Generation
+    resume: int
+    attached_s: float
+    built_s: float
+    restored_s: float
+    begins_s: float
+    """Their first step."""
+    stepped_s: float = NEVER
+    broken_s: float = NEVER
+    """Some rank ended, or hangs: nobody goes on."""
+    gone_s: float = NEVER
+    """Nothing of it is left."""
+    reached: float = -1.0
+    """Steps done when it broke."""
+    rewind: int = 0
+    """The last order to go back that it was told,"""
+    declined: int = 0
+    """and the last one that it could not obey: the state is not there any more."""
+    told_to_wait: bool = False
+    waits: bool = False
+    """All ranks wait at a boundary;"""
+    saves: str = ""
+    """what for their state goes to disk."""
+    exits: dict[NodeId, RankExit] = field(default_factory=dict)
+    stalls: dict[NodeId, tuple[RankStall, ...]] = field(default_factory=dict)
+    rewinds: list[InPlaceRewind] = field(default_factory=list)
+    mismatches: dict[NodeId, Mismatch] = field(default_factory=dict)
+    stragglers: dict[NodeId, Straggler] = field(default_factory=dict)
+
+    def training(self, now_s: float) -> bool:
+        return self.begins_s <= now_s < self.broken_s
+
+
+class Cluster:
+    """A machine is a node, and the same for ever: it is a member, waits as a spare, or is away for repair. Its agent is a new one whenever
+    it comes back."""
+
+    def __init__(self, nodes: int, per_node: int, spares: int, sizes: tuple[int, ...], training: Training) -> None:
+        self.per_node = per_node
+        self.names = [NodeId(f"n{machine:05d}") for machine in range(nodes + spares)]
+        self.machine = {name: machine for machine, name in enumerate(self.names)}
+        self.training = training
+        self.spec = Spec(command=("simulated",), sizes=sizes, spares=spares, ranks=per_node)
+        self.record: GenerationRecord | None = None
+        self.nodes: dict[NodeId, NodeRecord] = {}
+        """Agents that are alive,"""
+        self.since_s: dict[NodeId, float] = {}
+        """and since when."""
+        self.acks: dict[NodeId, Ack] = {}
+        self.incidents: dict[str, Incident] = {}
+        self.quarantine: dict[NodeId, Quarantine] = {}
+        self.gang: Gang | None = None
+        self.place: dict[NodeId, int] = {}
+        """Node rank of each member."""
+        self.newcomers: dict[NodeId, tuple[int, ...]] = {}
+        """Members whose memory holds nothing yet, and what each can have from its buddy."""
+        self.bad_from = -1
+        """First step whose state is known to be wrong."""
+        self._instances = 0
+
+    # -- agents -----------------------------------------------------------------------------------------------------------
+
+    def register(self, name: NodeId, now_s: float) -> None:
+        """An agent starts there."""
+        self._instances += 1
+        self.nodes[name] = NodeRecord(instance=f"agent-{self._instances}", host=name, pid=1, ranks=self.per_node)
+        self.since_s[name] = now_s
+
+    def leave(self, name: NodeId) -> None:
+        """Its lease is gone, and so is what its memory held."""
+        self.nodes.pop(name, None)
+        self.acks.pop(name, None)
+
+    def readmit(self, name: NodeId, now_s: float) -> None:
+        """It is repaired, and somebody says so."""
+        if name in self.quarantine:
+            self.quarantine[name] = readmitted("an operator", now_s)
+
+    def rank(self, name: NodeId) -> Rank:
+        """The first one there."""
+        return Rank(self.per_node * self.place[name])
+
+    def present(self) -> list[NodeId]:
+        """Members whose agent is the one that the record names."""
+        members = self.record.members if self.record else {}
+        return [name for name, it in members.items() if name in self.nodes and self.nodes[name].instance == it]
+
+    def acknowledge(self, names: Iterable[NodeId], kind: AckKind, now_s: float) -> None:
+        assert self.record
+        generation = self.record.number
+        for name in names:
+            instance = self.nodes[name].instance
+            self.acks[name] = Ack(kind=kind, generation=generation, instance=instance, at_s=now_s, port=1)
+
+    def _seated(self, before: GenerationRecord | None, now_s: float) -> None:
+        """Another generation: who is new in it, and what the buddies have for them. A buddy is the node half of the cluster away."""
+        assert self.record
+        members = list(self.record.members)
+        self.place = {name: at for at, name in enumerate(members)}
+        if before is None:
+            return
+        if len(members) != len(before.members):
+            self.training.forget()  # the state lies otherwise in fewer ranks, or more: it comes from disk
+        fresh = {name for name, it in self.record.members.items() if before.members.get(name) != it}
+        fresh |= self.newcomers.keys() & self.place.keys()
+        copied = self.training.copied(now_s)
+        for name in sorted(fresh):
+            keeper = members[(self.place[name] + max(1, len(members) // 2)) % len(members)]
+            there = copied >= 0 and keeper not in fresh and keeper in self.nodes
+            self.newcomers[name] = (copied,) if there else ()
+        self.newcomers = {name: kept for name, kept in self.newcomers.items() if name in self.place}
+
+    # -- what a controller reads and writes -----------------------------------------------------------------------------
+
+    def write(self, decision: Decision, now_s: float) -> None:
+        for incident in decision.incidents:
+            self.incidents[incident.id] = incident
+        self.quarantine |= decision.quarantine
+        if decision.record:
+            before, self.record = self.record, decision.record
+            if before is None or before.number != self.record.number:
+                self.acks = {}
+                self._seated(before, now_s)
+
+    def world(self, now_s: float) -> World:
+        return World(
+            spec=self.spec,
+            record=self.record,
+            nodes=self.nodes,
+            since_s=self.since_s,
+            status=self._statuses(now_s),
+            acks=self.acks,
+            incidents=tuple(self.incidents.values()),
+            requests=(),
+            quarantine=self.quarantine,
+        )
+
+    def _statuses(self, now_s: float) -> dict[NodeId, NodeStatus]:
+        if self.record is None:
+            return {}
+        usual = self._usual(now_s)
+        found = dict.fromkeys(self.record.members, usual)
+        gang = self.gang
+        if gang is None:
+            for name, memory in self.newcomers.items():
+                found[name] = replace(usual, memory_steps=tuple(map(Step, memory)))
+            return found
+        told: dict[NodeId, dict[str, object]] = {}
+        for name, gone in gang.exits.items():
+            told.setdefault(name, {})["exits"] = (gone,)
+        for name, stalls in gang.stalls.items():
+            told.setdefault(name, {})["stalls"] = stalls
+        for name, mismatch in gang.mismatches.items():
+            told.setdefault(name, {})["mismatches"] = (mismatch,)
+        for name, slow in gang.stragglers.items():
+            told.setdefault(name, {})["stragglers"] = (slow,)
+        for name, changes in told.items():
+            if name in found:
+                found[name] = replace(found[name], **changes)  # type: ignore[arg-type]
+        return found
+
+    def _usual(self, now_s: float) -> NodeStatus:
+        """What every node says that nothing is special about."""
+        assert self.record
+        training, gang = self.training, self.gang
+        memory, durable = training.memory(now_s), training.durable(now_s)
+        agreed = tuple(step for step in sorted({*memory, *durable}) if self.bad_from < 0 or step < self.bad_from)
+        kept = {
+            "memory_steps": tuple(map(Step, memory)),
+            "durable_steps": tuple(map(Step, durable)),
+            "agreed_steps": tuple(map(Step, agreed)),
+        }
+        if gang is None:
+            return NodeStatus(generation=self.record.number, at_s=now_s, **kept)  # type: ignore[arg-type]
+        until_s = min(now_s, gang.broken_s)
+        done = gang.reached if gang.reached >= 0 else -1.0
+        if training.track:
+            done = training.track.finished(now_s)
+        elif until_s >= gang.restored_s:
+            done = max(done, gang.resume)
+        marks = {
+            name: at_s
+            for name, at_s in (
+                ("attached_s", gang.attached_s),
+                ("built_s", gang.built_s),
+                ("restored_s", gang.restored_s),
+                ("stepped_s", gang.stepped_s),
+            )
+            if at_s <= until_s
+        }
+        if (back := self._replayed(until_s)) is not None:
+            marks["replayed_s"] = back
+        step = Step(math.floor(done))
+        return NodeStatus(
+            generation=gang.generation,
+            at_s=now_s,
+            min_step=step,
+            max_step=step,
+            alive=self.per_node,
+            launch="warm",
+            rewinds=tuple(gang.rewinds),
+            declined=gang.declined,
+            paused=gang.waits,
+            snapshot=gang.saves,
+            **kept,  # type: ignore[arg-type]
+            **marks,  # type: ignore[arg-type]
+        )
+
+    def _replayed(self, until_s: float) -> float | None:
+        """When the ranks were back at the step where the last fault struck."""
+        assert self.record
+        track = self.training.track
+        if track is None or track.at(until_s) < self.record.replay_until or self.record.replay_until < 0:
+            return None
+        return min(until_s, max(track.at_s, track.when(self.record.replay_until)))

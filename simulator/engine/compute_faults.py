@@ -1,0 +1,195 @@
+"""Faults of what is computed: a slow node, a wrong replica, a spike of the loss; what ranks and agents find of them, how late, and how
+the ranks go back in place."""
+
+from __future__ import annotations
+
+from ...resilience.detect.straggler import Lost
+from ...resilience.inprocess import rewind_ladder
+from ...resilience.inprocess.loss_spike import Finding, Kind
+from ...resilience.model.signals import InPlaceRewind, Mismatch, Straggler
+from ...resilience.model.types import Generation, NodeId, Rank, Step
+from ..scenario.faults import Fault
+from .accounting import TRAINING
+from .engine import Play, Spike
+
+BEFORE_S = 1e-3
+"""At a boundary ranks obey before they take a snapshot, which may overwrite the one that they are to go back to."""
+
+
+def slows(play: Play, fault: Fault, name: NodeId) -> None:
+    play.slow[fault.machine] = fault.source.factor
+    play.repace()
+    play.later(play.costs.straggler_s, _told_slow, play, fault.machine)
+    play.later(fault.lasts_s, _fast_again, play, fault.machine)
+
+
+def _told_slow(play: Play, machine: int) -> None:
+    cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
+    name = cluster.names[machine]
+    if (
+        gang is None
+        or track is None
+        or name not in cluster.place
+        or machine not in play.slow
+        or name in gang.stragglers
+    ):
+        return
+    own_s = play.costs.step_s * play.slow[machine]
+    gang.stragglers[name] = Straggler(
+        rank=cluster.rank(name),
+        at_s=play.now_s,
+        step=Step(track.finished(play.now_s)),
+        own_s=own_s,
+        peers_s=play.costs.step_s,
+        usual=1.0,
+        lost=Lost.COMPUTING,
+    )
+    play.news()
+
+
+def _fast_again(play: Play, machine: int) -> None:
+    if play.slow.pop(machine, None) is None:
+        return
+    play.repace()
+    gang = play.cluster.gang
+    if gang and gang.stragglers.pop(play.cluster.names[machine], None):
+        play.news()
+
+
+def corrupts(play: Play, name: NodeId) -> None:
+    """The next snapshot shows it, once it has been compared. (Where the ranks are started again before that, it is forgotten here.)"""
+    gang, track = play.cluster.gang, play.training.track
+    if gang is None or track is None:
+        return
+    onset = track.finished(play.now_s) + 1
+    seen_s = track.when(play.training.next_sealed(onset)) - play.now_s + play.costs.compare_s
+    play.later(seen_s, _compared, play, gang.generation, name, onset)
+
+
+def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> None:
+    cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
+    if gang is None or gang.generation != generation or track is None or track.begun >= onset:
+        return
+    cluster.bad_from = onset
+    rank = cluster.rank(name)
+    gang.mismatches[name] = Mismatch(
+        generation=generation,
+        onset=Step(onset),
+        agreed=Step(onset - 1),
+        tensors=("model/simulated",),
+        count=1,
+        ranks=(rank, Rank(rank + 1), Rank(rank + 2)),
+        wrong=(rank,),
+        at_s=play.now_s,
+    )
+    play.news()
+
+
+def spikes(play: Play, fault: Fault) -> None:
+    """Ranks find it by themselves, some steps after its onset, and go back by their own ladder."""
+    track = play.training.track
+    if track is None or play.spike is not None:
+        play.outcome.idle += 1
+        return
+    play.outcome.struck[fault.source.name] += 1
+    play.spike = Spike(onset=track.finished(play.now_s) + 1, again=fault.again)
+    resumed(play)
+
+
+def resumed(play: Play) -> None:
+    """The ranks train (again): what is not over comes again."""
+    gang, track, spike = play.cluster.gang, play.training.track, play.spike
+    assert gang
+    assert track
+    for machine in sorted(play.slow):
+        play.later(play.costs.straggler_s, _told_slow, play, machine)
+    if spike is None:
+        return
+    if track.begun >= spike.onset:
+        play.spike = None
+        return
+    found_at = spike.onset + play.setting.spikes.run_steps
+    play.later(track.when(found_at) - play.now_s, _found, play, gang.generation, len(gang.rewinds), spike)
+
+
+def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> None:
+    gang, track = play.cluster.gang, play.training.track
+    stale = gang is None or gang.generation != generation or len(gang.rewinds) != rewinds
+    if stale or gang is None or track is None or play.spike is not spike:
+        return
+    reached = track.finished(play.now_s)
+    if reached < spike.onset + play.setting.spikes.run_steps:  # steps have become slower
+        resumed(play)
+        return
+    policy = play.setting.policy.ladder
+    finding = Finding(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
+    answer = rewind_ladder.answer(finding, spike.turns, policy, skippable=True)
+    held = [step for step in play.training.held(play.now_s) if step < spike.onset]
+    other = min if answer.remedy in rewind_ladder.EARLIER else max
+    to = Step(max((step for step in held if step <= answer.at_most), default=other(held, default=0)))
+    remedy = rewind_ladder.done(answer, spike.turns, to)
+    windows = [turn.window for turn in spike.turns if turn.window]
+    window = answer.window(Step(spike.onset), to, windows)
+    spike.turns.append(
+        rewind_ladder.Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window)
+    )
+    if remedy in rewind_ladder.SKIPS or not spike.again:
+        play.spike = None
+    told = InPlaceRewind(
+        ordinal=len(gang.rewinds) + 1,
+        generation=generation,
+        cause=Kind.LOSS_SPIKE,
+        onset=Step(spike.onset),
+        to=to,
+        reached=Step(reached),
+        remedy=remedy,
+        window=window,
+        value=finding.value,
+        expected=finding.expected,
+        at_s=play.now_s,
+        restore_s=play.costs.rewind_s,
+    )
+    go_back(play, told)
+
+
+# -- back in place ----------------------------------------------------------------------------------------------------
+
+
+def go_back(play: Play, told: InPlaceRewind) -> None:
+    """In place, from memory or from disk."""
+    gang = play.cluster.gang
+    assert gang
+    in_memory = told.to in play.training.memory(play.now_s - BEFORE_S)
+    takes_s = play.costs.rewind_s if in_memory else play.costs.read_s
+    gang.reached = play.training.halt(play.now_s)
+    play.books.enter(play.now_s, "restore")
+    gang.rewinds.append(told)
+    play.later(takes_s, _on_again, play, gang.generation, told)
+
+
+def _on_again(play: Play, number: Generation, told: InPlaceRewind) -> None:
+    gang = play.cluster.gang
+    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+        return
+    play.books.enter(play.now_s, TRAINING)
+    play.training.go_back(play.now_s, int(told.to))
+    settled = int(told.reached) + play.setting.policy.ladder.settled_steps
+    track = play.training.track
+    assert track
+    play.later(track.when(settled) - play.now_s, back_at, play, number, settled)
+    play.news()
+    resumed(play)
+
+
+def back_at(play: Play, number: Generation, step: int) -> None:
+    """The ranks are where the fault struck, or behind it: the controller can close what is open."""
+    gang, track = play.cluster.gang, play.training.track
+    if gang is None or gang.generation != number or track is None:
+        return
+    if track.finished(play.now_s) < step:  # it has become slower, or has gone back
+        play.later(max(0.0, track.when(step) - play.now_s) + 1e-3, back_at, play, number, step)
+        return
+    if play.training.all_sealed(play.now_s):
+        play.cluster.newcomers = {}
+    play.outcome.wave(play.setting.nodes)
+    play.tick()

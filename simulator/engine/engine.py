@@ -1,0 +1,204 @@
+"""The life of a simulated job: time jumps from one thing that happens to the next, the real judgement decides, and agents obey by the real
+`duty`.
+
+    fault (fault_effects.py) → what the agents tell (cluster.py) → decide → record → duty → the next phase, after what it costs
+    (scenario/costs.py)
+
+Nothing is computed between two events: of a training that goes well only its speed is known (progress.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+
+from ...resilience.decide.decide import decide
+from ...resilience.errors import InternalError
+from ...resilience.inprocess.rewind_ladder import Turn
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.state_machine import Phase
+from ...resilience.model.types import Generation, NodeId
+from ..scenario.config import Setting
+from .accounting import TRAINING, Books
+from .cluster import Cluster
+from .outcome import Ending, Outcome
+from .progress import Rhythm, rhythm
+from .training import Training
+
+START_S = 1000.0
+"""Wall-clock time at which the simulated job begins: not 0, which means *not yet* in statuses and records."""
+_ROUNDS = 20
+"""So often may a decision lead to the next at once."""
+
+
+@dataclass
+class Spike:
+    """One of the loss that is not over."""
+
+    onset: int
+    again: bool
+    turns: list[Turn] = field(default_factory=list)
+
+
+class Play:
+    """`run` plays a job once; what is to strike it is put in before."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        heard: Callable[[Play, Generation], None],
+        taken_away: Callable[[Play, NodeId], None],
+    ) -> None:
+        """heard: what agents do when they have read the record of a generation; taken_away: a node for repair, if it is broken."""
+        self.setting, self.costs, self._heard, self._taken_away = setting, setting.costs, heard, taken_away
+        self.now_s = START_S
+        self.books = Books(setting.costs.step_s, START_S)
+        self.training = Training(rhythm(setting.costs, setting.ranks, 0, 0.0, 0, 0), self.books, START_S)
+        self.cluster = Cluster(
+            setting.nodes, setting.per_node, setting.spares, setting.sizes or (setting.nodes,), self.training
+        )
+        self.chance = Random(f"phases, seed {setting.seed}")
+        self.outcome = Outcome(setting=setting)
+        self.spike: Spike | None = None
+        self.slow: dict[int, float] = {}
+        """Machine to the factor by which it is slow."""
+        self.sick: set[int] = set()
+        """Machines on which ranks end as soon as they start,"""
+        self.repairs_s: dict[int, float] = {}
+        """and what the repair of each machine that is broken will take."""
+        self.end_s = START_S + setting.lasts_s
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.failures = 0
+
+    # -- time -------------------------------------------------------------------------------------------------------------
+
+    def later(self, in_s: float, what: Callable[..., None], *words: object) -> None:
+        """`what` happens in so many seconds."""
+        self._count += 1
+        happens: Callable[[], None] = partial(what, *words)
+        heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, happens))
+
+    def run(self, told: Callable[[float], None]) -> None:
+        """Play to the end. told: hears now and then what share of the time is over."""
+        for name in self.cluster.names:
+            self.cluster.register(name, START_S)
+        self.tick()
+        while self._heap and self._heap[0][0] <= self.end_s:
+            self.now_s, count, happens = heapq.heappop(self._heap)
+            happens()
+            if count % 64 == 0:
+                told(self.since_s / self.setting.lasts_s)
+        self.now_s = self.end_s
+        self.training.account(self.end_s)
+        self.books.enter(self.end_s, TRAINING)
+        self.outcome.look(self.setting.lasts_s, self.books)
+
+    @property
+    def since_s(self) -> float:
+        """Of the job's life."""
+        return self.now_s - START_S
+
+    # -- the controller ---------------------------------------------------------------------------------------------------
+
+    def news(self, after_s: float = 0.0) -> None:
+        """Agents have something to tell: the controller looks once it has heard."""
+        self.later(after_s + self.costs.news_s, self.tick)
+
+    def tick(self) -> None:
+        """Decide, as long as there is something to decide."""
+        cluster = self.cluster
+        for _ in range(_ROUNDS):
+            before = cluster.record
+            decision = decide(cluster.world(self.now_s), self.now_s, self.setting.policy)
+            self.outcome.decided()
+            if not decision.record and not decision.incidents and not decision.quarantine:
+                return
+            cluster.write(decision, self.now_s)
+            self.outcome.wrote(1 + len(decision.incidents) + len(decision.quarantine))
+            for name, shut_out in decision.quarantine.items():
+                self.outcome.shut_out += 1
+                self.later(shut_out.until_s - self.now_s, self.tick)
+                self.later(self.costs.operator_s, self._taken_away, self, name)
+            if decision.record:
+                self._opened(before, decision.record)
+        raise InternalError("the simulated controller decides without end; this is a defect of ours, please report it")
+
+    def _opened(self, before: GenerationRecord | None, record: GenerationRecord) -> None:
+        """The record has changed: all nodes hear of it."""
+        if before is None or before.number != record.number:
+            if self.training.track is None:  # ranks that nothing is wrong with train on until they are stopped
+                self.books.enter(self.now_s, "stop" if self.cluster.gang else "nodes" if before else "start")
+            self.failures += before is not None
+            if record.pause_s:
+                self.news(record.pause_s)
+            self.outcome.look(self.since_s, self.books)
+        elif record.phase is Phase.LAUNCH:
+            self.books.enter(self.now_s, "start")
+        if record.phase is Phase.ENDING:
+            if before is None or before.phase is not Phase.ENDING:  # another node may be lost while nobody trains
+                self._gave_up(record)
+            return
+        heard_s = self.costs.news_s + self.costs.told_s(self.setting.nodes)
+        self.later(heard_s, self._heard, self, record.number)
+
+    def _gave_up(self, record: GenerationRecord) -> None:
+        """The job has ended itself; somebody starts it again, with budgets as new, from disk."""
+        self.outcome.endings.append(Ending(at_s=self.since_s, code=record.exit_code, reason=record.reason))
+        self.outcome.archive(self.cluster)
+        if self.cluster.gang:
+            self.broken()
+        self.books.enter(self.now_s, "operator")
+        self.later(self.costs.operator_s, self._again)
+
+    def _again(self) -> None:
+        """The same command, on all nodes but those that ranks cannot start on; who was shut out is forgotten."""
+        cluster = self.cluster
+        for name in list(cluster.place):
+            self._taken_away(self, name)
+        last = cluster.record
+        assert last
+        assert last.phase is Phase.ENDING
+        self.training.forget()
+        cluster.gang, cluster.incidents, cluster.bad_from, cluster.newcomers = None, {}, -1, {}
+        cluster.quarantine = {}
+        cluster.record = replace(last, phase=Phase.ENDED)
+        cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
+        self.books.enter(self.now_s, "nodes")  # there may be too few
+        self.tick()
+
+    def broken(self) -> None:
+        """No rank goes on, whether it knows it or not."""
+        gang = self.cluster.gang
+        if gang is None or gang.broken_s <= self.now_s:
+            return
+        if self.training.track:
+            if self.training.all_sealed(self.now_s):
+                self.cluster.newcomers = {}
+            gang.reached = self.training.halt(self.now_s)
+        gang.broken_s = self.now_s
+        self.books.enter(self.now_s, "detect")
+
+    def repace(self) -> None:
+        """The slowest node says how fast the others are."""
+        self.training.pace(self.now_s, self._slowest())
+
+    def _slowest(self) -> float:
+        return max(
+            (factor for machine, factor in self.slow.items() if self.cluster.names[machine] in self.cluster.place),
+            default=1.0,
+        )
+
+    def rhythm(self) -> Rhythm:
+        """How often snapshots are taken from now on, and how long steps are."""
+        setting, failures, slow = self.setting, self.failures, self._slowest()
+        every, durable_every = setting.snapshots.every_steps, setting.snapshots.durable_every_steps
+        uptime_s = self.since_s
+        found = rhythm(setting.costs, setting.ranks, failures, uptime_s, every, durable_every)
+        fewer = setting.nodes / max(1, len(self.cluster.place))
+        copies, copy_s = setting.copies, setting.costs.copy_s
+        copies_s = copies.interval_s(copy_s) if copy_s <= copies.hold_s else 0.0  # one that takes longer is given up
+        return replace(found, slow=slow, fewer=fewer, copies_s=copies_s)

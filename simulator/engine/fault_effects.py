@@ -1,0 +1,156 @@
+"""What a fault does to the simulated cluster, and how it comes to be seen: by which word of an agent or rank, and how late."""
+
+from __future__ import annotations
+
+from ...resilience.detect.hang_rules import Progress, budget_s
+from ...resilience.diagnose.root_cause import HEARD_S
+from ...resilience.model.signals import Place, RankExit, RankStall
+from ...resilience.model.types import Generation, NodeId, Rank, RankPhase, Step
+from ..scenario.faults import Fault, Shows
+from . import compute_faults
+from .engine import Play
+
+
+def strike(play: Play, fault: Fault) -> None:
+    """It happens now."""
+    if fault.source.shows is Shows.SPIKES:
+        compute_faults.spikes(play, fault)
+        return
+    cluster, machine = play.cluster, fault.machine
+    name = cluster.names[machine]
+    if name not in cluster.nodes or machine in play.repairs_s:
+        play.outcome.idle += 1  # it is away, or known to be broken
+        return
+    lost = fault.source.shows is Shows.LOST
+    if name not in cluster.place:
+        play.outcome.idle += 1
+        if (lost or fault.lasting) and fault.one_in(play.setting.stands_for):
+            _breaks(play, fault)
+            if lost:
+                play.later(play.setting.lease_s, _gone, play, name)
+        return
+    play.outcome.struck[fault.source.name] += 1
+    if lost or fault.lasting:
+        _breaks(play, fault)
+    match fault.source.shows:
+        case Shows.LOST:
+            play.broken()
+            play.later(play.setting.lease_s, _gone, play, name)
+        case Shows.SLOWS:
+            compute_faults.slows(play, fault, name)
+        case Shows.CORRUPTS:
+            compute_faults.corrupts(play, name)
+        case shows:
+            (_hangs if shows is Shows.HANGS else _dies)(play, name, fault.source.name)
+
+
+def _breaks(play: Play, fault: Fault) -> None:
+    """Somebody has to repair it. A device that is broken shows when ranks start there, and no earlier; of a spare nobody knows."""
+    play.repairs_s[fault.machine] = fault.repair_s
+    if fault.source.shows is not Shows.LOST:
+        play.sick.add(fault.machine)
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------------
+
+
+def _dies(play: Play, name: NodeId, why: str) -> None:
+    """Its agent sees the end of a rank at once."""
+    gang, record = play.cluster.gang, play.cluster.record
+    if gang is None or record is None or gang.generation != record.number:
+        return  # there are no ranks of this generation
+    play.broken()
+    gang.exits[name] = RankExit(
+        rank=play.cluster.rank(name),
+        at_s=play.now_s,
+        code=1,
+        error=f"RuntimeError: {why}",
+        started=gang.stepped_s <= play.now_s,
+    )
+    play.news()
+    play.news(HEARD_S)  # an exception waits so long for what others have to say
+
+
+def start_of_the_sick(play: Play) -> None:
+    """Ranks that start on a machine that is broken end there; the first to raise ends them all."""
+    for machine in sorted(play.sick):
+        if (name := play.cluster.names[machine]) in play.cluster.place:
+            _dies(play, name, "device error")
+            return
+
+
+def _hangs(play: Play, name: NodeId, why: str) -> None:
+    """Nobody is told: all ranks have to be silent for long first (`resilience/detect/hang_rules.py`), and then are looked at twice."""
+    gang, track = play.cluster.gang, play.training.track
+    if gang is None or gang.broken_s <= play.now_s:
+        return
+    phase = RankPhase.TRAINING if track else RankPhase.RESTORING
+    rank = Progress(
+        rank=play.cluster.rank(name),
+        phase=phase,
+        silent_s=0.0,
+        done=track.finished(play.now_s) - track.begun if track else 0,
+        steps_s=(track.period_s,) if track else (),
+        warmup_s=track.period_s if track and gang.generation > 1 else 0.0,
+    )
+    play.broken()
+    allowed_s = budget_s(rank, play.setting.hang)
+    play.later(allowed_s + play.setting.hang.confirm_s, _silent, play, gang.generation, name, allowed_s)
+
+
+def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: float) -> None:
+    """All agents have looked at their ranks twice."""
+    cluster, gang = play.cluster, play.cluster.gang
+    if gang is None or gang.generation != generation or missing not in cluster.nodes:
+        return
+    for name in cluster.place:
+        where = (Place.ELSEWHERE, "in the device's driver") if name == missing else (Place.COLLECTIVE, "in all_reduce")
+        first = cluster.rank(name)
+        gang.stalls[name] = tuple(
+            RankStall(
+                rank=Rank(rank),
+                at_s=gang.broken_s,
+                silent_s=play.now_s - gang.broken_s,
+                budget_s=allowed_s,
+                stage="step",
+                step=Step(int(gang.reached)),
+                place=where[0],
+                words=where[1],
+                started=gang.stepped_s <= gang.broken_s,
+            )
+            for rank in range(first, first + cluster.per_node)
+        )
+    play.outcome.wave(play.setting.nodes)
+    play.news()
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------------
+
+
+def _gone(play: Play, name: NodeId) -> None:
+    """The lease of its agent is over."""
+    cluster, machine = play.cluster, play.cluster.machine[name]
+    if name not in cluster.nodes:
+        return
+    cluster.leave(name)
+    play.sick.discard(machine)
+    if play.slow.pop(machine, None):
+        play.repace()
+    play.outcome.away(play.since_s, +1)
+    play.later(play.repairs_s.pop(machine), _repaired, play, name)
+    play.news()
+
+
+def taken_away(play: Play, name: NodeId) -> None:
+    """Somebody repairs it, if it is broken; its agent leaves in order."""
+    if play.cluster.machine[name] in play.sick:
+        _gone(play, name)
+
+
+def _repaired(play: Play, name: NodeId) -> None:
+    play.outcome.away(play.since_s, -1)
+    play.cluster.register(name, play.now_s)
+    play.cluster.readmit(name, play.now_s)
+    play.news()
+    if play.setting.sizes:  # the job grows by it, once it has been there for some time
+        play.later(play.setting.policy.nodes.grow_after_s + 1.0, play.tick)

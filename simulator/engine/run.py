@@ -1,0 +1,27 @@
+"""A whole simulated run: the faults of a model, drawn from a seed, strike a job, whose agents obey what the controller decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..scenario.config import Setting
+from ..scenario.faults import Fault, Model, draw
+from . import agents, fault_effects
+from .engine import Play
+from .outcome import Outcome
+
+
+def played(setting: Setting, model: Model, told: Callable[[float], None] = lambda share: None) -> Outcome:
+    """With the faults that its seed draws. told: hears now and then what share of the time is over. Raises UsageError."""
+    machines = setting.nodes + setting.spares
+    return lived(setting, draw(model, machines, setting.lasts_s, setting.rate, setting.seed), told)
+
+
+def lived(setting: Setting, faults: Sequence[Fault], told: Callable[[float], None] = lambda share: None) -> Outcome:
+    """With these faults."""
+    play = Play(setting, agents.heard, fault_effects.taken_away)
+    for fault in faults:
+        play.later(fault.at_s, fault_effects.strike, play, fault)
+    play.run(told)
+    play.outcome.finish(play.books, play.cluster, len(faults))
+    return play.outcome

@@ -1,0 +1,1 @@
+"""What comes of simulated runs: text, plots, sensitivities, a closed form."""

@@ -1,0 +1,96 @@
+"""The same cluster under other figures: restart time x interval of snapshots x rate of faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ..engine.run import played
+from ..scenario.config import Setting
+from ..scenario.faults import Model, few_enough
+
+RESTARTS_S = (30.0, 60.0, 120.0, 300.0)
+"""From the fault of a rank to the first step: what process groups and model are given is what makes up the difference."""
+INTERVALS_S = (0.0, 60.0, 600.0)
+"""Of snapshots in memory; 0: as the program itself chooses it."""
+RATES = (1.0, 3.0, 10.0)
+SMALL = 64
+"""Nodes that stand for all: each has the faults of as many as it stands for, so that a table does not take hours; spares have their own.
+What hangs on the number of nodes is in the restart time, which is given, and in the leases. Where a node is lacking they wait: one of so
+few is more of the training than one of all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    restart_s: float
+    interval_s: float
+    rate: float
+    effective: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    restart_s: float
+    interval_s: float
+    rate: float
+    setting: Setting
+    model: Model
+
+
+def runs(
+    setting: Setting,
+    model: Model,
+    restarts_s: Sequence[float] = RESTARTS_S,
+    intervals_s: Sequence[float] = INTERVALS_S,
+    rates: Sequence[float] = RATES,
+) -> list[Run]:
+    """Those of a table. A restart that cannot be made so short is the shortest that there is. Raises UsageError."""
+    shortest_s = round(_shortest_s(setting), 1)
+    found = []
+    for restart_s, interval_s, rate in product(
+        dict.fromkeys(max(shortest_s, restart_s) for restart_s in restarts_s), intervals_s, rates
+    ):
+        run, faults = varied(setting, model, restart_s, interval_s, rate)
+        few_enough(faults, run.nodes + run.spares, run.lasts_s, run.rate)
+        found.append(Run(restart_s=restart_s, interval_s=interval_s, rate=rate, setting=run, model=faults))
+    return found
+
+
+def table(runs: Sequence[Run], told: Callable[[float], None] = lambda share: None) -> list[Cell]:
+    """told: hears what share of them is done."""
+    found = []
+    for count, run in enumerate(runs, 1):
+        effective = played(run.setting, run.model).effective
+        found.append(Cell(restart_s=run.restart_s, interval_s=run.interval_s, rate=run.rate, effective=effective))
+        told(count / len(runs))
+    return found
+
+
+def _shortest_s(setting: Setting) -> float:
+    """A restart of the nodes that stand for all, with nothing to build."""
+    nodes = min(SMALL, setting.nodes)
+    return replace(setting.costs, build_s=0.0, build_per_rank_s=0.0).restart_s(nodes, nodes * setting.per_node)
+
+
+def varied(setting: Setting, model: Model, restart_s: float, interval_s: float, rate: float) -> tuple[Setting, Model]:
+    """The setting and its faults with those figures. The days are as many fewer as the faults are more, and the spares as many more."""
+    nodes = min(SMALL, setting.nodes)
+    times = setting.nodes / nodes
+    costs = setting.costs
+    every = max(1, round(interval_s / costs.step_s)) if interval_s else setting.snapshots.every_steps
+    run = replace(
+        setting,
+        nodes=nodes,
+        spares=math.ceil(setting.spares * rate),
+        sizes=setting.sizes if nodes == setting.nodes else (),
+        days=max(setting.days / rate, min(setting.days, 1.0)),
+        rate=rate * setting.rate,
+        stands_for=times,
+        lease_ttl_s=setting.lease_s,
+        costs=replace(costs, build_s=max(0.0, restart_s - _shortest_s(setting)), build_per_rank_s=0.0),
+        snapshots=replace(setting.snapshots, every_steps=every),
+    )
+    sources = (replace(s, per_1000_node_days=s.per_1000_node_days * times) for s in model.sources)
+    return run, replace(model, sources=tuple(sources))

@@ -1,0 +1,1 @@
+"""What is simulated: cluster, costs, faults, and their models."""

@@ -1,0 +1,252 @@
+"""What strikes a cluster, and when: a model of faults and a seed → the faults of a run, in order. Pure: all chance comes from the seed.
+
+Source    one kind of fault: how it shows, how often, how often the node has to be replaced for it
+Pattern   how faults lie in time and over the nodes, and how long a repair takes
+Model     sources under one pattern
+Fault     one that was drawn
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from ...resilience.errors import UsageError
+
+DAY_S = 86400.0
+MOST_FAULTS = 200_000
+"""More in one run are refused: its memory and time would grow past what is worth waiting for."""
+_GOES_ON = 0.5
+"""Chance that a cluster of two or more has one more: with it a largest of 19 among some hundred clusters is rare but seen (StepFun)."""
+_SHAPES = 0.2, 100.0
+"""Of gaps: with less than that, the mean hangs on gaps so rare that no run has them; with more, they are all the same."""
+_LARGEST = 1000
+"""Faults of a cluster: of so many there is none by _GOES_ON."""
+_LONGEST_S = 1e9
+"""Of nine repairs in ten: thirty years."""
+_QUANTILE_90 = 1.2815515655446004
+"""Of the normal distribution."""
+
+
+class Shows(StrEnum):
+    """How a fault shows: in the words of what agents and ranks tell."""
+
+    DIES = "dies"
+    """A rank ends by itself; the node and its agent live."""
+    HANGS = "hangs"
+    """A rank does not come to a collective, and all others wait for it."""
+    LOST = "lost"
+    """The node is gone, its agent with it."""
+    CORRUPTS = "corrupts"
+    """One replica's state is wrong; the training goes on with it until that is seen."""
+    SLOWS = "slows"
+    """Steps take longer, for a while."""
+    SPIKES = "spikes"
+    """The loss goes up: by the data, or by one wrong result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    name: str
+    shows: Shows
+    per_1000_node_days: float = 0.0
+    """How often, on so many nodes and days; or,"""
+    per_day: float = 0.0
+    """with SPIKES, of the whole job, whatever its size."""
+    lasting: float = 0.0
+    """With DIES, HANGS and LOST: share of its faults that the same node does not survive: a restart on it would fail again, and another
+    one has to take its place."""
+    factor: float = 1.0
+    """With SLOWS: so many times as long does a step take,"""
+    lasts_s: float = 0.0
+    """and for so long in the mean."""
+    again: float = 0.0
+    """With SPIKES: share that comes again when the same data is replayed, until it is left out."""
+
+    def __post_init__(self) -> None:
+        for name in ("per_1000_node_days", "per_day", "lasts_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"source {self.name!r}: {name} is {getattr(self, name)}; it must be 0 or more")
+        for name in ("lasting", "again"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"source {self.name!r}: {name} is {getattr(self, name)}; it is a share, 0 to 1")
+        if (self.per_1000_node_days > 0) == (self.per_day > 0):
+            raise UsageError(f"source {self.name!r}: give one of per_1000_node_days and per_day, and more than 0")
+        if self.shows is Shows.SLOWS and (not 1 < self.factor <= 1000 or self.lasts_s <= 0):
+            raise UsageError(
+                f"source {self.name!r} slows steps: it wants a factor of more than 1, 1000 at the most, and lasts_s"
+            )
+        if (self.shows is Shows.SPIKES) != (self.per_day > 0):
+            raise UsageError(
+                f"source {self.name!r}: spikes are of the job and want per_day; all others are of nodes and want "
+                "per_1000_node_days"
+            )
+        if self.lasting and self.shows not in (Shows.DIES, Shows.HANGS, Shows.LOST):
+            raise UsageError(
+                f"source {self.name!r}: a node that {self.shows} is not replaced; lasting is for what dies, hangs or is lost"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    shape: float = 1.0
+    """Of the Weibull distribution of the gaps between faults: 1 is the exponential one (no memory), less than 1 bursts and lulls."""
+    lemons: float = 0.0
+    """Share of the nodes that are bad,"""
+    lemon_share: float = 0.0
+    """and share of all faults that strike on them; both 0: all nodes are alike."""
+    clusters: float = 0.0
+    """Share of faults that others follow soon: on other nodes, drawn like all."""
+    cluster_most: int = 19
+    """No cluster has more faults than this."""
+    cluster_gap_s: float = 600.0
+    """Mean time from one fault of a cluster to the next."""
+    repair_median_s: float = 0.93 * DAY_S
+    """Until a node that had to be replaced is back, as a spare,"""
+    repair_p90_s: float = 14.5 * DAY_S
+    """and what nine of ten repairs stay below; log-normal."""
+
+    def __post_init__(self) -> None:
+        for name in ("lemons", "lemon_share", "clusters"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"pattern.{name} is {getattr(self, name)}; it is a share, 0 or more and less than 1")
+        if (self.lemons > 0) != (self.lemon_share > 0):
+            raise UsageError("pattern.lemons and pattern.lemon_share go together: give both, or none")
+        if not _SHAPES[0] <= self.shape <= _SHAPES[1]:
+            raise UsageError(f"pattern.shape is {self.shape:.3g}; {_SHAPES[0]:g} to {_SHAPES[1]:g} can be simulated")
+        if not 0 < self.cluster_gap_s < math.inf:
+            raise UsageError(f"pattern.cluster_gap_s is {self.cluster_gap_s}; it must be more than 0")
+        if not 1 <= self.repair_median_s <= self.repair_p90_s <= _LONGEST_S:
+            raise UsageError(
+                f"pattern.repair_median_s is {self.repair_median_s:.3g} and pattern.repair_p90_s {self.repair_p90_s:.3g}; "
+                f"1 to {_LONGEST_S:.3g} can be simulated, and the first is no more than the second"
+            )
+        if not 2 <= self.cluster_most <= _LARGEST:
+            raise UsageError(f"pattern.cluster_most is {self.cluster_most}; a cluster has 2 to {_LARGEST} faults")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    name: str
+    sources: tuple[Source, ...]
+    pattern: Pattern = Pattern()
+
+    def per_s(self, nodes: int) -> float:
+        """Faults a second on so many nodes, those of the job as a whole included."""
+        of_nodes = sum(source.per_1000_node_days for source in self.sources) * nodes / 1000
+        return (of_nodes + sum(source.per_day for source in self.sources)) / DAY_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    at_s: float
+    source: Source
+    machine: int
+    """Which one it strikes, counted from 0; -1: the job as a whole."""
+    lasting: bool
+    again: bool
+    lasts_s: float
+    repair_s: float
+    """What it would take to repair the machine."""
+
+    def one_in(self, times: float) -> bool:
+        """True for one fault in so many, by chance, and always for the same ones."""
+        return Random(self.at_s).random() * times < 1
+
+
+def draw(model: Model, machines: int, lasts_s: float, rate: float, seed: int) -> tuple[Fault, ...]:
+    """All faults of `lasts_s` seconds on so many machines, in order of time. rate: so many times as often as the model says. Raises
+    UsageError for more than MOST_FAULTS."""
+    few_enough(model, machines, lasts_s, rate)
+    chance = Random(f"faults of {model.name}, seed {seed}")
+    bad = chance.sample(range(machines), round(model.pattern.lemons * machines)) if model.pattern.lemons else []
+    found = [
+        *_of_nodes(model, machines, lasts_s, rate, bad, chance),
+        *(fault for s in model.sources if s.per_day for fault in _of_the_job(s, model, lasts_s, rate, chance)),
+    ]
+    return tuple(sorted(found, key=lambda fault: fault.at_s))
+
+
+def few_enough(model: Model, machines: int, lasts_s: float, rate: float) -> None:
+    """Raises UsageError for more than MOST_FAULTS."""
+    expected = model.per_s(machines) * rate * lasts_s
+    if expected > MOST_FAULTS:
+        raise UsageError(
+            f"{expected:.3g} faults are to be expected, and {MOST_FAULTS} are the most that is simulated; nothing was "
+            "simulated: take fewer nodes, days or faults"
+        )
+
+
+def _of_nodes(
+    model: Model, machines: int, lasts_s: float, rate: float, bad: Sequence[int], chance: Random
+) -> Iterator[Fault]:
+    sources = [source for source in model.sources if source.per_1000_node_days]
+    if not sources:
+        return
+    weights = [source.per_1000_node_days for source in sources]
+    pattern = model.pattern
+    per_s = sum(weights) * machines / 1000 / DAY_S * rate / mean_cluster(pattern)
+    for at_s in _arrivals(per_s, pattern.shape, lasts_s, chance):
+        for _ in range(_cluster(pattern, chance)):
+            machine = _machine(machines, bad, pattern.lemon_share, chance)
+            source = chance.choices(sources, weights)[0]
+            if at_s < lasts_s:
+                yield _fault(at_s, source, machine, pattern, chance)
+            at_s += chance.expovariate(1 / pattern.cluster_gap_s)
+
+
+def _of_the_job(source: Source, model: Model, lasts_s: float, rate: float, chance: Random) -> Iterator[Fault]:
+    for at_s in _arrivals(source.per_day / DAY_S * rate, model.pattern.shape, lasts_s, chance):
+        yield _fault(at_s, source, -1, model.pattern, chance)
+
+
+def _arrivals(per_s: float, shape: float, lasts_s: float, chance: Random) -> Iterator[float]:
+    """Weibull gaps whose mean is 1 / per_s."""
+    if per_s <= 0:
+        return
+    scale_s = 1 / per_s / math.gamma(1 + 1 / shape)
+    at_s = chance.weibullvariate(scale_s, shape)
+    while at_s < lasts_s:
+        yield at_s
+        at_s += chance.weibullvariate(scale_s, shape)
+
+
+def _cluster(pattern: Pattern, chance: Random) -> int:
+    """How many faults come together."""
+    if chance.random() >= pattern.clusters:
+        return 1
+    size = 2
+    while size < pattern.cluster_most and chance.random() < _GOES_ON:
+        size += 1
+    return size
+
+
+def mean_cluster(pattern: Pattern) -> float:
+    """Faults of a cluster in the mean, single ones included."""
+    further = sum(_GOES_ON**n for n in range(pattern.cluster_most - 1))  # 1 + 1/2 + …: the second, the third …
+    return 1 + pattern.clusters * further
+
+
+def _machine(machines: int, bad: Sequence[int], share: float, chance: Random) -> int:
+    if bad and chance.random() < share:
+        return chance.choice(bad)
+    machine = chance.randrange(machines)
+    while machine in bad and len(bad) < machines:
+        machine = chance.randrange(machines)
+    return machine
+
+
+def _fault(at_s: float, source: Source, machine: int, pattern: Pattern, chance: Random) -> Fault:
+    sigma = math.log(pattern.repair_p90_s / pattern.repair_median_s) / _QUANTILE_90
+    return Fault(
+        at_s=at_s,
+        source=source,
+        machine=machine,
+        lasting=chance.random() < source.lasting,
+        again=chance.random() < source.again,
+        lasts_s=chance.expovariate(1 / source.lasts_s) if source.lasts_s else 0.0,
+        repair_s=chance.lognormvariate(math.log(pattern.repair_median_s), sigma),
+    )

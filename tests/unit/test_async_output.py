@@ -1,0 +1,36 @@
+"""What a launching terminal prints, where nobody reads."""
+
+import os
+
+from mt_resilient.agent.output.async_output import Printing
+
+LINE = b"x" * 999 + b"\n"
+
+
+def test_a_reader_that_has_stopped_holds_up_nobody_and_is_told_what_it_has_missed() -> None:
+    reading, writing = os.pipe()
+    printing = Printing(writing, most=10)
+    for _ in range(1000):  # of which a pipe takes 64 KiB
+        printing.show(LINE)
+    printing.end()
+    read = b""
+    while not read.endswith(b"has read\n"):
+        read += os.read(reading, 1 << 16)
+    printing.thread.join(10)
+    assert not printing.thread.is_alive()
+    *lines, last = read.splitlines(keepends=True)
+    assert set(lines) == {LINE}
+    assert last == f"mt-resilient: {1000 - len(lines)} lines are left out here, for nobody has read\n".encode()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_reader_that_has_gone_is_done_without() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    printing = Printing(writing)
+    printing.write("a line\n")
+    printing.end()
+    printing.thread.join(10)
+    assert not printing.thread.is_alive()
+    os.close(writing)

@@ -1,0 +1,57 @@
+"""What devices say of themselves → complaints, each once; the driver's words in the kernel's log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mt_resilient.agent.monitor.nvidia_smi import parse
+from mt_resilient.resilience.detect.device_health import FATAL_XIDS, DeviceReading, complaints, xids
+
+WELL = DeviceReading(device="GPU 0", uncorrected=0, remap_pending=False, remap_failed=False, hot=False, braked=False)
+SILENT = DeviceReading(device="GPU 0")
+"""One that tells nothing."""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (WELL, [WELL] * 3, ""),
+        (SILENT, [SILENT] * 3, ""),
+        (None, [], ""),
+        (replace(WELL, uncorrected=2), [replace(WELL, uncorrected=2)], ""),  # before this job
+        (WELL, [replace(WELL, uncorrected=1)], "could not be corrected"),
+        (replace(WELL, remap_pending=True), [replace(WELL, remap_pending=True)], "wants a reset"),
+        (WELL, [replace(WELL, remap_pending=True, remap_failed=True)], "wants to be replaced"),
+        (WELL, [replace(WELL, hot=True)] * 2, ""),  # for a moment
+        (WELL, [replace(WELL, hot=True)] * 3, "temperature"),
+        (WELL, [replace(WELL, braked=True)] * 3, "power supply"),
+        (WELL, [replace(WELL, hot=True), WELL, replace(WELL, hot=True)], ""),
+    ],
+)
+def test_signs_of_a_bad_part(first: DeviceReading | None, last: list[DeviceReading], said: str) -> None:
+    found = complaints(first, last)
+    assert [said in words for words in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        # NVIDIA's XID Errors (docs.nvidia.com/deploy/xid-errors) shows the second form; drivers since 343 write PCI: before the place.
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", ("GPU at PCI 0000:3b:00", 79)),
+        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", None),
+        ("NVRM: Xid (0000:03:00): 48, An uncorrectable double bit error", ("GPU at PCI 0000:03:00", 48)),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=77, name=python, MMU Fault", None),  # a program's own error
+        ("usb 1-1: new device", None),
+    ],
+)
+def test_the_drivers_words(line: str, found: tuple[str, int] | None) -> None:
+    assert xids([line]) == (((found[0], f"Xid {found[1]}: {FATAL_XIDS[found[1]]}"),) if found else ())
+
+
+def test_what_a_device_does_not_tell_is_not_known() -> None:
+    """By the words that nvidia-smi's manual names for what is not supported; figures of real devices: benchmarks/device_health.py."""
+    (reading,) = parse("0, 00000000:3B:00.0, [N/A], [N/A], [N/A], Not Active, Active\n")
+    assert reading == DeviceReading(device="GPU 0 (00000000:3B:00.0)", hot=False, braked=True)
+    assert parse("Unable to determine the device handle for GPU: Unknown Error\n") == ()

@@ -1,0 +1,53 @@
+"""What an agent tells people: each thing once."""
+
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.agent.cli.explain import incidents
+from mt_resilient.agent.output.event_log import Telling
+from mt_resilient.agent.output.terminal import Terminal
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.model.generation import Decision, Quarantine
+from mt_resilient.resilience.model.request import Answer
+from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.report.metrics import Metrics
+
+from .worlds import B, incident, world
+
+
+def test_one_answer_to_several_that_asked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C reaches all agents, and each of them asks for the end."""
+    telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    over = Answer(sentence="the job has ended after step 7")
+    telling.decided(Decision(answers={"stop-a": over, "stop-b": over}))
+    assert capsys.readouterr().err.count("the job has ended") == 1
+    answered = [line["request"] for line in Journal(tmp_path / "journal.jsonl").read() if line["kind"] == "answer"]
+    assert answered == ["stop-a", "stop-b"]
+
+
+def test_a_readmission_is_told_by_its_answer_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    back = Quarantine(reason="readmitted by alice", until_s=2.0, readmitted_s=2.0)
+    telling.decided(Decision(quarantine={B: back}, answers={"1": Answer(sentence="node b may train again")}))
+    assert capsys.readouterr().err.count("\n") == 1
+    telling.decided(Decision(quarantine={B: Quarantine(reason="3 faults have struck it", until_s=9.0)}))
+    assert "b is to train no more for now: 3 faults have struck it" in capsys.readouterr().err
+
+
+def test_a_node_that_has_not_led_knows_of_incidents_by_etcd(tmp_path: Path) -> None:
+    """This one has led for the second only, and the first was told anew meanwhile."""
+    run = RunDirectory(tmp_path)
+    telling = Telling(Terminal(True), Journal(run.journal), Metrics("job"))
+    first, second, later = incident(1, 1, at_s=1.0), incident(2, 2, at_s=2.0), incident(3, 2, at_s=3.0, open=False)
+    telling.decided(Decision(incidents=(second,)))
+    assert [*incidents(run).values()] == [second]
+    assert [*incidents(run, world(incidents=(first, second, later))).values()] == [first, second, later]
+
+
+def test_a_story_that_becomes_another_one_s_is_told_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    telling = Telling(Terminal(True), Journal(run.journal), Metrics("job"))
+    telling.decided(Decision(incidents=(incident(1, signature="script_raised", cause="script_raised"),)))
+    telling.decided(Decision(incidents=(incident(1, signature="agent_lost", cause="agent_lost"),)))
+    assert [each.cause for each in incidents(run).values()] == ["agent_lost"]

@@ -1,0 +1,86 @@
+"""What becomes of a launch over ssh, by what has become of its hosts."""
+
+import pytest
+
+from mt_resilient.agent.ssh.fleet_status import Member, Phase, exit_code, gone, hopeless, how_lost
+
+
+def members(*phases: Phase) -> tuple[Member, ...]:
+    return tuple(Member(node=name, phase=phase) for name, phase in zip("abcd", phases, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("started", "code", "phase"),
+    [
+        (False, 255, Phase.UNUSABLE),
+        (False, 127, Phase.UNUSABLE),
+        (False, 0, Phase.UNUSABLE),
+        (True, 0, Phase.ENDED),
+        (True, 3, Phase.ENDED),
+        (True, 130, Phase.ENDED),
+        (True, 255, Phase.LOST),
+        (True, 137, Phase.LOST),
+        (True, -9, Phase.LOST),
+    ],
+)
+def test_how_ssh_ended_says_what_became_of_the_agent(started: bool, code: int, phase: Phase) -> None:
+    assert gone(started, code) is phase
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (255, "the connection broke"),
+        (137, "its agent was killed"),
+        (-9, "the connection is cut, for its ssh was ended by SIGKILL"),
+    ],
+)
+def test_what_is_known_of_a_lost_one(code: int, said: str) -> None:
+    assert how_lost(code) == said
+
+
+UP, LOST, NO, YET, ENDED = Phase.UP, Phase.LOST, Phase.UNUSABLE, Phase.CONNECTING, Phase.ENDED
+
+
+@pytest.mark.parametrize(
+    ("phases", "least", "expected"),
+    [
+        ((UP, UP, YET), 3, False),
+        ((UP, UP, NO), 2, False),
+        ((YET, YET, NO), 2, False),
+        ((UP, UP, NO), 3, True),
+        ((NO, NO, NO), 1, True),
+        ((UP, LOST, UP), 3, False),  # it has begun: the agents decide
+        ((ENDED, ENDED, LOST), 3, False),
+    ],
+)
+def test_when_it_cannot_begin_any_more(phases: tuple[Phase, ...], least: int, expected: bool) -> None:
+    assert bool(hopeless(members(*phases), least, begun=False)) is expected
+
+
+def test_hopeless_names_the_hosts() -> None:
+    assert "3 of the 4 hosts are wanted, and a, c cannot be used" in hopeless(members(NO, UP, NO, YET), 3, begun=False)
+
+
+def test_an_agent_that_leaves_with_an_error_before_the_job_has_begun() -> None:
+    """The others would wait for it."""
+    come = (*members(UP, NO, UP), Member(node="d", phase=ENDED, code=2))
+    said = "3 of the 4 hosts are wanted, and b cannot be used, the agent on d has left with code 2; the others were told to leave"
+    assert said in hopeless(come, 3, begun=False)
+    assert not hopeless(come, 3, begun=True)
+    assert not hopeless(come, 2, begun=False)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ([("a", ENDED, 0, 10.0), ("b", ENDED, 0, 10.1)], 0),
+        ([("a", ENDED, 0, 5.0), ("b", ENDED, 93, 10.0)], 93),  # a was drained, the job went on
+        ([("a", ENDED, 93, 5.0), ("b", ENDED, 0, 10.0)], 0),
+        ([("a", LOST, 255, 50.0), ("b", ENDED, 0, 10.0), ("c", NO, 255, 1.0)], 0),
+        ([("a", LOST, 137, 50.0), ("b", NO, 255, 10.0)], 3),
+        ([("a", ENDED, 0, 10.0), ("b", LOST, 255, 9000.0)], 3),  # a was drained, and all others were lost
+    ],
+)
+def test_the_job_s_exit_code(ends: list[tuple[str, Phase, int, float]], code: int) -> None:
+    assert exit_code([Member(node=n, phase=p, code=c, ended_s=s) for n, p, c, s in ends]) == code

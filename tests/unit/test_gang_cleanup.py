@@ -1,0 +1,83 @@
+"""What a gang has left when it ended: the next one's ranks find the same snapshots, and room."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena.arena import Header, RankArena, State
+from mt_resilient.checkpoint.arena.gang_cleanup import settle
+
+from .test_arena import stage, steps
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[RankArena]]:
+    fds = arena.create(ranks=2, slots=3)
+    yield [RankArena(row) for row in arena.paths(fds, os.getpid())]
+    for row in fds:
+        for fd in row:
+            os.close(fd)
+
+
+def end(ranks: list[RankArena], step: int) -> list[list[int]]:
+    settle([slots.slots for slots in ranks], step)
+    assert {slot.header().state for slots in ranks for slot in slots.slots} <= {State.FREE, State.SEALED}
+    return [steps(slots) for slots in ranks]
+
+
+def test_a_rank_killed_before_it_sealed_what_its_peer_had_sealed_finds_room_again(ranks):
+    """Found by `test_save_kills.py` on a loaded machine: from here on the rank missed every snapshot, and nothing went to disk any more."""
+    mine, others = ranks
+    for step in (40, 41, 42):
+        drained = step in (41, 42)
+        for slots in ranks:
+            slot = stage(slots, step, durable=True, seal=step < 42)
+            if drained:
+                slot.mark_drained()
+    assert mine.seal(42)
+    assert end(ranks, 42) == [[40, 41, 42]] * 2
+    for step in range(43, 50):
+        for slots in ranks:
+            stage(slots, step, generation=2, durable=True)
+    assert steps(others) == [47, 48, 49]
+
+
+def test_what_not_all_ranks_hold_is_not_kept(ranks):
+    mine, others = ranks
+    for slots in ranks:
+        stage(slots, 1)
+    stage(mine, 2)
+    stage(others, 3)
+    assert end(ranks, 3) == [[1], [1]]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(2, [1, 2]), (1, [1]), (0, [])])
+def test_nor_what_is_later_than_what_is_gone_back_to_nor_what_nobody_has_sealed(ranks, step, kept):
+    for slots in ranks:
+        stage(slots, 1)
+        stage(slots, 2)
+        stage(slots, 3, seal=False)
+    assert end(ranks, step) == [kept, kept]
+
+
+@pytest.mark.parametrize(("torn", "kept"), [(False, [1, 2, 3]), (True, [1, 3])])
+def test_what_another_node_has_lost_its_part_of_is_not_waited_for(ranks, torn, kept):
+    """Step 1 is on disk; step 2 is not, and never will be; of step 3 whoever takes the lost node's place has its part."""
+    for slots in ranks:
+        stage(slots, 1, durable=True).mark_drained()
+        stage(slots, 2, durable=True)
+        stage(slots, 3, durable=True)
+    settle([slots.slots for slots in ranks], 3, torn=torn)
+    assert [steps(slots) for slots in ranks] == [kept, kept]
+
+
+def test_a_torn_slot_is_freed(ranks):
+    for slots in ranks:
+        stage(slots, 1)
+    torn = ranks[0].slots[1]
+    torn.begin(Header(generation=1, step=2, payload_bytes=8188), b"")
+    torn.release()
+    assert torn.header().state is State.STAGING
+    assert end(ranks, 1) == [[1], [1]]

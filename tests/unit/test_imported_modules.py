@@ -1,0 +1,91 @@
+"""What ranks have imported of a package that the warm process has, it imports too, from the same places; the rest is left to the ranks."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.training.warm.imported_modules import Noted, note
+
+ODD = ("odd_package", "odd_package.part", "odd_space", "odd_space.inner", "odd_module")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two folders of installed packages, with modules of the same names."""
+    for name in ("here", "elsewhere"):
+        site = tmp_path / name / "site-packages"
+        (site / "odd_package").mkdir(parents=True)
+        (site / "odd_package" / "__init__.py").write_text("")
+        (site / "odd_package" / "part.py").write_text("")
+        (site / "odd_package" / "odd.py").write_text("raise SystemExit('not without my script')")
+        (site / "odd_space" / "inner").mkdir(parents=True)
+        (site / "odd_module.py").write_text("")
+    before, path = set(sys.modules), list(sys.path)
+    yield tmp_path / "here" / "site-packages", tmp_path / "elsewhere" / "site-packages"
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def noted(site: Path, file: Path) -> Noted:
+    """What a rank has noted that found everything in `site`, which is on sys.path from then on."""
+    sys.path.insert(0, str(site))
+    for name in ODD:
+        __import__(name)
+    note(file, ["RANK"])
+    for name in ODD:
+        del sys.modules[name]
+    return Noted.read(file)
+
+
+def odd() -> list[str]:
+    return [name for name in sys.modules if name.startswith("odd")]
+
+
+def test_a_package_that_is_here_is_completed_and_others_are_not_begun(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    known = noted(places[0], tmp_path / "modules")
+    __import__("odd_package")
+    known.complete()
+    assert odd() == ["odd_package", "odd_package.part"]
+    assert (known.environment, known.foreign()) == (["RANK"], "")
+
+
+def test_the_scripts_own_modules_are_left_to_the_ranks(tmp_path: Path) -> None:
+    own = Noted([], {"odd_package.part": (f"{tmp_path}/odd_package/part.py", [])})
+    sys.modules["odd_package"] = sys
+    own.complete()
+    assert odd() == ["odd_package"]
+    del sys.modules["odd_package"]
+
+
+def test_what_would_come_from_elsewhere_is_left_with_all_below_it(places: tuple[Path, Path], tmp_path: Path) -> None:
+    known = noted(places[0], tmp_path / "modules")
+    sys.path[0] = str(places[1])
+    __import__("odd_space")
+    __import__("odd_package")
+    known.complete()
+    assert odd() == ["odd_space", "odd_package"]
+    assert known.foreign().startswith("the module odd_package comes from ")
+
+
+def test_a_module_that_cannot_be_imported_without_its_script_is_left_to_it(places: tuple[Path, Path]) -> None:
+    sys.path.insert(0, str(places[0]))
+    __import__("odd_package")
+    known = Noted(
+        [], {f"odd_package.{name}": (f"{places[0]}/odd_package/{name}.py", []) for name in ("odd", "missing")}
+    )
+    known.complete()
+    assert odd() == ["odd_package"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"environment": [], "modules": [["a"]]}', '{"environment": 1, "modules": 2}']
+)
+def test_a_damaged_note_is_told_from_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "modules").write_text(text)
+    with pytest.raises(ValueError, match=r"Expecting value|no note of modules|unpack"):
+        Noted.read(tmp_path / "modules")

@@ -1,0 +1,64 @@
+"""Memory that may be taken: by the machine, and by control groups of either version."""
+
+from pathlib import Path
+
+import pytest
+
+from mt_resilient.checkpoint.arena.memory_limits import available_bytes
+
+MIB = 1 << 20
+
+
+def tree(root: Path, **files: str) -> Path:
+    for name, text in {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:   {1 << 20} kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def v2(at: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
+    return {
+        f"{at}/memory.max": f"{limit}\n",
+        f"{at}/memory.current": f"{used}\n",
+        f"{at}/memory.stat": f"anon 5\ninactive_file {cache}\n",
+    }
+
+
+TOP, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected_mib"),
+    [
+        ({}, 1024),
+        ({"proc/self/cgroup": "0::/\n"}, 1024),
+        ({"proc/self/cgroup": "0::/\n", **v2(TOP, "max", 5)}, 1024),
+        ({"proc/self/cgroup": "0::/\n", **v2(TOP, str(100 * MIB), 60 * MIB, 10 * MIB)}, 50),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                **v2(f"{TOP}/a/b", str(900 * MIB), 0),
+                **v2(f"{TOP}/a", str(80 * MIB), 0),
+            },
+            80,
+        ),
+        ({"proc/self/cgroup": "0::/of/the/host\n", **v2(TOP, str(70 * MIB), 0)}, 70),
+        ({"proc/self/cgroup": "0::/\n", **v2(TOP, str(10 * MIB), 30 * MIB)}, -20),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/x\n0::/x\n",
+                f"{V1}/x/memory.limit_in_bytes": f"{90 * MIB}",
+                f"{V1}/x/memory.usage_in_bytes": f"{50 * MIB}",
+                f"{V1}/x/memory.stat": f"inactive_file 1\ntotal_inactive_file {5 * MIB}\n",
+            },
+            45,
+        ),
+    ],
+)
+def test_the_least_of_all_counts(files: dict[str, str], expected_mib: int, tmp_path: Path) -> None:
+    assert available_bytes(tree(tmp_path, **files)) == expected_mib * MIB
+
+
+def test_of_this_machine() -> None:
+    assert 0 < available_bytes() < 1 << 50

@@ -1,0 +1,160 @@
+"""What the ranks do about a step that is wrong, the first time and each time again."""
+
+import pytest
+
+from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.inprocess.loss_spike import Finding, Kind
+from mt_resilient.resilience.inprocess.rewind_ladder import (
+    Answer,
+    LadderPolicy,
+    Origin,
+    Remedy,
+    Turn,
+    answer,
+    done,
+    goes_on,
+    origin,
+    same_fault,
+)
+from mt_resilient.resilience.model.data_windows import Window
+from mt_resilient.resilience.model.types import OrderedBy, Step
+
+POLICY = LadderPolicy()
+
+
+def found(onset: int, kind: Kind = Kind.LOSS_SPIKE) -> Finding:
+    return Finding(kind=kind, onset=Step(onset), seen=Step(onset + 2))
+
+
+def turn(onset: int, remedy: Remedy, to: int = 0) -> Turn:
+    return Turn(kind=Kind.LOSS_SPIKE, onset=Step(onset), to=Step(to), remedy=remedy)
+
+
+R, E, S = Remedy.REPLAY, Remedy.REPLAY_EARLIER, Remedy.SKIP
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"),
+    [
+        ([], Answer(remedy=R, at_most=Step(999))),
+        ([R], Answer(remedy=E, at_most=Step(899))),
+        ([R, E], Answer(remedy=S, at_most=Step(899), before=100, after=100)),
+        ([R, E, S], Answer(remedy=S, at_most=Step(799), before=200, after=200)),
+        ([R, E, S, S], Answer(remedy=S, at_most=Step(599), before=400, after=400)),
+        ([R, E, S, S, S], Answer(remedy=Remedy.GIVE_UP)),
+    ],
+)
+def test_the_rungs_of_a_spike(past: list[Remedy], expected: Answer) -> None:
+    turns = [turn(1000, remedy) for remedy in past]
+    assert answer(found(1000), turns, POLICY, skippable=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"),
+    [
+        ([], Answer(remedy=R, at_most=Step(999))),
+        ([R], Answer(remedy=E, at_most=Step(899))),
+        ([R, E], Answer(remedy=S, at_most=Step(999), after=1)),
+        ([R, E, S], Answer(remedy=S, at_most=Step(999), after=2)),
+        ([R, R, S, S], Answer(remedy=S, at_most=Step(999), after=4)),
+        ([R, E, S, S, S], Answer(remedy=Remedy.GIVE_UP)),
+    ],
+)
+def test_the_rungs_of_a_step_that_gives_nan(past: list[Remedy], expected: Answer) -> None:
+    turns = [turn(1000, remedy) for remedy in past]
+    assert answer(found(1000, Kind.NON_FINITE), turns, POLICY, skippable=True) == expected
+
+
+def test_leaving_data_out_again_comes_with_care_where_one_is_set() -> None:
+    turns = [turn(1000, remedy) for remedy in (R, E, S)]
+    expected = Answer(remedy=Remedy.RESCUE, at_most=Step(799), before=200, after=200)
+    assert answer(found(1000), turns, POLICY, skippable=True, rescue=True) == expected
+    first = answer(found(1000), turns[:2], POLICY, skippable=True, rescue=True)
+    assert first == answer(found(1000), turns[:2], POLICY, skippable=True)
+    rescued = [*turns, turn(1000, Remedy.RESCUE), turn(1000, Remedy.RESCUE)]
+    assert answer(found(1000), rescued, POLICY, skippable=True, rescue=True).remedy is Remedy.GIVE_UP
+
+
+@pytest.mark.parametrize("past", [[R, E], [R, R], [R, E, S]])
+def test_a_script_that_cannot_leave_data_out_gives_up_after_the_replays(past: list[Remedy]) -> None:
+    turns = [turn(1000, remedy) for remedy in past]
+    assert answer(found(1000), turns, POLICY, skippable=False).remedy is Remedy.GIVE_UP
+
+
+def test_nothing_is_said_of_data_that_is_not_known() -> None:
+    """It goes back as far as where it is, by remedies of their own: of what is gone then, nothing tells the origin."""
+    first = answer(found(1000), [], POLICY, skippable=False)
+    assert first == Answer(remedy=Remedy.REWIND, at_most=Step(999))
+    second = answer(found(1000), [turn(1000, Remedy.REWIND)], POLICY, skippable=False)
+    assert second == Answer(remedy=Remedy.REWIND_EARLIER, at_most=Step(899))
+    assert done(second, [turn(1000, Remedy.REWIND, to=800)], Step(800)) is Remedy.REWIND
+    assert {origin(first.remedy), origin(second.remedy)} == {Origin.UNDECIDED}
+
+
+@pytest.mark.parametrize(
+    ("policy", "past", "expected"),
+    [
+        (LadderPolicy(max_replays=3), [R, E], Answer(remedy=E, at_most=Step(799))),
+        (LadderPolicy(max_replays=5), [R, E, S], Answer(remedy=S, at_most=Step(799), before=200, after=200)),
+        (LadderPolicy(max_skips=0), [R, E], Answer(remedy=Remedy.GIVE_UP)),
+        (LadderPolicy(skip_steps=5), [R, E], Answer(remedy=S, at_most=Step(899), before=2, after=3)),
+        (LadderPolicy(distance_steps=7), [R, E], Answer(remedy=S, at_most=Step(992), before=7, after=100)),
+    ],
+)
+def test_the_rungs_are_what_the_policy_says(policy: LadderPolicy, past: list[Remedy], expected: Answer) -> None:
+    turns = [turn(1000, remedy) for remedy in past]
+    assert answer(found(1000), turns, policy, skippable=True) == expected
+
+
+def test_a_rewind_that_was_ordered_is_no_answer_to_a_fault() -> None:
+    ordered = Turn(kind=OrderedBy.OPERATOR, onset=Step(1000), to=Step(999), remedy=R)
+    assert same_fault(found(1000), [turn(1000, R), ordered], POLICY) == [turn(1000, R)]
+    assert answer(found(1000), [ordered], POLICY, skippable=True).remedy is R
+
+
+def test_near_the_start_it_goes_back_to_the_start() -> None:
+    assert answer(found(3), [turn(3, R)], POLICY, skippable=True).at_most == 0
+    assert answer(found(1), [], POLICY, skippable=True).at_most == 0
+
+
+def test_faults_near_each_other_are_one() -> None:
+    near, far = turn(900, R), turn(500, R)
+    assert same_fault(found(1000), [far, near], POLICY) == [near]
+    assert same_fault(found(1000), [turn(650, R), turn(820, E), near], POLICY) == [turn(650, R), turn(820, E), near]
+    assert same_fault(found(1000), [turn(800, R)], POLICY)
+    assert not same_fault(found(1000), [turn(799, R)], POLICY)
+    assert goes_on(Kind.LOSS_SPIKE, 802, found(1000), POLICY)
+    assert not goes_on(Kind.LOSS_SPIKE, 801, found(1000), POLICY)
+    assert not goes_on(Kind.NON_FINITE, 1000, found(1000), POLICY)
+    assert same_fault(found(1000), [near, far], POLICY) == []  # the last one was about something else
+    assert same_fault(found(100), [turn(290, R)], POLICY)  # a window that was left out brings a fault forward
+
+
+def test_what_is_left_out_lies_around_the_onset() -> None:
+    skip = Answer(remedy=S, at_most=Step(899), before=100, after=100)
+    assert skip.window(Step(1000), Step(850), []) == Window(899, 1099)
+    assert skip.window(Step(1000), Step(950), []) == Window(950, 1099)  # nothing older is kept
+    assert skip.window(Step(1000), Step(850), [Window(10, 20)]) == Window(909, 1109)
+    assert Answer(remedy=S, after=1).window(Step(7), Step(6), []) == Window(6, 7)
+    assert Answer(remedy=R).window(Step(7), Step(6), []) is None
+
+
+def test_where_nothing_older_is_kept_an_earlier_replay_is_a_replay() -> None:
+    earlier = Answer(remedy=E, at_most=Step(899))
+    assert done(earlier, [turn(1000, R, to=999)], Step(890)) is E
+    assert done(earlier, [turn(1000, R, to=999)], Step(999)) is R
+    assert done(Answer(remedy=S), [turn(1000, R, to=999)], Step(999)) is S
+
+
+@pytest.mark.parametrize(
+    ("remedy", "expected"),
+    [(R, Origin.TRANSIENT), (E, Origin.STATE), (S, Origin.DATA), (Remedy.GIVE_UP, Origin.UNKNOWN)],
+)
+def test_the_remedy_that_cured_it_tells_where_it_came_from(remedy: Remedy, expected: Origin) -> None:
+    assert origin(remedy) is expected
+
+
+@pytest.mark.parametrize("values", [{"max_replays": 0}, {"skip_steps": 0}, {"max_skips": -1}, {"settled_steps": -1}])
+def test_policies_that_make_no_sense_are_refused(values: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=next(iter(values))):
+        LadderPolicy(**values)

@@ -1,0 +1,139 @@
+"""Typed things → sentences."""
+
+import pytest
+
+from mt_resilient.resilience.model.incident import PHASES, Incident
+from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.report import explain
+from mt_resilient.resilience.text import formatting
+
+from .worlds import incident
+
+TOOK = {"detect": 0.004, "stop": 0.0316, "start": 1.0, "build": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 ms"), (0.0004, "0 ms"), (0.0316, "32 ms"), (0.999, "999 ms"), (1, "1.00 s"), (61.239, "61.24 s")],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert formatting.seconds(value) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
+def test_steps(count: int, text: str) -> None:
+    assert formatting.steps(count) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "rung 1, rewind in place"), (2, "rung 2, restart of the gang"), (6, "rung 6, stop"), (9, "rung 9, unknown")],
+)
+def test_rungs(number: int, text: str) -> None:
+    assert explain.rung(number) == text
+
+
+def test_phases_come_in_their_order_however_they_were_told() -> None:
+    told = incident(phases_s=dict(reversed(TOOK.items())))
+    assert explain.phases(told) == "detect 4 ms · stop 32 ms · start 1.00 s · build 2.50 s"
+    all_of_them = explain.phases(incident(phases_s=dict.fromkeys(reversed(PHASES), 1.0)))
+    assert [words.split()[0] for words in all_of_them.split(" · ")] == list(PHASES)
+
+
+def test_a_recovery_in_one_line() -> None:
+    over = incident(at=10, resume_step=Step(9), launch="warm", phases_s={"detect": 0.004}, open=False)
+    assert (
+        explain.recovered(over)
+        == "recovered (rung 2, restart of the gang, started warm): 1 step computed again; detect 4 ms"
+    )
+    rewound = incident(rung=1, at=10, resume_step=Step(8), phases_s={"restore": 0.01}, open=False)
+    assert explain.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
+
+
+def test_the_story_of_a_restart() -> None:
+    told = incident(
+        at=10,
+        resume_step=Step(9),
+        evidence=("rank 0 on a was killed by signal 9", "also seen: rank 1 raised", "Traceback\n  line 1\n"),
+        plan="start it again",
+        launch="cold: no warm process yet",
+        phases_s={"detect": 0.004},
+        open=False,
+    )
+    assert explain.lines(told, "at noon", "3") == [
+        "incident 3, at noon, generation 1: rank 0 on a was killed by signal 9",
+        "  seen       also seen: rank 1 raised",
+        "  seen       Traceback",
+        "  seen         line 1",
+        "  concluded  rank killed, answered by rung 2, restart of the gang",
+        "  done       start it again",
+        "  went on    from step 9, ranks started cold: no warm process yet",
+        "  took       detect 4 ms",
+        "  cost       1 step computed again (the fault struck after step 10)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        (incident(resume_step=Step(9)), "  went on    from step 9"),
+        (incident(resume_step=Step(0)), "  went on    from step 0"),
+        (incident(resume_step=Step(-1)), "  went on    from the job's beginning"),
+        (incident(), "  went on    not yet"),
+        (incident(open=False), "  went on    no: the job ended first"),
+    ],
+)
+def test_where_the_job_went_on(told: Incident, line: str) -> None:
+    assert line in explain.lines(told, "at noon", "1")
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (incident(rung=0, cause="cut_off", plan="look after it"), "still so; look after it"),
+        (incident(rung=0, cause="cut_off", plan="look after it", open=False), "it is over"),
+        (incident(rung=0, cause="straggler", open=False), "it is over"),
+        (incident(rung=0, cause="device_sick", plan="look after it", open=False), "look after it"),
+        (
+            incident(rung=0, cause="non_finite", plan="nothing is done while observing"),
+            "still so; nothing is done while observing",
+        ),
+        (incident(rung=6, cause="rank_hung", plan="end the job", open=False), "end the job"),
+        (incident(), "under way"),
+        (incident(open=False), "over before its first step: another fault came, or the end of the job"),
+        (
+            incident(open=False, phases_s={"step": 0.1}, resume_step=Step(9)),
+            "recovered (rung 2, restart of the gang): 1 step computed again; step 100 ms",
+        ),
+    ],
+)
+def test_what_has_become_of_it(told: Incident, text: str) -> None:
+    assert explain.outcome(told) == text
+
+
+@pytest.mark.parametrize(("open_", "line"), [(True, "  now        it is still so"), (False, "  now        it is over")])
+def test_what_was_told_only_says_whether_it_is_over(open_: bool, line: str) -> None:
+    assert line in explain.lines(incident(rung=0, cause="cut_off", open=open_), "at noon", "1")
+
+
+@pytest.mark.parametrize(("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before any step was told")])
+def test_when_it_struck(at: int, text: str) -> None:
+    assert f"(the fault struck {text})" in explain.lines(incident(at=at), "at noon", "1")[-1]
+
+
+def test_a_stop_has_no_cost_and_nothing_to_go_on_from() -> None:
+    lines = explain.lines(incident(rung=6, plan="3 restarts in a row", open=False), "at noon", "1")
+    assert [line.split()[0] for line in lines] == ["incident", "concluded", "done"]
+
+
+@pytest.mark.parametrize(
+    ("at", "resume", "lost"),
+    [(10, 9, 1), (10, 10, 0), (10, 0, 10), (10, -1, 10), (10, None, 0), (-1, -1, 0), (4, 8, 0)],
+)
+def test_lost_steps(at: int, resume: int | None, lost: int) -> None:
+    assert incident(at=at, resume_step=None if resume is None else Step(resume)).lost_steps == lost
+
+
+def test_a_phase_is_told_once_and_never_negative() -> None:
+    told = incident().with_phase("detect", -0.5).with_phase("detect", 7.0).with_phase("stop", 0.123456)
+    assert told.phases_s == {"detect": 0.0, "stop": 0.1235}

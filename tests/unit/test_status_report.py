@@ -1,0 +1,345 @@
+"""Board pages and ended processes → this node's status."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mt_resilient.agent.ranks.status_report import ended_well, exits, rewinds, status
+from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.resilience.inprocess.loss_spike import Kind
+from mt_resilient.resilience.inprocess.rewind_ladder import Remedy
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.model.signals import RankExit
+from mt_resilient.resilience.model.types import Rank, RankPhase
+
+from .stalls import stall
+
+NOW = 2000.0
+OFFSET_S = 1000.0
+"""The wall clock is that much ahead of the monotonic one."""
+
+
+def pages(phase: RankPhase = RankPhase.TRAINING, step: int = 10, **fields: int) -> list[Page]:
+    """Of global ranks 4 and 5, both alike."""
+    made = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(2)]
+    for local_rank, page in enumerate(made):
+        page.clear(generation=3, rank=4 + local_rank)
+        page.pid, page.phase, page.step = 100 + local_rank, phase, step
+        page.stepped_ns = 5 if step >= 0 else 0
+        for name, value in fields.items():
+            setattr(page, name, value)
+    return made
+
+
+def gang(*codes: object, launcher: int | str | None = "alive", at_s: float = NOW) -> Gang:
+    """codes: by local rank, `alive`, or the exit code, None where the kernel does not tell."""
+
+    def watched(pid: int, code: object) -> Watched:
+        alive = code == "alive"
+        return Watched(pid, -1, ended_s=0.0 if alive else at_s, code=None if alive else code)  # type: ignore[arg-type]
+
+    ranks = {local_rank: watched(100 + local_rank, code) for local_rank, code in enumerate(codes)}
+    return Gang(3, watched(99, launcher), "warm", ranks)
+
+
+@pytest.mark.parametrize(("code", "told"), [(-15, 1), (-6, 1), (3, 3), (-2, -2)])
+def test_a_rank_that_has_told_its_exception_ended_by_it(code: int, told: int) -> None:
+    """Both ranks raise; the launcher sees one gone, and sends the other, which is on its way out, a signal."""
+    board = pages(RankPhase.ATTACHED, step=-1)
+    board[0].say_farewell(error="FileNotFoundError: train.bin")
+    assert [gone.code for gone in exits(gang(code, "alive"), board)] == [told]
+
+
+# -- which end was meant -----------------------------------------------------------------------------------------------------
+
+BY_CODE = {0: True, 1: False, -9: False}
+WITHOUT_CODE: dict[RankPhase, dict[int | None, bool | None]] = {
+    RankPhase.ABSENT: {None: None, 0: True, 1: False},
+    RankPhase.ATTACHED: {None: None, 0: True, 1: False},  # it may be a script that trains nothing
+    RankPhase.RESTORING: {None: False, 0: False, 1: False},
+    RankPhase.TRAINING: {None: False, 0: False, 1: False},
+    RankPhase.FINISHED: {None: None, 0: True, 1: False},
+    RankPhase.STOPPED: {None: None, 0: True, 1: False},
+}
+"""Phase → the launcher's code, None while it lives → whether the rank ended well, None: not yet known."""
+
+
+@pytest.mark.parametrize("phase", RankPhase)
+@pytest.mark.parametrize("launcher", [None, 0, 1])
+def test_ended_well(phase: RankPhase, launcher: int | None) -> None:
+    for code, well in BY_CODE.items():
+        assert ended_well(phase, code, launcher) is well
+    assert ended_well(phase, None, launcher) is WITHOUT_CODE[phase][launcher]
+
+
+@pytest.mark.parametrize(("code", "well"), [(0, True), (-6, True), (-15, True), (1, False)])
+def test_what_ends_a_rank_in_its_teardown_does_not_matter(code: int, well: bool) -> None:
+    assert ended_well(RankPhase.FINISHED, code, 1, left=True) is well
+
+
+@pytest.mark.parametrize(("launcher", "well"), [(None, None), (0, True), (1, False)])
+def test_a_script_that_was_over_and_whose_code_a_wrapper_has_taken(launcher: int | None, well: bool | None) -> None:
+    assert ended_well(RankPhase.TRAINING, None, launcher, left=True) is well
+
+
+def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -> None:
+    board = pages(phase=RankPhase.FINISHED, step=9, left=1)
+    told = said(gang(-6, -15, launcher=1), board)
+    assert (told.finished, told.exits) == (True, ())
+    board[1].left = 0
+    told = said(gang(-6, -15, launcher=1), board)
+    assert not told.finished
+    assert [gone.code for gone in told.exits] == [-15]
+
+
+# -- exits ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("watched", "phase", "gone"),
+    [
+        (gang("alive", "alive"), RankPhase.TRAINING, []),
+        (gang(-9, "alive"), RankPhase.TRAINING, [4]),
+        (gang("alive", 1), RankPhase.TRAINING, [5]),
+        (gang(-9, 1, launcher=1), RankPhase.TRAINING, [4, 5]),
+        (gang(1, 0, launcher=1), RankPhase.TRAINING, [4, 5]),  # who left early may be what the other failed of
+        (gang("alive", 0), RankPhase.TRAINING, []),
+        (gang(0, 0, launcher=0), RankPhase.TRAINING, []),
+        (gang(0, "alive"), RankPhase.FINISHED, []),
+        (gang(0, 0, launcher=0), RankPhase.FINISHED, []),
+        (gang(0, 1, launcher=1), RankPhase.FINISHED, [5]),
+        (gang(None, "alive"), RankPhase.TRAINING, [4]),
+        (gang(None, "alive"), RankPhase.FINISHED, []),
+        (gang(None, None, launcher=0), RankPhase.FINISHED, []),
+        (gang(None, None, launcher=1), RankPhase.FINISHED, [4, 5]),
+        (gang(None, "alive"), RankPhase.ATTACHED, []),
+        (gang(None, None, launcher=1), RankPhase.ATTACHED, [4, 5]),
+        (gang(launcher=1), RankPhase.ABSENT, [-1]),
+        (gang(launcher=-9), RankPhase.ABSENT, [-1]),
+        (gang(launcher=None), RankPhase.ABSENT, [-1]),
+        (gang(launcher=0), RankPhase.ABSENT, []),
+        (gang("alive", "alive", launcher=-9), RankPhase.TRAINING, [-1]),
+        (gang(0, 0, launcher=1), RankPhase.FINISHED, [-1]),
+    ],
+)
+def test_who_is_gone_and_was_not_meant_to_be(watched: Gang, phase: RankPhase, gone: list[int]) -> None:
+    assert [found.rank for found in exits(watched, pages(phase))] == gone
+
+
+def test_an_exit_tells_how_and_what_was_said() -> None:
+    board = pages()
+    board[1].say_farewell(error="KeyError: 'x'", traceback="Traceback\nKeyError: 'x'")
+    killed, raised = exits(gang(-9, 1), board)
+    assert killed == RankExit(rank=Rank(4), at_s=NOW, code=-9, started=True)
+    assert raised == RankExit(
+        rank=Rank(5), at_s=NOW, code=1, error="KeyError: 'x'", traceback="Traceback\nKeyError: 'x'", started=True
+    )
+
+
+@pytest.mark.parametrize(("phase", "started"), [(RankPhase.RESTORING, False), (RankPhase.FINISHED, True)])
+def test_who_fails_behind_the_last_step_has_not_failed_at_the_start(phase: RankPhase, started: bool) -> None:
+    (gone,) = exits(gang(1, "alive"), pages(phase=phase, step=-1))
+    assert gone.started is started
+
+
+def test_a_rank_can_name_its_own_end() -> None:
+    board = pages(step=-1)
+    board[0].say_farewell(error="it is torn", kind="snapshot", step=7, path="/a")
+    (gone,) = exits(gang(1, "alive"), board)
+    assert (gone.kind, gone.step, gone.started) == ("snapshot", 7, False)
+
+
+def test_one_that_left_a_word_raised_even_if_the_kernel_does_not_tell() -> None:
+    board = pages()
+    board[0].say_farewell(error="KeyError: 'x'")
+    said, silent = exits(gang(None, None), board)
+    assert (said.code, silent.code) == (1, None)
+
+
+def test_the_launcher_s_failure_is_explained_by_whatever_a_rank_said() -> None:
+    board = pages(RankPhase.ATTACHED, step=-1)
+    board[1].say_farewell(error="OSError: no such file")
+    (gone,) = exits(gang(launcher=1), board)
+    assert (gone.rank, gone.code, gone.error, gone.started) == (-1, 1, "OSError: no such file", False)
+    for step in (0, 10):
+        (later,) = exits(gang(launcher=1), pages(step=step))
+        assert later.started
+
+
+# -- rewinds -------------------------------------------------------------------------------------------------------------------
+
+REWOUND = Rewound(
+    kind=Kind.NON_FINITE,
+    onset=7,
+    reached=8,
+    to=6,
+    remedy=Remedy.REPLAY,
+    window=None,
+    value=0.0,
+    expected=0.0,
+    at_ns=5_000_000_000,
+    done_ns=5_250_000_000,
+)
+
+
+def test_without_a_rewind_there_is_none() -> None:
+    assert rewinds(pages(), 3, OFFSET_S, 0) == []
+    assert rewinds([], 3, OFFSET_S, 0) == []
+
+
+def test_a_rewind_counts_when_all_local_ranks_are_through() -> None:
+    board = pages()
+    board[0].rewound(REWOUND)
+    assert rewinds(board, 3, OFFSET_S, 0) == []
+    board[1].rewound(replace(REWOUND, done_ns=5_500_000_000))
+    (told,) = rewinds(board, 3, OFFSET_S, 0)
+    assert (told.ordinal, told.generation, told.onset, told.to, told.reached) == (1, 3, 7, 6, 8)
+    assert (told.at_s, told.restore_s) == (1005.0, 0.5)
+    assert board[0].step == 6
+    assert rewinds(board, 3, OFFSET_S, 1) == []
+
+
+def test_rewinds_between_two_looks_are_all_told_up_to_eight() -> None:
+    board = pages()
+    for onset in range(20, 31):
+        for page in board:
+            page.rewound(replace(REWOUND, onset=onset))
+    assert [(r.ordinal, r.onset) for r in rewinds(board, 3, OFFSET_S, 9)] == [(10, 29), (11, 30)]
+    assert [r.ordinal for r in rewinds(board, 3, OFFSET_S, 0)] == list(range(4, 12))
+
+
+# -- the whole status ----------------------------------------------------------------------------------------------------------
+
+
+def said(watched: Gang | None, board: list[Page], **more: Any) -> NodeStatus:
+    return status(
+        gang=watched,
+        pages=board,
+        generation=3,
+        now=NOW,
+        offset_s=OFFSET_S,
+        memory_steps=[9, 10],
+        durable_steps=[5],
+        rejected_steps=[3],
+        storage=True,
+        told=(),
+        **more,
+    )
+
+
+def test_ranks_that_hang_in_their_teardown_have_finished() -> None:
+    board = pages(phase=RankPhase.FINISHED, step=9)
+    assert not said(gang("alive", "alive"), board).finished
+    told = said(gang("alive", "alive"), board, stuck=True)
+    assert (told.finished, told.stopped, told.exits, told.alive) == (True, False, (), 2)
+    told = said(gang("alive", "alive"), pages(phase=RankPhase.STOPPED, step=9), stuck=True)
+    assert (told.finished, told.stopped) == (False, True)
+
+
+def test_silent_ranks_are_told_of() -> None:
+    assert said(gang("alive", "alive"), pages(), stalls=(stall(4), stall(5))).stalls == (stall(4), stall(5))
+
+
+def test_without_a_gang_only_snapshots_are_told() -> None:
+    assert said(None, pages(step=10)) == NodeStatus(
+        generation=3,
+        at_s=NOW,
+        memory_steps=(9, 10),
+        durable_steps=(5,),  # type: ignore[arg-type]
+        rejected_steps=(3,),  # type: ignore[arg-type]
+    )
+
+
+def test_a_training_node() -> None:
+    board = pages(attached_ns=1_000_000_000, built_ns=2_000_000_000)
+    board[1].step, board[1].attached_ns, board[1].built_ns = 9, 3_000_000_000, 0
+    told = said(gang("alive", "alive"), board)
+    assert (told.min_step, told.max_step, told.alive, told.pids, told.launch) == (9, 10, 2, (100, 101), "warm")
+    assert (told.attached_s, told.built_s) == (1003.0, 0.0)  # the last rank's time; none while one is missing
+    assert (told.finished, told.stopped, told.exits, told.memory_steps) == (False, False, (), (9, 10))
+
+
+@pytest.mark.parametrize(
+    ("watched", "phases", "finished", "stopped"),
+    [
+        (gang(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.FINISHED), True, False),
+        (gang(0, 0, launcher=0), (RankPhase.STOPPED, RankPhase.STOPPED), False, True),
+        (gang(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.STOPPED), False, True),
+        (gang(0, 0), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
+        (gang(0, 0, launcher=1), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
+        (gang(launcher=0), (RankPhase.ABSENT, RankPhase.ABSENT), True, False),
+        (gang("alive", "alive"), (RankPhase.TRAINING, RankPhase.STOPPED), False, False),
+    ],
+)
+def test_finished_and_stopped_are_the_launcher_s_to_say(
+    watched: Gang, phases: tuple[RankPhase, RankPhase], finished: bool, stopped: bool
+) -> None:
+    board = pages()
+    for page, phase in zip(board, phases, strict=True):
+        page.phase = phase
+    told = said(watched, board)
+    assert (told.finished, told.stopped) == (finished, stopped)
+
+
+def test_the_dead_are_not_counted_among_the_living() -> None:
+    told = said(gang(-9, "alive"), pages())
+    assert told.alive == 1
+    assert [gone.rank for gone in told.exits] == [4]
+
+
+# -- what follows from the end of another ----------------------------------------------------------------------------------------
+
+
+def blamed(gone: Gang, seen: list[Page]) -> list[tuple[int, int | None, str]]:
+    return [(found.rank, found.code, found.kind) for found in exits(gone, seen)]
+
+
+def test_ranks_that_die_with_their_launcher_are_not_blamed() -> None:
+    assert blamed(gang(-9, "alive", launcher=-9), pages()) == [(-1, -9, "exit")]
+    assert blamed(gang(-9, -9, launcher=-9), pages()) == [(-1, -9, "exit")]
+    assert blamed(gang(-9, -9, launcher=1), pages()) == [(4, -9, "exit"), (5, -9, "exit")]
+
+
+def test_a_launcher_that_a_signal_ends_is_blamed_and_not_the_ranks_that_it_takes_along() -> None:
+    seen = pages()
+    for page in seen:
+        page.say_seen(page.pid, None)
+    assert blamed(gang(-15, -15), seen) == []  # not yet known why
+    for page in seen:
+        page.launcher_signal = 15
+    assert blamed(gang(-15, -15, launcher=1), seen) == [(-1, -15, "exit")]
+
+
+def test_a_rank_that_ended_too_early_to_be_watched_has_the_code_that_the_launcher_saw() -> None:
+    seen = pages(RankPhase.ATTACHED, step=-1)
+    seen[0].say_seen(seen[0].pid, None)
+    seen[1].say_seen(seen[1].pid, -15)
+    assert blamed(gang(-15, None), seen) == [(5, -15, "exit")]
+    assert blamed(gang(-15), seen) == [(5, -15, "exit")]  # it was gone before the agent had looked at its page
+
+
+def test_a_killed_wrapper_is_told_of_and_not_the_ranks_that_end_with_it() -> None:
+    seen = pages()
+    seen[0].say_seen(50, None)
+    seen[1].say_seen(51, -9)
+    assert blamed(gang(-15, "alive"), seen) == [(5, -9, "wrapper")]
+    assert blamed(gang(-15, -9, launcher=1), seen) == [(5, -9, "wrapper")]
+
+
+def test_what_a_rank_says_itself_of_its_end_counts_for_more() -> None:
+    seen = pages()
+    seen[0].say_farewell(error="ValueError: no")
+    seen[0].say_seen(seen[0].pid, None)
+    assert blamed(gang(1, -15), seen)[0] == (4, 1, "exit")
+
+
+def test_a_script_that_is_gone_is_named() -> None:
+    gone = gang(2, 2, launcher=1)
+    for process in gone.ranks.values():
+        process.missing = "train.py"
+    assert {(found.kind, found.error) for found in exits(gone, pages(RankPhase.ATTACHED, step=-1))} == {
+        ("broken", "train.py is not there")
+    }

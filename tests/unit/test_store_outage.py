@@ -1,0 +1,213 @@
+"""What an agent does about an etcd that does not answer, or has lost what it knew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mt_resilient.agent.loop.store_outage import EMPTIED_S, Outage
+from mt_resilient.resilience.errors import MachineError, StoreUnavailable
+from mt_resilient.resilience.ipc.board_layout import PAGE_BYTES, Page
+from mt_resilient.resilience.model.generation import GenerationRecord
+from mt_resilient.resilience.model.node import Spec
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, RankPhase
+from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
+
+from .worlds import record
+
+KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), sizes=(2,), run="aaaaaaaa")
+
+
+class Seen:
+    """The outage, what was said, and what etcd knows."""
+
+    def __init__(self, gang: Any = None, spec: Spec = SPEC) -> None:
+        self.said: list[str] = []
+        self.mended = 0
+        self.store = MemoryStore(lambda: 0.0)
+        telling: Any = SimpleNamespace(say=lambda words, mood="info": self.said.append(words))
+        self.node: Any = SimpleNamespace(
+            gang=gang, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
+        )
+        self.full = ""
+        self.outage = Outage(self.node, telling, self.mend, lambda: self.full, self.store, KEYS, spec, "secret")
+
+    def mend(self) -> None:
+        self.mended += 1
+
+    def knows(self) -> tuple[GenerationRecord | None, Spec | None]:
+        read = self.store.get(KEYS.generation), self.store.get(KEYS.spec)
+        return (
+            loads(GenerationRecord, read[0].value) if read[0] else None,
+            loads(Spec, read[1].value) if read[1] else None,
+        )
+
+
+def gang(generation: int, fenced: bool = False) -> Any:
+    return SimpleNamespace(generation=generation, fenced=fenced)
+
+
+FIFTH, SIXTH = record(number=5), record(number=6)
+
+
+@pytest.mark.parametrize(("found", "known"), [(None, None), (FIFTH, None), (FIFTH, FIFTH), (SIXTH, FIFTH)])
+def test_nothing_is_lost(found: GenerationRecord | None, known: GenerationRecord | None) -> None:
+    seen = Seen(gang(5))
+    assert seen.outage.looked(found, known, 1.0) is found
+    assert (seen.said, seen.knows()) == ([], (None, None))
+
+
+@pytest.mark.parametrize(
+    ("ours", "tells"),
+    [(gang(5), True), (gang(5, fenced=True), False), (gang(4), False), (None, False)],
+)
+def test_who_has_ranks_of_this_generation_tells_an_emptied_etcd(ours: Any, tells: bool) -> None:
+    seen = Seen(ours)
+    for now_s in (1.0, 2.0):
+        assert seen.outage.looked(None, FIFTH, now_s) is FIFTH
+    assert seen.knows() == ((FIFTH, SPEC) if tells else (None, None))
+    assert len(seen.said) == 1
+    if tells:
+        assert seen.outage.looked(None, FIFTH, EMPTIED_S + 2) is FIFTH
+    else:
+        with pytest.raises(MachineError, match="etcd has lost its data, and nobody trains"):
+            seen.outage.looked(None, FIFTH, EMPTIED_S + 2)
+
+
+def test_who_knows_of_a_later_one_does_not_obey_an_older_one() -> None:
+    """It was told again by those who had not heard of the next one yet."""
+    seen = Seen()
+    assert seen.outage.looked(FIFTH, SIXTH, 1.0) is SIXTH
+    with pytest.raises(MachineError):
+        seen.outage.looked(FIFTH, SIXTH, EMPTIED_S + 2)
+
+
+def test_once_it_knows_again_the_time_begins_anew() -> None:
+    seen = Seen()
+    for turn in range(3):
+        seen.outage.looked(None, FIFTH, 1.0 + turn * EMPTIED_S)
+        seen.outage.looked(FIFTH, FIFTH, 2.0 + turn * EMPTIED_S)
+    assert len(seen.said) == 3
+
+
+def test_it_is_told_once_and_mended_each_time() -> None:
+    seen, away = Seen(), StoreUnavailable("etcd did not answer")
+    for now_s in (1.0, 100.0, 101.0):
+        seen.outage.lasts(away, now_s)
+    seen.outage.over(103.0)
+    assert [words.partition(",")[0] for words in seen.said] == [
+        "etcd did not answer; training goes on",
+        "etcd answers again",
+    ]
+    assert seen.mended == 3
+
+
+def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
+    seen = Seen()
+    seen.outage.lasts(StoreUnavailable("etcd did not answer"), 1.0, fenced_soon=True)
+    assert "then its ranks are ended" in seen.said[0]
+
+
+@pytest.mark.parametrize(
+    ("has", "knew", "tells"),
+    [
+        (FIFTH, SIXTH, True),
+        (record(Phase.GATHER, number=6), SIXTH, True),
+        (record(Phase.LAUNCH, number=6), SIXTH, True),
+        (SIXTH, record(Phase.ENDING, number=6), True),
+        (record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6), True),
+        (record(Phase.ENDED, number=6), record(Phase.ENDING, number=6), False),
+        (record(Phase.GATHER, number=7), SIXTH, False),
+    ],
+)
+def test_what_a_backup_lacks_it_is_told(has: GenerationRecord, knew: GenerationRecord, tells: bool) -> None:
+    seen = Seen(gang(6))
+    seen.store.put(KEYS.generation, dumps(has))
+    assert seen.outage.looked(has, knew, 1.0) == (knew if tells else has)
+    assert seen.knows()[0] == (knew if tells else has)
+
+
+def test_who_is_alone_tells_it_without_ranks() -> None:
+    """They have died, and it gathers."""
+    alone = replace(SPEC, sizes=(1,))
+    seen = Seen(spec=alone)
+    seen.outage.looked(None, FIFTH, 1.0)
+    assert seen.knows() == (FIFTH, alone)
+
+
+def test_who_has_not_started_its_ranks_may_gather_once_more() -> None:
+    gathers, launches = record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6)
+    seen = Seen(gang(5))
+    assert seen.outage.looked(gathers, launches, 1.0) is gathers
+
+
+def test_the_end_of_a_job_anybody_tells_who_knows_of_it() -> None:
+    """Their ranks are gone by then, and nothing can have begun after it."""
+    ends = record(Phase.ENDING, number=5)
+    seen = Seen()
+    seen.outage.looked(None, ends, 1.0)
+    assert seen.knows() == (ends, SPEC)
+
+
+def test_before_the_job_begins_each_that_waits_tells_what_it_is() -> None:
+    seen = Seen()
+    seen.store.put(KEYS.spec, dumps(SPEC))
+    seen.outage.held(1, None)
+    seen.store.lose()
+    seen.outage.held(1, None)
+    assert seen.knows() == (None, None), "its lease has gone with the data, and it has not found out"
+    seen.outage.held(2, None)
+    assert seen.knows() == (None, SPEC)
+
+
+def test_who_started_before_an_emptied_etcd_was_told_again_does_not_go_by_a_run_of_its_own() -> None:
+    """What it writes would be of another attempt than the others'."""
+    seen = Seen(spec=replace(SPEC, run="cccccccc"))
+    seen.store.put(KEYS.spec, dumps(SPEC))
+    with pytest.raises(MachineError, match="Give the same command again"):
+        seen.outage.looked(FIFTH, None, 1.0)
+
+
+@pytest.mark.parametrize("known", [None, record(Phase.ENDED, number=6)])
+def test_who_goes_on_after_an_end_that_a_backup_lacks_leaves(known: GenerationRecord | None) -> None:
+    """It would not see that generation's end when it comes again: it takes it for the one that it has come after."""
+    seen = Seen(spec=replace(SPEC, first_generation=Generation(7)))
+    seen.store.put(KEYS.spec, dumps(seen.outage._spec))
+    seen.outage.held(1, known)
+    seen.store.put(KEYS.spec, dumps(SPEC))
+    with pytest.raises(MachineError, match="an older backup, of a life of this job that was over"):
+        seen.outage.held(2, known)
+
+
+def test_what_was_said_is_said_again_once_etcd_knows_again() -> None:
+    """Generations may be counted anew: what was said may have been for another one of the same number."""
+    seen, gathers = Seen(), record(Phase.GATHER, number=6)
+    seen.outage.held(1, FIFTH)
+    seen.outage.looked(FIFTH, gathers, 1.0)
+    assert not seen.outage.held(1, gathers)
+    seen.outage.looked(replace(gathers, opened_s=9.0), gathers, 2.0)
+    assert [seen.outage.held(1, gathers) for _ in range(2)] == [True, False]
+
+
+def test_a_full_disk_is_named_and_that_the_training_is_through_is_told_once() -> None:
+    seen = Seen(gang(5))
+    seen.full = "the disk of /run/etcd is full (0.1 MB are left): make room there"
+    for now_s in (1.0, 2.0):
+        seen.outage.lasts(StoreUnavailable("no answer"), now_s)
+    seen.node.board.pages[0].phase = RankPhase.FINISHED
+    for now_s in (3.0, 4.0):
+        seen.outage.lasts(StoreUnavailable("no answer"), now_s)
+    seen.outage.over(5.0)
+    full = f"etcd does not answer, and {seen.full}"
+    assert seen.said == [
+        f"{full}; training goes on, no recovery is possible until it is back",
+        f"{full}; the training is through, and the job ends once etcd is back",
+        "etcd answers again, after 4.00 s",
+    ]
+    assert seen.mended == 4

@@ -1,0 +1,63 @@
+"""Who of a gang has ended: real processes, by their pidfds."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from mt_resilient.agent.ranks.exit_codes import born, exit_code, open_pidfd
+from mt_resilient.agent.ranks.worker_group import Gang, Watched
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[int, int]]:
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield started[0].pid, started[1].pid
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_who_has_ended_and_nobody_else(two: tuple[int, int]) -> None:
+    launcher, rank = two
+    pidfd = open_pidfd(launcher)
+    assert pidfd is not None
+    gang = Gang(1, Watched(launcher, pidfd), "cold")
+    gang.adopt(0, rank)
+    assert not gang.observe()
+    os.kill(rank, signal.SIGKILL)
+    os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
+    assert gang.observe()
+    assert (gang.ranks[0].code, gang.launcher.ended_s) == (-signal.SIGKILL, 0)
+    assert not gang.observe(), "once"
+    assert gang.living_fds() == [pidfd]
+    for each in gang.watched():
+        os.close(each.pidfd)
+
+
+def test_a_rank_that_has_called_itself_what_is_no_text() -> None:
+    """A title in Chinese, cut off by the kernel after 15 bytes, ends in the middle of a character."""
+    words = r"printf '\350\256' >/proc/$$/comm; echo; read -r"
+    rank = subprocess.Popen(["bash", "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    assert born(rank.pid)
+    rank.kill()
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    assert exit_code(rank.pid, -1) == -signal.SIGKILL
+    rank.communicate()
+
+
+def test_another_process_of_the_rank_trains(two: tuple[int, int]) -> None:
+    launcher, rank = two
+    gang = Gang(1, Watched(launcher, -1), "cold")
+    helper = subprocess.Popen(["sleep", "60"])
+    gang.adopt(0, helper.pid)
+    gang.adopt(0, rank)
+    helper.kill()
+    helper.wait()
+    assert not gang.observe(), "whatever becomes of the one that has started it"
+    assert gang.ranks[0].pid == rank
+    os.close(gang.ranks[0].pidfd)

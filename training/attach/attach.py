@@ -1,0 +1,145 @@
+"""Tie this process to the agent: find the handoff, claim the rank's page, die with the launcher, and leave a word when failing.
+
+A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The one that torchrun has started is the rank,
+until a loop of training begins in another. Any other process stays unattached, and everything above is inert.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ...resilience.clock import monotonic_ns
+from ...resilience.errors import FormatError, InternalError, LayoutError, ResilientError, StateError, UsageError
+from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.die_with_parent import die_with, die_with_parent
+from ...resilience.ipc.handoff import VARIABLE, Handoff, local_rank
+from .board import claim
+from .rank_stderr import say
+from .stack_signal import listen
+
+
+@dataclass(frozen=True)
+class Attachment:
+    handoff: Handoff
+    page: Page
+    rank: int
+    local_rank: int
+    world: int
+    environment: tuple[str, ...] = ()
+    """Names of the variables that this process was started with."""
+
+
+_attached: dict[int, Attachment] = {}
+"""By pid: a forked child (a data loader's worker) must not take its parent's place."""
+
+
+def attach(*, trains: bool = True) -> Attachment | None:
+    """This process's tie to the agent; None outside of `mt-resilient run`, and in other processes of a rank. trains: a loop begins here."""
+    known = _attached.get(os.getpid())
+    if known and known.page.pid == os.getpid():
+        return known
+    _attached.clear()
+    if trains or _started_by_the_launcher():
+        found = _attach(trains)
+        if found:
+            _attached[os.getpid()] = found
+    return _attached.get(os.getpid())
+
+
+def _started_by_the_launcher() -> bool:
+    """The launcher gives each rank a session of its own, and an environment that it does not have itself."""
+    if os.getsid(0) != os.getpid():
+        return False
+    try:
+        return b"TORCHELASTIC_RUN_ID=" not in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return True
+
+
+def _launcher() -> int:
+    """Its pid, as the parent of the process that leads this session; 0: not known."""
+    try:
+        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _attach(trains: bool) -> Attachment | None:
+    handoff = Handoff.from_environment(os.environ)
+    if handoff is None or not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return None
+    try:
+        page = claim(handoff, os.environ, monotonic_ns(), trains=trains)
+    except OSError as error:
+        _unwatched(error)
+        return None
+    if page is None:
+        if trains:
+            rank = os.environ["RANK"]
+            say(f"another process of rank {rank} trains: this loop runs unwatched")
+        return None
+    # The launcher starts its ranks in sessions of their own: without this they would outlive it. The kernel takes the thread that has
+    # started a process for its parent: torchrun's lives on, a wrapper's may end.
+    if _started_by_the_launcher():
+        die_with_parent(os.getppid())
+    elif launcher := _launcher():
+        die_with(launcher)
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == page.pid:  # not in a child that the script has forked
+            farewell(page, error)
+        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
+            say(str(error))  # nothing in the script is wrong that its lines would show
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = excepthook
+    if handoff.stacks:
+        listen(page, handoff.stacks[local_rank(os.environ)])
+    atexit.register(_leave, page)
+    return Attachment(
+        handoff=handoff,
+        page=page,
+        rank=int(os.environ["RANK"]),
+        local_rank=local_rank(os.environ),
+        world=int(os.environ["WORLD_SIZE"]),
+        environment=tuple(os.environ),
+    )
+
+
+def _unwatched(error: OSError) -> None:
+    """Say so once: children of this process are as far from the agent as itself."""
+    say(
+        f"rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
+        "To have it watched, start it where it sees the agent's processes, or the agent's network"
+    )
+    del os.environ[VARIABLE]
+
+
+def _leave(page: Page) -> None:
+    """The script is over. What comes now is teardown, in which gloo's threads abort the interpreter now and then (torch 2.13: one
+    waits for the GIL of an interpreter that is gone); registered first, hence run last."""
+    if os.getpid() == page.pid and not page.farewell():
+        page.left = 1
+
+
+def farewell(page: Page, error: BaseException) -> None:
+    """Say on the board why this rank ends. An error that knows its `farewell` (a dict) adds it."""
+    text = "".join(traceback.format_exception(error))
+    last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    words = {"error": last[:300], "traceback": text, **getattr(error, "farewell", {})}
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}, line {error.lineno}"
+        words |= {"kind": "broken", "error": f"{type(error).__name__} in {where}: {error.msg}"}
+    if isinstance(error, LayoutError | FormatError):
+        words |= {"kind": "refused", "error": str(error)}
+    if isinstance(error, StateError):
+        words |= {"kind": "unsavable", "error": str(error)}
+    page.say_farewell(**words)

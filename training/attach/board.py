@@ -1,0 +1,39 @@
+"""The rank's side of the board: find this rank's page and claim it; look at the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ...resilience.ipc.board_events import PAGE_BYTES
+from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.descriptor_client import opened
+from ...resilience.ipc.handoff import Handoff, local_rank
+from ...resilience.ipc.shared_memory import mapped
+from ...resilience.model.types import RankPhase
+
+
+def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Page:
+    descriptor = opened(handoff.board, os.O_RDWR if writable else os.O_RDONLY)
+    try:
+        return Page(mapped(descriptor, PAGE_BYTES, local_rank * PAGE_BYTES, writable=writable))
+    finally:
+        os.close(descriptor)
+
+
+def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: bool) -> Page | None:
+    """The page of the rank that this process is. trains: a loop begins here, so the page is taken from a process of the same rank that
+    is in none: it has started this one, and waits for it. None when another process of this generation has the page, or when it belongs
+    to another generation (this process is a leftover)."""
+    page = page_of(handoff, local_rank(environ), writable=True)
+    taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
+    if page.generation != handoff.generation or taken:
+        page.release()
+        return None
+    page.listens = page.left = 0  # what the process before has said goes with it
+    page.say_farewell()
+    page.rank = int(environ["RANK"])
+    page.attached_ns = now_ns
+    page.phase = RankPhase.ATTACHED
+    page.pid = os.getpid()  # last: the agent watches a page from its pid on
+    return page

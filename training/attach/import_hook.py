@@ -1,0 +1,80 @@
+"""The way in that needs no code: watch for the training loops we know, and wrap them once they are imported.
+
+A loop's module is executed → its wrapper is put in place. Other people's hooks on the same modules keep working, in either order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+from . import launcher_report
+from .attach import attach
+
+LOOPS = {
+    "megatron.training.training": "mt_resilient.training.loops.megatron",
+    "megatron.bridge.training.pretrain": "mt_resilient.training.loops.megatron_bridge",
+}
+"""Module of a training loop → our module whose `wrap(module)` puts its hooks in."""
+
+
+def activate() -> None:
+    """Attach this rank and arm the hooks, in any of its processes: the loop shows which one trains. Workers of multiprocessing are left as
+    they are."""
+    if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
+        return
+    attached = attach(trains=False)
+    if attached and attached.handoff.generation > 1:  # each generation has a torchrun of its own, which counts from 0
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
+    for name in LOOPS:
+        if name in sys.modules:  # forked from a process that had imported it
+            _wrap(sys.modules[name])
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(dict.fromkeys(LOOPS, _wrap)))
+
+
+def listen_to_launcher() -> None:
+    """Where this process is torchrun itself: have it tell how its ranks end."""
+    sys.meta_path.insert(0, _Finder({launcher_report.MODULE: launcher_report.wrap}))
+
+
+def _wrap(module: ModuleType) -> None:
+    attached = attach(trains=False)
+    if attached:
+        attached.page.tells = 1
+    importlib.import_module(LOOPS[module.__name__]).wrap(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: asks all other finders for the modules that are wrapped, and adds to their loaders."""
+
+    def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._wraps = wraps
+        self._asking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._wraps or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = False
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._wraps[fullname](module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

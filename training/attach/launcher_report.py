@@ -1,0 +1,55 @@
+"""The launcher's word to the agent: how it found its ranks when it began to end them, and which signal has ended itself.
+
+torchrun ──page of each rank──▶ agent/ranks/status_report.py, which blames no rank for an end that the launcher has given it
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.handoff import Handoff
+from .board import page_of
+
+MODULE = "torch.distributed.elastic.multiprocessing.api"
+"""Of torchrun's own: where it starts and ends ranks."""
+
+
+def wrap(module: ModuleType) -> None:
+    """From now on torchrun notes on the board what it sees, before it sends its ranks a signal."""
+    torchrun: Any = module  # an attribute that torch's types do not show
+    close, end = torchrun.SubprocessContext._close, torchrun._terminate_process_handler
+
+    def tell_and_close(context: Any, *arguments: Any, **options: Any) -> None:
+        for local_rank, page in _pages():
+            handler = context.subprocess_handlers.get(local_rank)
+            if handler and not page.launched_pid:  # it closes more than once
+                if page.pid == 0:
+                    page.rank = int(context.envs[local_rank]["RANK"])
+                page.say_seen(handler.proc.pid, handler.proc.poll())
+        close(context, *arguments, **options)
+
+    def tell_and_end(number: int, frame: Any) -> None:
+        for _, page in _pages():
+            page.launcher_signal = number
+        end(number, frame)
+
+    torchrun.SubprocessContext._close = tell_and_close
+    torchrun._terminate_process_handler = tell_and_end
+
+
+def _pages() -> Iterator[tuple[int, Page]]:
+    """Of this node's ranks, as long as the board is this generation's."""
+    handoff = Handoff.from_environment(os.environ)
+    if handoff is None:
+        return
+    for local_rank in range(len(handoff.arena)):
+        with suppress(OSError):
+            page = page_of(handoff, local_rank, writable=True)
+            if page.generation == handoff.generation:
+                yield local_rank, page
+            page.release()

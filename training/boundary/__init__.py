@@ -1,0 +1,1 @@
+"""What a rank does between two steps: metrics, consensus of all ranks, lineage."""

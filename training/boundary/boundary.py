@@ -1,0 +1,308 @@
+"""What a training loop does between its steps so that it can be rewound. Every loop ends here, one's own and other people's.
+
+row ◀── council ──▶ judgement: go on, go back (`rewind`), leave; and before the next step a snapshot, a pause, a rescue, as is due
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ...checkpoint.backend import place
+from ...checkpoint.durable.save_interval import AUTO
+from ...resilience.clock import monotonic_ns, sleep
+from ...resilience.errors import SnapshotError, StateError, UsageError
+from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Judgement, Wanted
+from ...resilience.model.types import Doing, RankPhase
+from ..attach.attach import Attachment, attach
+from ..snapshot.snapshot_pace import Pace
+from ..snapshot.snapshots import Tape
+from ..state.optimizers.accumulated_gradients import Accumulation
+from ..state.optimizers.optimizers import Optimizers
+from ..state.sources import Modules, sources_of
+from ..state.values.value_source import Values
+from .consensus import Council, obey
+from .fallback import Rescue
+from .lineage import Course
+from .local_gradients import OwnGradients
+from .loop_start import first_boundary, tell, tell_of_hooks, unless_looped
+from .step_metrics import Figures
+from .step_timer import OwnTime
+
+_LAST_SNAPSHOT_S = 60.0
+"""How long the last snapshot of a run waits for a slot that is still being written to disk."""
+_LOOK_S = 0.05
+"""Between two looks of ranks that are paused, or without a lease,"""
+_FETCHING_S = 0.005
+"""and that are built before their part of the state has come from another node."""
+
+
+class Boundaries:
+    """One rank's training under the agent's eye, from boundary to boundary. Inert outside of `mt-resilient run`."""
+
+    def __init__(self, **sources: Any) -> None:
+        """By name: see `sources.sources_of` for what can be one."""
+        if taken := {RANDOMNESS, COURSE} & sources.keys():
+            raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
+        self._at: Attachment | None = unless_looped(attach())
+        try:
+            self._sources = sources_of(sources, self, look_through=self._at is not None)
+        except SnapshotError as error:
+            raise StateError(str(error)) from None
+        self._models = [source for source in self._sources.values() if isinstance(source, Modules)]
+        self.fixed_data = True
+        """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
+        be used again on purpose, and none left out."""
+        self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
+        """What to do about that."""
+        self._first = True
+        self._postponed: Judgement | None = None
+        """An order to leave that could not be carried out where it was judged."""
+        if self._at is None:
+            return
+        self._page, self._handoff = self._at.page, self._at.handoff
+        self._page.built_ns = monotonic_ns()
+        self._page.phase = RankPhase.RESTORING
+        self._pace = Pace(self._handoff.every_steps)
+        self._left_ns = 0
+        self._course = Course(self._handoff)
+        self._sources[COURSE] = self._course
+        self._tape = Tape(self._at, self._sources, self._pace)
+        self._council: Council | None = None
+        chunks = [chunk for model in self._models for chunk in model.chunks]
+        self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
+        self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
+        optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
+        others = [source for source in self._sources.values() if isinstance(source, Values)]
+        self._accumulation = Accumulation(self._models, optimizers, others, partial(tell, self._at))
+        self._tape.alone.gradients = self._accumulation
+        self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
+        """None where it can't be told: alone, or on a device."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether what is found wrong is told only, and the loop stays as its own script has made it."""
+        return self._at is None or self._handoff.policy.observe
+
+    def restore(self) -> int | None:
+        """Go back to the state that the agent chose for this generation; its step, or None where there is none."""
+        self._at = unless_looped(self._at)
+        if self._at is None:
+            return None
+        if self._handoff.resume_step < 0 and self._handoff.origin:
+            self._tape.owed = Wanted.ON_DISK  # and a snapshot of one's own on disk as soon as may be
+            step = self._tape.start_from(place.at(self._handoff.origin))
+        elif self._handoff.resume_step < 0:
+            return None
+        else:
+            step = self._handoff.resume_step
+            started = monotonic_ns()
+            while self._page.fetching:
+                sleep(_FETCHING_S)
+            self._tape.go_back(step)
+            if self._handoff.rewind is not None:
+                self._tape.rewinds += 1
+                obey(self._handoff.rewind, self._course, self._at, started, known_data=not self.fixed_data)
+                return step
+        self._course.went_back(step)
+        return step
+
+    @property
+    def rewinds(self) -> int:
+        """How often this life of the ranks has gone back."""
+        return 0 if self._at is None else self._tape.rewinds
+
+    def begin(self, step: int) -> int:
+        """Right before the first step, at the state after `step` steps. Collective. Waits here, and goes back, as
+        ordered; the step to begin with. `resume` comes before it."""
+        if self._at is None:
+            return step
+        self._tape.restore_randomness()
+        if self._council is None:
+            self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
+        for model in self._models:
+            model.excuse()
+        tell_of_hooks(self._at, self._models)
+        self._page.restored_ns = monotonic_ns()
+        self._page.phase = RankPhase.TRAINING
+        self._page.tells = 1 if self.fixed_data else 2
+        self._rescue.turn(self._course.careful(step))
+        first = self._tape.owed  # of a job that begins with another's state
+        self._tape.record(step, first)
+        if first:
+            self._page.step = step
+            self._tape.finish()
+        self._council.contribute(step, True, self.fixed_data, None)
+        return self._enter(step)
+
+    def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
+        """After each step: `step` steps are done, `figures` are the last one's.
+
+        Judges the step before (or, with `judged_now`, this very one), snapshots, beats. `last`: keep this step on disk.
+        All ranks get the same directive at the same step. Raises Incurable when nothing helps.
+        """
+        if self._at is None or self._council is None:
+            return Directive.GO_ON
+        self._leased()
+        entered = monotonic_ns()
+        if self._own_time:
+            self._own_time.end(entered)
+        if self._left_ns:
+            self._pace.stepped((entered - self._left_ns) / 1e9)
+        self._own_gradients.stepped(step)
+        self._accumulation.crossed()
+        loss, grad_norm = figures.loss, figures.grad_norm
+        self._page.beat(step, math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm, entered)
+        if self._first:
+            self._first = False
+            self._rescue.check()
+            first_boundary(self._at, self._course.windows, self.cure if self.fixed_data else "")
+            self._page.first_step = step
+            self._page.stepped_ns = entered  # from here on the agent may start the warm process
+        if step == self._handoff.replay_until:
+            self._page.replayed_ns = entered
+        held_ns = 0
+        directive = self._cross(step, figures, judged_now, last)
+        if directive is Directive.GO_ON and self._council.paused and not last:
+            began = monotonic_ns()
+            directive = self._hold(step)
+            held_ns = monotonic_ns() - began
+        if directive is Directive.LEAVE:
+            self._page.phase = RankPhase.STOPPED
+        self._left_ns = monotonic_ns()
+        self._page.stalled(self._left_ns - entered - held_ns)
+        if self._own_time:
+            self._own_time.begin(self._left_ns)
+        return directive
+
+    def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
+        """Hear what all ranks have said of the step before, keep this one, and say what it has given. figures: None where it was said."""
+        assert self._council is not None
+        before = self._council.judged() or self._postponed
+        self._postponed = None
+        if before is not None and before.directive is Directive.REWIND:
+            return Directive.REWIND
+        leave = before is not None and before.directive is Directive.LEAVE
+        wanted = last or bool(leave and before and before.snapshot)
+        durable = self._handoff.durable_every_steps
+        if durable != AUTO and step % durable == 0:
+            self._tape.owed = Wanted.ON_DISK
+        due = wanted or self._tape.owed is Wanted.ON_DISK or step % self._council.stride == 0
+        finite = figures is None or figures.finite
+        if wanted:  # it may wait for a slot
+            self._page.doing = Doing.CHECKPOINT
+        if wanted and not self._tape.may_record():  # two copies outlast this boundary, and the third would find no slot
+            self._council.settle()
+        if due and (wanted or self._tape.may_record()):
+            where = Wanted.ON_DISK if wanted else self._tape.owed
+            self._accumulation.ends = last
+            finite = self._tape.record(step, where, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0)
+        if judged_now or leave:
+            self._tape.finish()
+        self._council.contribute(step, finite and self._tape.finite, self.fixed_data, figures)
+        directive = Directive.LEAVE if leave else Directive.GO_ON
+        if judged_now or leave:
+            now = self._council.judged()
+            if now is not None and now.directive is Directive.REWIND:
+                directive, self._postponed = Directive.REWIND, before if leave else None
+            elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
+                self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
+        if wanted:
+            self._page.doing = Doing.STEP
+        if self._course.turns:
+            self._rescue.turn(self._course.careful(step))
+        return directive
+
+    def _hold(self, step: int, leaves: bool = True) -> Directive:
+        """Wait while a pause is ordered, and obey what else is ordered meanwhile. leaves: this is a boundary: the loop can be left here."""
+        assert self._council is not None
+        try:
+            while True:
+                judgement = self._council.judged()
+                if judgement is None:
+                    self._council.contribute(step, self._tape.finite, self.fixed_data, None)
+                    continue
+                if judgement.directive is Directive.LEAVE:
+                    self._postponed = judgement
+                    return self._cross(step, None, judged_now=False, last=False) if leaves else Directive.GO_ON
+                if judgement.directive is not Directive.GO_ON or not judgement.pause:
+                    return judgement.directive
+                self._page.doing, self._page.beat_ns = Doing.PAUSED, monotonic_ns()
+                sleep(_LOOK_S)
+                if self._tape.owed and self._tape.may_record():
+                    self._tape.record(step, self._tape.owed)
+                self._council.contribute(step, self._tape.finite, self.fixed_data, None)
+        finally:
+            self._page.doing = Doing.STEP
+
+    def _leased(self) -> None:
+        """Wait while this node's lease may be over, and others may have begun without it: the agent ends this process, or says that they
+        have not. Ranks see to it themselves, for the agent may be held up."""
+        while 0 < self._page.until_ns < monotonic_ns():
+            sleep(_LOOK_S)
+
+    def _enter(self, step: int) -> int:
+        """Right before a first step, at the state after `step` steps: wait, and go back, as ordered; the step to go on from."""
+        assert self._council is not None
+        while self._hold(step, leaves=False) is Directive.REWIND:
+            step = self._council.turn_back()
+        self._leased()
+        return step
+
+    def jump(self, step: int) -> int:
+        """How many batches are left out between the step that has brought the state after `step` steps and the next one."""
+        return 0 if self._at is None else self._course.jump(step)
+
+    def close(self, step: int) -> Directive:
+        """The loop has found behind its boundary that `step` steps are all: judge the last one now, and keep it on disk."""
+        if self._at is None or self._council is None:
+            return Directive.GO_ON
+        self._leased()
+        return self._cross(step, None, judged_now=True, last=True)
+
+    def rewind(self) -> int:
+        """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
+        assert self._council is not None
+        self._left_ns = 0
+        return self._enter(self._council.turn_back())
+
+    def resume(self) -> None:
+        """Put the generators back once more, after data iterators were built anew."""
+        if self._at is not None:
+            self._tape.restore_randomness()
+
+    @contextmanager
+    def same_randomness(self) -> Iterator[None]:
+        """What is drawn from the generators within does not count."""
+        kept = self._tape.alone.generators.collect()
+        yield
+        self._tape.alone.generators.restore(kept)
+
+    def finish(self, complete: bool = True) -> None:
+        """The loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be gone on with."""
+        if self._at is not None and self._page.phase != RankPhase.STOPPED:
+            self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
+
+    def leave(self) -> None:
+        """The loop is left before its end: nothing is expected of this rank from now on."""
+        if self._at is not None:
+            self._page.doing = Doing.LEFT
+
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """Around what the loop does between two steps and may take long, `evaluation` or `checkpoint`: its silence is measured by
+        `hang.evaluation_s` or `hang.checkpoint_s` then, and not by the steps."""
+        if what not in ("evaluation", "checkpoint"):
+            raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
+        if self._at is not None:
+            self._page.doing = Doing[what.upper()]
+            if self._own_time:
+                self._own_time.drop()
+        try:
+            yield
+        finally:
+            if self._at is not None:
+                self._page.doing = Doing.STEP

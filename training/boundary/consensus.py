@@ -1,0 +1,299 @@
+"""What this rank says at each boundary, and what all ranks conclude from what all have said.
+
+contribute ──row──▶ sentinel ──tally──▶ judged ──Judgement──▶ the session, which obeys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...resilience.clock import monotonic_ns
+from ...resilience.errors import BudgetSpent, InternalError
+from ...resilience.inprocess import rewind_ladder
+from ...resilience.inprocess.loss_spike import Finding
+from ...resilience.inprocess.rewind_ladder import Answer, Remedy, Turn
+from ...resilience.inprocess.tally import REST, Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
+from ...resilience.ipc.board_events import Rewound, Sighted
+from ...resilience.model import data_windows
+from ...resilience.model.generation import RewindOrder
+from ...resilience.model.types import Order, OrderedBy, Rank, Step
+from ...resilience.text import sentences
+from ..attach.attach import Attachment
+from ..snapshot.snapshot_pace import Pace
+from ..snapshot.snapshots import Tape
+from .allreduce import Sentinel
+from .cross_node import Row
+from .fallback import Rescue
+from .lineage import Course
+from .local_gradients import OwnGradients, culprits
+from .step_metrics import Figures, finite
+
+_SETTLED = Held.WHOLE, Held.WHOLE
+"""What is said of snapshots whose fate all ranks know: nobody asks."""
+
+
+class Incurable(BudgetSpent):
+    """The same fault came again whatever was done about it."""
+
+    def __init__(self, finding: Finding, turns: Sequence[Turn]) -> None:
+        done = sentences.remedies([turn.remedy for turn in turns])
+        super().__init__(f"{sentences.finding(finding)} again, after {done}")
+        self.farewell = {"kind": finding.kind.value, "step": finding.onset}
+
+
+class Council:
+    def __init__(
+        self, at: Attachment, tape: Tape, course: Course, pace: Pace, rescue: Rescue, own: OwnGradients
+    ) -> None:
+        """Collective: every rank makes its council at the same place of its program."""
+        self._at, self._tape, self._course, self._pace, self._rescue, self._own = at, tape, course, pace, rescue, own
+        self._sentinel = Sentinel(at)
+        self._policy = at.handoff.policy
+        self.stride = pace.stride
+        """Steps between snapshots in memory: what all ranks agreed on last."""
+        self._asked = (0, 0)
+        """Snapshots on disk that the agent has asked for, and that all ranks know of."""
+        self._rewind: Judgement | RewindOrder | None = None
+        """What the ranks go back for."""
+        self._obeyed = at.handoff.rewind.number if at.handoff.rewind else 0
+        """The last order to go back that was obeyed, or declined."""
+        self._stepped = False
+        """The row that is said has the figures of a step."""
+        self.paused = False
+        """All ranks wait before the next step."""
+        self._fixed_data = True
+        """Of some rank it is not known which data its steps use."""
+        self._key: tuple[object, ...] = ()
+        self._rest: Row = ()
+        """The rest of the row, and what it was made of: mostly what it was a step ago."""
+        self._calm: Judgement | None = None
+        self._heard: Row = ()
+        """The last judgement, where it has changed nothing but the course, and the rest of the tally that it was of."""
+
+    def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
+        """This rank's row of the state after `step` steps. sound: it holds no NaN or Inf, as far as is known. figures: None where no step
+        was done since the last row; finite, where it is sound."""
+        self._stepped = figures is not None
+        held, asked = self._tape.held if self._tape.unsettled else _SETTLED, self._at.page.asked
+        key = (sound, held, asked, self._pace.stride, fixed_data, self._asked, self._obeyed)
+        if key != self._key:
+            self._key, self._rest = key, self._said(sound, held, asked, fixed_data)
+        loss = grad_norm = None
+        if figures is not None and not figures.skipped:
+            loss, grad_norm = figures.loss, figures.grad_norm
+            if not sound:
+                loss, grad_norm = finite(loss), finite(grad_norm)
+        self._sentinel.contribute((*head(step, loss, grad_norm), *self._rest))
+
+    def _said(self, sound: bool, held: tuple[Held, Held], asked: tuple[int, ...], fixed_data: bool) -> Row:
+        """What a row says beside step and figures."""
+        newest, earlier = held
+        paused, ordered, order, durable, copies = asked
+        wanted = Wanted.ON_DISK if durable > self._asked[0] else Wanted(copies > self._asked[1])
+        return rest(
+            Tally(
+                step=Step(0),
+                non_finite=not sound,
+                newest=newest,
+                earlier=earlier,
+                stride=self._pace.stride,
+                wanted=wanted if self._at.local_rank == 0 else Wanted.NOWHERE,
+                order=Order(order),
+                fixed_data=fixed_data,
+                rewind=ordered if ordered > self._obeyed else 0,
+                pause=bool(paused),
+            )
+        )
+
+    def judged(self) -> Judgement | None:
+        """React to the tally that is due, if one is. Collective where an order to go back is due. Raises Incurable when nothing helps."""
+        row = self._sentinel.take()
+        if row is None:
+            return None
+        high, low, loss, grad_norm = row[:REST]
+        as_before = row[REST:] == self._heard and high == -low and not self._tape.unsettled
+        if self._calm and as_before and self._course.passes(int(high), loss, grad_norm):
+            return self._calm
+        said, self._heard = tally(row), row[REST:]
+        before = self._course.figures if self._stepped and not self._course.plain(loss, grad_norm) else ()
+        judgement = judge(said, before, self._course.turns, self._policy)
+        self._calm = judgement if judgement.calm else None
+        self._tape.settle(judgement)
+        self.paused, self._fixed_data = judgement.pause, said.fixed_data
+        if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
+            self.stride = judgement.stride
+            if self._stepped:
+                self._course.judged(said.figure)
+            if judgement.wanted:
+                page, disk = self._at.page, judgement.wanted is Wanted.ON_DISK
+                self._tape.owed = max(self._tape.owed, judgement.wanted)
+                self._asked = page.durable if disk else self._asked[0], page.copies
+            if judgement.finding is not None:
+                self._sighted(judgement)
+        if judgement.directive is Directive.GIVE_UP:
+            assert judgement.finding is not None
+            raise Incurable(
+                judgement.finding, rewind_ladder.same_fault(judgement.finding, self._course.turns, self._policy.ladder)
+            )
+        if judgement.directive is Directive.DIVERGED:
+            raise InternalError(f"the ranks are not at the same step: this one judged step {said.step}")
+        if judgement.directive is Directive.REWIND:
+            self._rewind = judgement
+        if judgement.rewind and self._can_obey():
+            return judgement._replace(directive=Directive.REWIND)
+        return judgement
+
+    def settle(self) -> None:
+        """Wait for the copies under way, and let all ranks know what has become of them. Collective; no row may be pending."""
+        self._tape.finish()
+        newest, earlier = (Held(int(held)) for held in self._sentinel.greatest(*self._tape.held))
+        self._tape.settle(Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier))
+
+    def _sighted(self, judgement: Judgement) -> None:
+        """Something is wrong, and these ranks only observe: note it for the agent, once per fault."""
+        finding, answer, page = judgement.finding, judgement.answer, self._at.page
+        assert finding is not None
+        assert answer is not None
+        before = page.sighting(page.sightings) if page.sightings else None
+        if before and rewind_ladder.goes_on(before.kind, before.last, finding, self._policy.ladder):
+            page.sighted_again(finding.seen)
+            return
+        hopeless = answer.remedy is Remedy.GIVE_UP
+        to = -1 if hopeless else _older(answer, finding.onset, self._tape.newest, lambda: self._tape.oldest(0))
+        page.sighted(
+            Sighted(
+                kind=finding.kind,
+                onset=finding.onset,
+                seen=finding.seen,
+                last=finding.seen,
+                to=to,
+                remedy=answer.remedy,
+                window=answer.window(finding.onset, Step(to), self._course.windows),
+                value=finding.value,
+                expected=finding.expected,
+                at_ns=monotonic_ns(),
+            )
+        )
+
+    def _can_obey(self) -> bool:
+        """Whether all ranks can go back as ordered; where they cannot, they say so and never try again."""
+        page = self._at.page
+        order = RewindOrder(
+            number=page.ordered,
+            to=Step(page.ordered_to),
+            skip=page.ordered_skip,
+            cause=tuple(OrderedBy)[page.ordered_by],
+        )
+        if order.cause is OrderedBy.COMPARISON:  # any older state will do as well
+            order = replace(order, to=Step(self._common(order.to)))
+        elif not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+            order = replace(order, to=Step(-1))
+        if order.to < 0:
+            self._obeyed, page.declined = order.number, order.number
+            return False
+        self._rewind = order
+        return True
+
+    def turn_back(self) -> int:
+        """All ranks, after REWIND: go back in place, as the ladder says or as ordered, and give the step."""
+        assert self._rewind is not None
+        if isinstance(self._rewind, RewindOrder):
+            started = monotonic_ns()
+            self._go_back(self._rewind.to)
+            self._obeyed = self._rewind.number
+            obey(self._rewind, self._course, self._at, started, known_data=not self._fixed_data)
+            self._rescue.turn(self._course.careful(self._rewind.to))
+            return self._rewind.to
+        finding, answer = self._rewind.finding, self._rewind.answer
+        assert finding is not None
+        assert answer is not None
+        started = monotonic_ns()
+        ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
+        to = _older(answer, finding.onset, self._common, self._oldest)
+        if to < 0:
+            raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
+        past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
+        turn = Turn(
+            kind=finding.kind,
+            onset=finding.onset,
+            to=Step(to),
+            remedy=rewind_ladder.done(answer, past, Step(to)),
+            window=answer.window(finding.onset, Step(to), self._course.windows),
+        )
+        self._go_back(to)
+        self._course.turned(turn)
+        self._course.went_back(to)
+        self._rescue.turn(self._course.careful(to))
+        _note(self._at, turn, started, finding=finding, ranks=ranks)
+        return to
+
+    def _go_back(self, to: int) -> None:
+        self._rescue.turn(False)  # what is restored is read without it
+        self._tape.rewinds += 1
+        self._tape.go_back(to)
+        self._own.went_back(to)
+
+    def _common(self, at_most: int) -> int:
+        """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
+        while True:
+            worst, best = map(int, self._sentinel.extremes(self._tape.newest(at_most)))
+            if worst == best:
+                return worst
+            at_most = worst  # what the poorest rank has; the others may not
+
+    def _oldest(self) -> float:
+        """The oldest step that every rank can go back to, infinite for none. Collective."""
+        at_least = 0.0
+        while True:
+            least, greatest = self._sentinel.extremes(self._tape.oldest(at_least))
+            if least == greatest:
+                return greatest
+            at_least = greatest
+
+
+def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
+    """The state that `order` names has just been restored: take its course from there, and tell the agent."""
+    course.went_back(order.to)
+    window = data_windows.following(order.to, order.skip, course.windows) if order.skip else None
+    replay = Remedy.REPLAY if known_data else Remedy.REWIND
+    remedy = Remedy.SKIP if window else replay
+    turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
+    course.turned(turn)
+    _note(at, turn, started_ns, order=order.number)
+
+
+def _note(
+    at: Attachment,
+    turn: Turn,
+    started_ns: int,
+    *,
+    finding: Finding | None = None,
+    ranks: tuple[Rank, ...] = (),
+    order: int = 0,
+) -> None:
+    """For the agent: the ranks have gone back, for what they have found or by an order."""
+    at.page.rewound(
+        Rewound(
+            kind=turn.kind,
+            onset=turn.onset,
+            reached=max(at.page.step, turn.to),
+            to=turn.to,
+            remedy=turn.remedy,
+            window=turn.window,
+            value=finding.value if finding else 0.0,
+            expected=finding.expected if finding else 0.0,
+            ranks=ranks,
+            at_ns=started_ns,
+            done_ns=monotonic_ns(),
+            order=order,
+        )
+    )
+
+
+def _older(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
+    """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
+    to = newest(answer.at_most)
+    if to < 0 and answer.remedy in rewind_ladder.EARLIER and (kept := oldest()) < onset:
+        return int(kept)
+    return to if to >= 0 else newest(onset - 1)

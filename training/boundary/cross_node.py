@@ -1,0 +1,117 @@
+"""What the nodes say to each other at a boundary: the row of each node → MAX over all nodes, on a thread of each node's first rank.
+
+Rows of one node → (its pages) → its first rank → rounds with the first ranks of other nodes → its page → all ranks of the node. All of it
+goes on while the next step is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ...resilience.inprocess.tally import ROW
+
+Row: TypeAlias = tuple[float, ...]
+NO_END = timedelta(days=7)
+"""How long to wait for the others: whether one of them hangs is the agent's to judge, which knows who evaluates and who starts."""
+MOST_IN_ONE = 64
+"""Nodes that make one group. As it begins, each member reads what all others have put into the job's store, 154 + 8 n bytes for n of them:
+3 MB in all for 64, 70 GB for 2,048. More stand in a grid whose rows and columns are groups: 0.2 GB for 2,048."""
+_made = count()
+"""Numbers the groups of a process: all first ranks make theirs in the same order."""
+
+
+@dataclass(frozen=True)
+class _Hop:
+    """One round: tell `behind`, hear `before`, who tells it meanwhile."""
+
+    group: dist.ProcessGroupGloo
+    behind: int
+    before: int
+    tag: int
+    told: torch.Tensor = field(default_factory=lambda: torch.zeros(ROW, dtype=torch.float64))
+    heard: torch.Tensor = field(default_factory=lambda: torch.zeros(ROW, dtype=torch.float64))
+
+
+class Rounds:
+    """MAX by dissemination (Hensgen, Finkel and Manber 1988): in round k each node tells the node 2^k behind it what it knows, and learns
+    what the one 2^k before it knows. After log2(nodes) rounds, rounded up, each knows of all, for any number of nodes: that a row may
+    count twice does a MAX no harm. (gloo's own all-reduce is a ring, of 2 (nodes - 1) rounds.) In a grid, first along the rows, then along
+    the columns; and where the last row is not full, the columns that it lacks learn of it along the rows."""
+
+    def __init__(self, node: int, nodes: int, most_in_one: int = MOST_IN_ONE) -> None:
+        """Collective among the first ranks of all nodes."""
+        number = next(_made)
+        # Not by `new_group`: that wants every rank of the job at its barrier, and numbers the script's groups anew.
+        store = dist.distributed_c10d._get_default_store()
+
+        def group(name: str, rank: int, size: int) -> tuple[dist.ProcessGroupGloo, int, int]:
+            # With all connections from the beginning: where gloo makes them when they are first used, a receive waits until its sender
+            # comes to the same connection, and so around a ring.
+            prefix = dist.PrefixStore(f"mt-resilient/{number}/{name}", store)
+            return dist.ProcessGroupGloo(prefix, rank, size, timeout=NO_END), rank, size
+
+        width = nodes if nodes <= most_in_one else _width(nodes)
+        row, column = divmod(node, width)
+        along = group(f"row {row}", column, min(width, nodes - row * width))
+        phases = [along]
+        if width < nodes:
+            phases.append(group(f"column {column}", row, -(-(nodes - column) // width)))
+        if nodes % width:
+            phases.append(along)
+        self._hops = [
+            _Hop(gloo, (rank + far) % size, (rank - far) % size, tag=phase << 8 | k)
+            for phase, (gloo, rank, size) in enumerate(phases)
+            for k, far in enumerate(_distances(size))
+        ]
+
+    def maxima(self, row: Row) -> Row:
+        # All at once and first: gloo sends nothing before the other end has said that it waits.
+        coming = [hop.group.recv([hop.heard], hop.before, hop.tag) for hop in self._hops]
+        for hop, arrival in zip(self._hops, coming, strict=True):
+            hop.told.numpy()[:] = row
+            going = hop.group.send([hop.told], hop.behind, hop.tag)
+            arrival.wait()
+            row = tuple(map(max, row, hop.heard.tolist()))
+            going.wait()
+        return row
+
+
+def _width(nodes: int) -> int:
+    """Of the grid: the power of two from the square root on, so that powers of two fill it."""
+    return 1 << ((nodes - 1).bit_length() + 1) // 2
+
+
+def _distances(nodes: int) -> list[int]:
+    return [2**k for k in range((nodes - 1).bit_length())]
+
+
+class Speaker:
+    """Speaks for a node, on a thread of its first rank."""
+
+    def __init__(self, rounds: Rounds, hear: Callable[[int], list[Row]], speak: Callable[[int, Row], None]) -> None:
+        """hear: the rows of the node's other ranks with that ordinal, waited for; speak: tell all ranks of the node."""
+        self._rounds, self._hear, self._speak = rounds, hear, speak
+        self._said: SimpleQueue[tuple[int, Row]] = SimpleQueue()
+        self.failure: Exception | None = None
+        Thread(target=self._run, name="mt-resilient-sentinel", daemon=True).start()
+
+    def say(self, ordinal: int, mine: Row) -> None:
+        self._said.put((ordinal, mine))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                ordinal, mine = self._said.get()
+                known = tuple(max(column) for column in zip(mine, *self._hear(ordinal), strict=True))
+                self._speak(ordinal, self._rounds.maxima(known))
+        except Exception as error:  # for the main thread, which waits for what was not said
+            self.failure = error

@@ -1,0 +1,88 @@
+"""The steps of a rescue (`resilience/inprocess/fallback.py`), done: the learning rate is lowered around each optimizer's step, FP8 switched
+off.
+
+Between two steps nothing of it is to be seen: the very values that the schedule has written are put back right after the step, so snapshots
+and schedules know of no rescue. Megatron enters its FP8 context at each forward pass by what `config.fp8` says then
+(`megatron/core/fp8_utils.py`, `get_fp8_context`): without it, layers compute in the precision of their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ...resilience.errors import UsageError
+from ...resilience.inprocess.fallback import RescuePolicy
+from ..state.optimizers.optimizers import Optimizers
+from ..state.sources import Modules, Source
+
+
+class Rescue:
+    def __init__(self, policy: RescuePolicy, sources: Iterable[Source]) -> None:
+        """Raises UsageError where the policy cannot be carried out."""
+        sources = list(sources)
+        self._policy, self.on = policy, False
+        self._asked = False
+        self._usual: list[tuple[dict[str, Any], Any]] = []
+        """Groups whose learning rate is lowered at the moment, and what it is otherwise."""
+        self._configs: list[tuple[Any, Any]] = []
+        """Megatron's, and what their `fp8` is otherwise."""
+        if policy.lr_scale < 1:
+            self._around([inner for s in sources if isinstance(s, Optimizers) for _, _, inner in s.parts()], sources)
+        if policy.precision:
+            modules = (m for s in sources if isinstance(s, Modules) for chunk in s.chunks for m in chunk.modules())
+            configs = {id(m.config): m.config for m in modules if getattr(getattr(m, "config", None), "fp8", None)}
+            self._configs = [(config, config.fp8) for config in configs.values()]
+            self._refuse_graphs()
+
+    def _around(self, optimizers: list[torch.optim.Optimizer], sources: list[Source]) -> None:
+        if not any(isinstance(source, Optimizers) for source in sources):
+            raise UsageError(
+                "rescue.lr_scale is set, but this Session is given no optimizer: give it one, or leave rescue.lr_scale at 1"
+            )
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._lower)
+            optimizer.register_step_post_hook(self._put_back)
+
+    def _refuse_graphs(self) -> None:
+        for config, _ in self._configs:
+            graphs = getattr(config, "cuda_graph_impl", None) or "none"
+            if graphs != "none" or getattr(config, "enable_cuda_graph", False):
+                raise UsageError(
+                    "rescue.precision is set, but the model runs as CUDA graphs, which keep the precision that they were recorded in: "
+                    "leave one of them out"
+                )
+
+    @property
+    def asked(self) -> bool:
+        """Whether the present step is one of a rescue, for a loop that sets its precision by itself."""
+        self._asked = True
+        return self.on
+
+    def check(self) -> None:
+        """Once a first step is done. Raises UsageError where nothing has a precision that could be raised."""
+        if self._policy.precision and not (self._configs or self._asked):
+            raise UsageError(
+                "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not ask for "
+                "session.careful: let it, or leave rescue.precision out"
+            )
+
+    def turn(self, on: bool) -> None:
+        """For the step that comes next."""
+        self.on = on
+        for config, usual in self._configs:
+            config.fp8 = None if on else usual
+
+    def _lower(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._put_back()  # a step that was left by an exception
+        if self.on:
+            self._usual = [(group, group["lr"]) for group in optimizer.param_groups]
+            for group, usual in self._usual:
+                group["lr"] = usual * self._policy.lr_scale
+
+    def _put_back(self, *_: Any) -> None:
+        for group, usual in self._usual:
+            group["lr"] = usual
+        self._usual = []

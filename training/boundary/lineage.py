@@ -1,0 +1,108 @@
+"""The course of a training as all ranks have judged it: the figures of its steps, what was done about wrong ones, which data it leaves
+out, and where it is in its data. Equal on all ranks, and part of the state: a snapshot takes along what its lineage has seen."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+
+from ...resilience.inprocess import fallback
+from ...resilience.inprocess.loss_spike import Figure
+from ...resilience.inprocess.rewind_ladder import Turn
+from ...resilience.inprocess.spike_screen import Usual
+from ...resilience.ipc.handoff import Handoff
+from ...resilience.model import data_windows
+from ...resilience.model.data_windows import Window
+from ...resilience.model.types import Step
+from ..data.batches import Batches
+from ..state.tensors.in_place import Nested
+
+
+class Course:
+    def __init__(self, handoff: Handoff) -> None:
+        self._policy = policy = handoff.policy.spikes
+        self._usual = Usual(policy)
+        self._rows = np.full((policy.baseline_steps + policy.run_steps, 3), math.nan)
+        """Step, loss and norm of the last steps, each in the place that its number gives; NaN for what is not known."""
+        self._unwritten = 0
+        """How many of the figures are not there yet."""
+        self.figures: deque[Figure] = deque(maxlen=len(self._rows))
+        """The same, ascending."""
+        self.turns: list[Turn] = list(handoff.turns)
+        known = [turn.window for turn in handoff.turns if turn.window]
+        self.windows = data_windows.merged((*handoff.windows, *known))
+        self._past: Sequence[Window] = ()
+        self._before: list[Figure] = []
+        """What was known before the last restore."""
+        self.data: Batches | None = None
+        """Where the loop is in its data; None where it takes care of that itself."""
+
+    def judged(self, figure: Figure) -> None:
+        """Of one further step, found right."""
+        self._unwritten += 1
+        self.figures.append(figure)
+        self._usual.add(figure)
+
+    def passes(self, step: int, loss: float, grad_norm: float) -> bool:
+        """Judge one further step that is plainly right; where it is not plain, nothing is done."""
+        if not self._usual.plain(loss, grad_norm):
+            return False
+        self.judged(Figure(Step(step), loss, grad_norm))
+        return True
+
+    def plain(self, loss: float, grad_norm: float) -> bool:
+        """Whether it is plain that figures are no spike, without a look at those before."""
+        return self._usual.plain(loss, grad_norm)
+
+    def turned(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        if turn.window:
+            self.windows = data_windows.merged((*self.windows, turn.window))
+
+    def careful(self, step: int) -> bool:
+        return fallback.careful(step, self.turns)
+
+    def batch(self, step: int) -> int:
+        return data_windows.batch(step, self.windows)
+
+    def jump(self, step: int) -> int:
+        return data_windows.jump(step, self.windows)
+
+    # -- as a source of state ----------------------------------------------------------------------------------------------
+
+    def collect(self) -> Nested:
+        for step, *known in islice(reversed(self.figures), self._unwritten):
+            self._rows[step % len(self._rows)] = step, *(math.nan if value is None else value for value in known)
+        self._unwritten = 0
+        data = {} if self.data is None else {"data": self.data.place()}
+        return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows], **data}
+
+    def restore(self, kept: Nested) -> None:
+        self._before = list(self.figures)
+        rows = (row for row in kept["figures"].tolist() if not math.isnan(row[0]))
+        self._rows.fill(math.nan)
+        self.figures.clear()
+        self._usual = Usual(self._policy)
+        self._unwritten = 0
+        for row in sorted(rows)[-len(self._rows) :]:
+            self.judged(_figure(row))
+        self._past = [Window(start, stop) for start, stop in kept["windows"]]
+        if self.data is not None and "data" in kept:
+            self.data.go_to(kept["data"])
+
+    def went_back(self, step: int) -> None:
+        """The state after `step` steps has been restored: what it was computed without holds, and what is to be left out from there on."""
+        self.windows = data_windows.ahead(step, self._past, self.windows)
+        # A state is kept before its own step is judged; whoever goes back in place has judged it since.
+        for figure in (figure for figure in self._before if figure.step == step):
+            self.judged(figure)
+
+
+def _figure(row: Sequence[float]) -> Figure:
+    step, loss, grad_norm = row
+    return Figure(Step(int(step)), *(None if math.isnan(value) else value for value in (loss, grad_norm)))

@@ -1,0 +1,59 @@
+"""What a rank finds out, and tells, when its training loop begins, and at its first boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from ...resilience.errors import UsageError
+from ...resilience.model.data_windows import Window
+from ...resilience.text import formatting
+from ..attach.attach import Attachment
+from ..attach.rank_stderr import say
+from ..state.modules.module_source import Modules
+from ..warm import imported_modules
+
+
+def unless_looped(at: Attachment | None) -> Attachment | None:
+    """`at`, or None where a loop of this process has begun before: its steps would pass for the first one's, and so would its snapshots."""
+    if at is None or not at.page.restored_ns:
+        return at
+    if at.local_rank == 0:
+        say(
+            "this script has begun a second training loop, and only the first one is watched. The second takes no snapshots: "
+            "after a fault it starts again from its beginning. To watch both, count them in one: for step in session.steps(first + second)"
+        )
+    return None
+
+
+def tell_of_hooks(at: Attachment, models: Collection[Modules]) -> None:
+    for hook in filter(None, (model.hooked() for model in models)):
+        tell(
+            at,
+            f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "
+            "step to step, as PowerSGD does, a training that was recovered ends with other bits",
+        )
+
+
+def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> None:
+    """Look at what only a loop that has made a step shows. windows: of the data, to be left out. cure: what to do where nobody knows which
+    data a step uses; else empty. Raises UsageError."""
+    if windows and cure:
+        raise UsageError(
+            f"{', '.join(map(formatting.batches, windows))} of the data are to be left out, but which data a step of "
+            f"this script uses is not known: {cure}; or leave --skip-data out"
+        )
+    if cure:
+        step = at.handoff.resume_step
+        said = "Which data this loop uses is not known, so no recovery can put it back"
+        if step >= 0:
+            said = f"Step {step} was restored; which data this loop goes on with is not known"
+        tell(at, f"{said}: {cure}")
+    if at.local_rank == 0:
+        imported_modules.note(Path(at.handoff.modules), at.environment)
+
+
+def tell(at: Attachment, sentence: str) -> None:
+    """Once for all ranks."""
+    if at.rank == 0:
+        say(sentence)

@@ -1,0 +1,276 @@
+"""The batches of a loop of one's own, epoch after epoch, and the place in them as a part of the state.
+
+A data loader cannot say where it is. What can be had again is the beginning of an epoch: the generators as they were then, which give the
+same order of samples and the same seeds of workers. From there the batches that were used already are left out (`loader_adapters.py`), and
+the generators of workers put back (`worker_rng.py`). What is drawn for this from the rank's generators does not count: the caller puts them
+back.
+
+The place is the same on all ranks, and goes with the course. All the rest is this rank's alone, and goes with its generators: on another
+number of ranks they begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...resilience.clock import monotonic_s
+from ...resilience.errors import InternalError, LayoutError, UsageError
+from ..attach.rank_stderr import say
+from ..state.rng import Randomness
+from ..state.tensors.in_place import Nested
+from .loader_adapters import Loadable, Loader
+from .loader_rng import Draws
+from .loader_state import Own
+from .worker_rng import Made
+
+OVER = object()
+"""In place of a batch: there are no more."""
+_NOTHING: Nested = {"start": None, "own": {}, "workers": {}, "loader": {}, "draws": {}}
+"""What a rank knows of its place that is new, as on another number of ranks."""
+
+
+class Batches:
+    def __init__(
+        self, loader: Loadable, epochs: int | None, accumulate: int, begin_epoch: Callable[[int], None] | None
+    ) -> None:
+        """accumulate: a step uses so many. begin_epoch: called with its number before each; by default whatever of the loader has
+        `set_epoch`. Raises UsageError for what can be gone through only once."""
+        self._loader = Loader(loader)
+        self._epochs, self._accumulate = epochs, accumulate
+        self._set_epoch = begin_epoch or self._loader.set_epoch
+        self._own = Own(loader=loader)
+        self._randomness: Randomness | None = None
+        self._tells = self._tells_lost = False
+        self._lost: set[str] = set()
+        """What was told to have changed."""
+        self.epoch = 0
+        """The epoch of the last batch, counted from 0,"""
+        self.offset = 0
+        """how many batches of it were taken,"""
+        self.position = 0
+        """and how many steps' batches in all."""
+        self._live: Iterator[Any] | None = None
+        self._step: Iterator[Any] = iter(())
+        """What is left of the present step's batches."""
+        self._start: Nested | None = None
+        """The generators before this epoch's iterator was made."""
+        self._kept_workers = False
+        """This epoch has those of the one before."""
+        self._workers: dict[int, Nested] = {}
+        """The generators of each worker after its last batch,"""
+        self._begun: dict[int, Nested] = {}
+        """and as they were where new workers have to begin."""
+        self._draws = Draws()
+        self._again_drawn: dict[int, Nested] = {}
+        """What this epoch's loader drew from, while it is gone through again."""
+        self._place: torch.Tensor | None = None
+        """Where to go back to,"""
+        self._kept: Nested | None = None
+        """and with what."""
+
+    def keep(self, randomness: Randomness, rank: int) -> None:
+        """From now on what is needed to come back here is kept. To be called before a batch is taken."""
+        self._randomness, self._tells = randomness, rank == 0
+        self._tells_lost = self._tells
+        self._draws = Draws(rank == 0)
+        self._loader.listen()
+
+    @property
+    def owed(self) -> bool:
+        """A state was restored, and has to be put back."""
+        return self._place is not None
+
+    def restored(self, index: int, same_job: bool) -> None:
+        """The next step uses the batch of that number. Where its state was saved without a place in the data, the data begins here. Raises
+        LayoutError where it is this very job's."""
+        if self.owed:
+            return
+        if same_job:
+            raise LayoutError(
+                "the snapshot does not hold the place in the data: it was taken before the script took its batches from session.batches. "
+                "Name another directory with --run-dir, and --start-from this one, to begin with the first batch"
+            )
+        self.position = index
+
+    # -- taking -------------------------------------------------------------------------------------------------------------
+
+    def take(self, index: int) -> Any:
+        """The batch, or the batches, of that number, counted from 0 over all epochs; those before are left out. OVER: there are none."""
+        if index < self.position:  # never to be taken for the end
+            raise InternalError(f"batch {index} is wanted, and the loader is at {self.position}")
+        taken = OVER
+        while self.position <= index:
+            self.drain()
+            first = self._first()
+            if first is OVER:
+                return OVER
+            self.position += 1
+            self._step = self._further()
+            taken = first if self._accumulate == 1 else self._together(first)
+        return taken
+
+    def drain(self) -> None:
+        """What the present step has left of its batches is used up."""
+        for _ in self._step:
+            pass
+
+    def end(self) -> None:
+        """No further batch is wanted: the workers may go."""
+        self._live, self._step = None, iter(())
+        if self._randomness is not None:
+            self._loader.let_go()
+
+    def ends(self, following: int) -> bool:
+        """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
+        loader does not know its length."""
+        try:
+            length = len(self._loader)
+        except TypeError:
+            raise UsageError("session.epoch_ends: this loader does not know how many batches it gives") from None
+        steps, done = (-(-batches // self._accumulate) for batches in (length, self.offset))
+        return following - self.position >= steps - done
+
+    def _first(self) -> Any:
+        while True:
+            if self._live is None:
+                if self.epoch == self._epochs:
+                    return OVER
+                self._begin()
+            for batch in self._taken(1):
+                return batch
+            if not self.offset:
+                raise UsageError("session.batches: this loader gives no batch")
+            self.epoch, self.offset, self._live = self.epoch + 1, 0, None
+
+    def _together(self, first: Any) -> Iterator[Any]:
+        yield first
+        yield from self._step
+
+    def _further(self) -> Iterator[Any]:
+        return self._taken(self._accumulate - 1)
+
+    def _taken(self, most: int) -> Iterator[Any]:
+        """The next batches of this epoch."""
+        for _ in range(most):
+            assert self._live is not None
+            try:
+                batch = self._next(self._live)
+            except StopIteration:
+                return
+            self.offset += 1
+            if isinstance(batch, Made):
+                self._workers[batch.worker] = batch.generators.state
+                self._tell(batch.generators.lost)
+                batch = batch.batch
+                if self._loader.every and self.offset % self._loader.every == 0:
+                    self._begun = dict(self._workers)
+            yield batch
+
+    def _next(self, live: Iterator[Any]) -> Any:
+        if self._randomness is None or self._loader.skips or self._loader.stateful:
+            return next(live)
+        return self._draws.watched(self.offset, lambda: next(live), self._again_drawn)
+
+    def _begin(self) -> None:
+        """The next epoch."""
+        if self._randomness is not None:
+            self._start = {"rank": self._randomness.collect(), "own": self._own.collect()}
+            self._draws = self._draws.following()
+        self._kept_workers = self._loader.keeps_workers
+        if not self._kept_workers:
+            self._workers = {}
+        self._begun = dict(self._workers)
+        self._set_epoch(self.epoch)
+        self._live = self._loader.iterate()
+
+    # -- as a source of state -----------------------------------------------------------------------------------------------
+
+    def place(self) -> torch.Tensor:
+        return (
+            torch.tensor([self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples])
+            if self._place is None
+            else self._place
+        )
+
+    def go_to(self, place: torch.Tensor) -> None:
+        """`put_back` has to follow."""
+        self._place, self._kept, self._live, self._step = place, None, None, iter(())
+        self._loader.let_go()
+
+    def collect(self) -> Nested:
+        """What of this is this rank's alone."""
+        if self._kept is not None:
+            return self._kept
+        begun = self.offset > 0 and not self.owed
+        own = self._own.collect()
+        self._tell(self._own.lost())
+        return {
+            "start": self._start if begun else None,
+            "own": own,
+            "workers": self._begun if begun else {},
+            "loader": {} if self.owed else self._loader.state(begun),
+            "draws": dict(self._draws.kept) if begun else {},
+        }
+
+    def _tell(self, lost: Iterable[str]) -> None:
+        """lost: names of what has changed and cannot be kept."""
+        new = [name for name in lost if name not in self._lost]
+        self._lost.update(new)
+        if new and self._tells_lost:
+            say(
+                f"{', '.join(new)} has changed, and is not put back: it is too large, or nobody knows how to save it. A batch that depends "
+                "on it differs after a recovery. Give it to the Session, or keep it out of the loader (docs/data.md)"
+            )
+
+    def restore(self, kept: Nested) -> None:
+        self._kept = kept
+
+    def put_back(self) -> None:
+        """Be where the restored state was. Draws from the rank's generators."""
+        assert self._place is not None
+        self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
+        if samples and self._loader.samples:
+            self.offset = self.offset * samples // self._loader.samples
+        kept = self._kept or _NOTHING
+        self._place, self._kept = None, None
+        self._kept_workers, self._start = bool(kept_workers), kept["start"]
+        self._begun, self._workers = dict(kept["workers"]), dict(kept["workers"])
+        if self.offset:
+            self._to_start()
+        if kept["loader"]:
+            self._loader.thing.load_state_dict(kept["loader"])
+        if self.offset:
+            self._again(goes_on=bool(kept["loader"]), drawn=kept.get("draws", {}))
+        if kept is not _NOTHING:
+            self._own.restore(kept["own"])
+
+    def _again(self, goes_on: bool, drawn: dict[int, Nested]) -> None:
+        """goes_on: the loader is there by itself. drawn: what `Draws` kept."""
+        self._draws, self._again_drawn = self._draws.following(), drawn
+        used, every, began_s = self.offset, self._loader.every, monotonic_s()
+        skip = used - used % (every or 1) if self._loader.skips else 0
+        before = self._to_start if self._kept_workers else None
+        self._live = self._loader.iterate(skip, self._begun, before)
+        if goes_on:
+            return
+        self.offset = skip
+        for _ in self._taken(used - skip):
+            pass
+        self._again_drawn = {}
+        if not self._loader.skips and self._tells:
+            self._tells = False
+            say(
+                "this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
+                f"{used}, in {monotonic_s() - began_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is put "
+                "back without that"
+            )
+
+    def _to_start(self) -> None:
+        """All as it was before this epoch's iterator was made."""
+        if self._start is not None and self._randomness is not None:
+            self._randomness.restore(self._start["rank"])
+            self._own.restore(self._start["own"])
+        self._set_epoch(self.epoch)

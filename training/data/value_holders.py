@@ -1,0 +1,177 @@
+"""What has places that hold values: objects, functions and classes, of which a data loader consists. `loader_state.py` finds them."""
+
+from __future__ import annotations
+
+import copyreg
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cache
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..state.values.packing import MAPPINGS
+from ..state.values.value_source import Known
+from .held_values import ABSENT, GENERATORS, Kept, Place
+
+_VALUES = frozenset((list, tuple, set, deque, np.ndarray, torch.Tensor, *MAPPINGS))
+"""What a variable of a module may be to be put back, beside plain values and generators. Objects there are more than the loader's."""
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
+
+
+class Holder:
+    """An object, whose attributes are places."""
+
+    def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
+        """whole: not only its generators. told: it is the script's: objects of any class are kept, and what is lost is said."""
+        self.name, self.thing = name, thing
+        self._holders, self._whole, self._told = holders, whole, told
+        self._places: dict[str, Place] = {}
+        self._last: dict[str, Any] = {}
+        """What the places held at last, where nothing of that changes by itself."""
+        self.lost: list[str] = []
+
+    def live(self) -> dict[str, Any]:
+        found = getattr(self.thing, "__dict__", {})
+        kind: Any = type(self.thing)
+        if slots := slots_of(kind):
+            found = {**found, **{name: getattr(self.thing, name) for name in slots if hasattr(self.thing, name)}}
+        return found
+
+    def put(self, name: str, value: Any) -> None:
+        object.__setattr__(self.thing, name, value)
+
+    def drop(self, name: str) -> None:
+        object.__delattr__(self.thing, name)
+
+    def begin(self) -> None:
+        """What it holds now is what it was at first. To be called when all holders are known."""
+        self._places = {
+            name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
+        }
+
+    def _called(self, name: str) -> str:
+        return f"{self.name}.{name}" if self.name else name
+
+    def _looked_at(self) -> list[tuple[str, Any]]:
+        return [
+            (name, value)
+            for name, value in self.live().items()
+            if (self._whole or isinstance(value, GENERATORS)) and not isinstance(value, _BaseDataLoaderIter)
+        ]
+
+    def values(self) -> Iterator[Any]:
+        yield from (value for _, value in self._looked_at())
+
+    def collect(self) -> dict[str, Kept]:
+        live = self.live()
+        if len(live) == len(self._last) and all(map(is_, live.values(), self._last.values())):
+            return {}
+        found, calm = {}, True
+        held = dict(self._looked_at())
+        for name in [*held, *(self._places.keys() - held.keys())]:
+            place = self._place(name)
+            value = held.get(name, ABSENT)
+            before = place.lost
+            kept = place.state(value)
+            if kept is not None:
+                found[name] = kept
+            if place.lost and not before and self._told:
+                self.lost.append(self._called(name))
+            calm = calm and kept is None and place.calm(value)
+        self._last = dict(live) if calm else {}
+        return found
+
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
+            self._places[name] = Place(self._called(name), ABSENT, self._holders, self._told)
+        return self._places[name]
+
+    def restore(self, kept: Mapping[str, Kept]) -> None:
+        held = dict(self._looked_at())
+        for name in dict.fromkeys((*held, *self._places, *kept)):
+            live = held.get(name, ABSENT)
+            value = self._place(name).put_back(kept.get(name), live)
+            if value is live:
+                continue
+            if value is ABSENT:
+                self.drop(name)
+            else:
+                self.put(name, value)
+
+
+class Given(Holder):
+    """What the walk began with, as a list may be the loader; what a functools.partial hands on."""
+
+    def live(self) -> dict[str, Any]:
+        return dict(self.thing)
+
+    def put(self, name: str, value: Any) -> None:
+        pass
+
+    drop = put  # type: ignore[assignment]
+
+
+class Variables(Holder):
+    """Those that a function takes from around it, and, where it is the script's own, those of its module that it names."""
+
+    def __init__(self, name: str, thing: Any, holders: Known, names: list[str], told: bool) -> None:
+        """names: of variables of its module."""
+        super().__init__(name, thing, holders, whole=True, told=told)
+        self._cells = dict(zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True))
+        self._names = [each for each in names if each not in self._cells]
+
+    def live(self) -> dict[str, Any]:
+        around = self.thing.__globals__
+        found: dict[str, Any] = {name: value for name in _DEFAULTS if (value := getattr(self.thing, name))}
+        found |= {name: around[name] for name in self._names if name in around and _is_value(around[name])}
+        for name, cell in self._cells.items():
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        return found
+
+    def put(self, name: str, value: Any) -> None:
+        if name in _DEFAULTS:
+            setattr(self.thing, name, value)
+        elif name in self._cells:
+            self._cells[name].cell_contents = value
+        else:
+            self.thing.__globals__[name] = value
+
+    def drop(self, name: str) -> None:
+        if name in self._cells:
+            del self._cells[name].cell_contents
+        elif name not in _DEFAULTS:
+            del self.thing.__globals__[name]
+
+
+class OfClass(Holder):
+    """Plain values that a class of the script's own has for all its objects."""
+
+    def live(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(self.thing).items()
+            if (type(value) in PLAIN or name in self._places) and not name.startswith("__")
+        }
+
+    def put(self, name: str, value: Any) -> None:
+        setattr(self.thing, name, value)
+
+    def drop(self, name: str) -> None:
+        delattr(self.thing, name)
+
+
+def _is_value(thing: Any) -> bool:
+    return type(thing) in PLAIN or type(thing) in _VALUES or isinstance(thing, GENERATORS)
+
+
+@cache
+def slots_of(kind: Any) -> list[str]:
+    return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]

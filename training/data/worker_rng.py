@@ -1,0 +1,75 @@
+"""The generators of a data loader's workers: told with each batch, and put back where new workers begin.
+
+A worker draws for what it loads (crops, noise) from generators of its own, which go on from batch to batch. So that batches that were used
+already need not be loaded again, each comes with the state of the generators of the worker that has made it:
+
+worker: samples ─▶ collate ─▶ (batch, worker, state) ─▶ `Batches`, which keeps the states, and hands them to the next workers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import get_worker_info
+
+from ..state.rng import collect_host, restore_host
+from .loader_state import Own
+
+_own = Own()
+"""What this worker's dataset has for itself."""
+
+
+class Generators:
+    """What a worker's generators and counts were after a batch. (No tuple and no mapping: who puts batches into pinned memory leaves it
+    as it is.)"""
+
+    def __init__(self) -> None:
+        host = collect_host()
+        # A tensor would be sent as a file descriptor.
+        self.state = {
+            "host": {**host, "torch": host["torch"].numpy()},
+            "own": _own.collect(),
+        }
+        self.lost = _own.lost()
+        """What has changed, and cannot be put back."""
+
+
+class Made(NamedTuple):
+    """A batch, and who has made it. (A tuple with names is put into pinned memory part by part.)"""
+
+    batch: Any
+    worker: int
+    generators: Generators
+
+
+class Telling:
+    """A loader's `collate_fn`, in a worker."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        batch, worker = self.collate(samples), get_worker_info()
+        return batch if worker is None else Made(batch, worker.id, Generators())
+
+
+class Beginning:
+    """A loader's `worker_init_fn`, and then the generators of those workers that `states` knows, as they were."""
+
+    def __init__(self, begin: Callable[[int], None] | None) -> None:
+        self.begin = begin
+        self.states: Mapping[int, Any] = {}
+
+    def __call__(self, worker: int) -> None:
+        global _own
+        if self.begin is not None:
+            self.begin(worker)
+        info = get_worker_info()
+        if info is not None:
+            _own = Own(dataset=info.dataset)
+        if worker in self.states:
+            state = self.states[worker]
+            restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
+            _own.restore(state["own"])

@@ -1,0 +1,119 @@
+"""Does each device multiply rightly? Run by the agent, in a process of its own, in the interpreter that the ranks will have.
+
+    python -m mt_resilient.training.device_check SECONDS       one line of JSON per device: `agent.preflight.rules.DeviceReading`'s fields
+
+The matrices hold whole numbers so small that every partial sum, in any order and in the precision of the product, is exact:
+
+    float32    |a|, |b| ≤ 16, inner size 4096     sums < 2²⁰, and float32 holds whole numbers to 2²⁴ (TF32's factors, to 2¹¹)
+    bfloat16   a, b = ±1, inner size 256          sums ≤ 256, which is as far as bfloat16 holds whole numbers
+
+So the expected bits are known without another device. A small block is multiplied on the host, in whole numbers, and the large matrices
+repeat its rows and columns: so does their product.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_BLOCK = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    dtype: torch.dtype
+    largest: int
+    """Of the factors' elements; 1: no zeros among them."""
+    inner: int
+
+
+CASES = (Case(dtype=torch.float32, largest=16, inner=4096), Case(dtype=torch.bfloat16, largest=1, inner=256))
+_SIZE = {"cpu": _BLOCK}
+"""Rows and columns of the product, a multiple of `_BLOCK`; on a device as large as it takes to keep it busy."""
+_DEVICE_SIZE = 8192
+
+
+def block(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two factors as int64, `_BLOCK` rows and columns around `inner`, and their product, which is exact."""
+    generator = torch.Generator().manual_seed(case.inner)
+    left = torch.randint(-case.largest, case.largest + 1, (_BLOCK, case.inner), generator=generator)
+    right = torch.randint(-case.largest, case.largest + 1, (case.inner, _BLOCK), generator=generator)
+    if case.largest == 1:
+        left, right = left.where(left != 0, 1), right.where(right != 0, 1)
+    # Whole numbers below 2⁵³ in float64: exact, and many times as fast as int64.
+    return left, right, (left.double() @ right.double()).long()
+
+
+def products(device: str, case: Case, size: int) -> Callable[[], bool]:
+    """What multiplies once, and says whether all bits are right."""
+    left, right, expected = block(case)
+    times = size // _BLOCK
+    a = left.to(case.dtype).to(device).repeat(times, 1)
+    b = right.to(case.dtype).to(device).repeat(1, times)
+    right_bits = expected.to(case.dtype).to(device)
+
+    def once() -> bool:
+        found = (a @ b).view(times, _BLOCK, times, _BLOCK)
+        return bool((found == right_bits[None, :, None, :]).all().item())
+
+    return once
+
+
+def look(device: str, seconds: float) -> dict[str, Any]:
+    """Multiply for so long, both cases in turn, and at least once each."""
+    ends = time.monotonic() + seconds  # noqa: TID251 in a process of its own, which may know the clock
+    try:
+        free, total = _memory(device)
+        cases = [products(device, case, _SIZE.get(device, _DEVICE_SIZE)) for case in CASES]
+        done, wrong = 0, 0
+        while done < len(cases) or time.monotonic() < ends:  # noqa: TID251
+            wrong += not cases[done % len(cases)]()
+            done += 1
+    except (RuntimeError, AssertionError) as error:  # what torch and the device's runtime raise
+        return {"device": device, "error": str(error).splitlines()[0]}
+    return {"device": device, "products": done, "wrong": wrong, "free_bytes": free, "total_bytes": total}
+
+
+def devices() -> list[str]:
+    """Those that ranks can use; the CPU where there is none."""
+    for kind in ("musa", "cuda"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            return [f"{kind}:{index}" for index in range(module.device_count())]
+    return ["cpu"]
+
+
+def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Devices that this torch is `built` for, and the machine has, and that torch does not find though nobody has hidden them: their driver
+    is dead."""
+    for kind, pattern in (("musa", "mtgpu*"), ("cuda", "nvidia[0-9]*")):
+        files = sorted(file.name for file in dev.glob(pattern))
+        if built[kind] and files and environment.get(f"{kind.upper()}_VISIBLE_DEVICES") not in ("", "-1"):
+            yield {"device": kind, "error": f"torch finds no device, and the machine has {', '.join(files)}"}
+
+
+def _memory(device: str) -> tuple[int, int]:
+    """Free and total bytes of a device, before anything of ours is on it but the context."""
+    if device == "cpu":
+        return 0, 0
+    module = getattr(torch, device.partition(":")[0])
+    free, total = module.mem_get_info(device)
+    return int(free), int(total)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    kinds = {"musa": hasattr(torch, "musa"), "cuda": torch.backends.cuda.is_built()}
+    found = devices()
+    for reading in unseen(kinds, Path("/dev"), os.environ) if found == ["cpu"] else ():
+        print(json.dumps(reading), flush=True)
+    for name in found:
+        print(json.dumps(look(name, float(sys.argv[1]))), flush=True)

@@ -1,0 +1,1 @@
+"""The loops of others, unmodified: what their hooks share, Megatron-LM, Megatron-Bridge."""

@@ -1,0 +1,226 @@
+"""What the hooks of other people's training loops share: drive a session around a `train` function that is left and entered again.
+
+A rewind in place leaves `train` by an exception raised at the boundary on all ranks, restores, builds the data iterators anew
+from the restored counters, and calls `train` again. The start of a resumed process goes the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ...resilience.inprocess.tally import Directive
+from ..boundary.boundary import Boundaries
+from ..boundary.step_metrics import Figures
+
+VALIDATION = "valid_data_iterator"
+
+
+class RewindAsked(BaseException):
+    """Leaves `train` at a boundary, on all ranks at once. Not an Exception: no handler on the way may keep it."""
+
+
+class JumpAsked(BaseException):
+    """Likewise, at a boundary after which data is left out: iterators are built anew behind it."""
+
+
+class Counters:
+    """Counters kept as attributes of some object (Megatron's args, Bridge's train state), and others the loop keeps in locals."""
+
+    def __init__(self, holder: Any, names: tuple[str, ...], live: dict[str, Any]) -> None:
+        """live: counters that the loop keeps in local variables, as last seen; written to `holder` at a restore, where the loop
+        takes them from when it starts."""
+        self.holder, self.names, self.live = holder, names, live
+
+    def collect(self) -> dict[str, Any]:
+        return {**{name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}, **self.live}
+
+    def settle(self) -> None:
+        """What the loop has only in its locals, so that it starts from there when it is entered again."""
+        self.restore(self.live)
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        for name, value in list(kept.items()):
+            setattr(self.holder, name, value)
+            if name in self.live:
+                self.live[name] = value
+
+
+class HookedLoop:
+    """One run of a foreign `train`. Subclasses know the loop's names."""
+
+    def __init__(self) -> None:
+        self.session: Boundaries | None = None
+        self.counters: Any = None
+        self.figures = Figures()
+        self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        """Arguments of the calls that built the data iterators."""
+        self.given: dict[str, Any] = {}
+        """Arguments of `train`."""
+        self.first_validation: Any = None
+
+    # -- what a subclass says ---------------------------------------------------------------------------------------------
+
+    def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes up the state, from the arguments of `train`."""
+        raise NotImplementedError
+
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        """Before the first step: switch off what would kill a rank where we rewind."""
+        raise NotImplementedError
+
+    def iteration(self) -> int:
+        """Steps done, where the loop starts from."""
+        raise NotImplementedError
+
+    def complete(self) -> bool:
+        """Whether the last step of the training is done."""
+        raise NotImplementedError
+
+    def skips(self) -> bool:
+        """Whether the data comes by the number of samples consumed, so that some can be left out."""
+        raise NotImplementedError
+
+    def skip(self, batches: int) -> None:
+        """Count so many global batches as consumed, without using them; negative: take that back."""
+        raise NotImplementedError
+
+    def rebuild(self, given: dict[str, Any]) -> None:
+        """After a restore: make the loop enterable again, and put fresh data iterators into `given`."""
+        raise NotImplementedError
+
+    # -- the wrappers -------------------------------------------------------------------------------------------------------
+
+    def train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        given = self.given = bound.arguments
+        self.first_validation = given.get(VALIDATION)
+        sources = self.sources(given)
+        self.counters = sources["counters"]
+        self.session = Boundaries(**sources)
+        self.session.fixed_data = not self.skips()
+        self.session.cure = "let the loop build its data by consumed samples (--dataloader-type single or cyclic)"
+        if not self.session.observes:
+            self.prepare(given)
+        restored = self.session.restore() is not None
+        batches = self.jump()
+        if batches or restored:
+            self.rebuild(given)
+        self.skip(-batches)  # what is recorded now is the state that the jump comes after
+        rewinds = self.session.rewinds
+        self.session.begin(self.iteration())
+        if self.session.rewinds == rewinds:
+            self.skip(batches)
+        else:
+            self.jump()
+            self.rebuild(given)
+            self.session.resume()
+        while True:
+            try:
+                result = original(*bound.args, **bound.kwargs)
+            except RewindAsked:
+                self.session.rewind()
+                self.jump()
+                self.rebuild(given)
+                self.session.resume()
+                continue
+            except JumpAsked:
+                self.counters.settle()
+                with self.session.same_randomness():
+                    self.jump()
+                    self.rebuild(given)
+                continue
+            except SystemExit as leaving:
+                if not leaving.code:
+                    self.session.finish(self.complete())
+                raise
+            self.session.finish(self.complete())
+            return result
+
+    def jump(self) -> int:
+        """Leave out what is to be left out right here; how many batches."""
+        assert self.session is not None
+        batches = self.session.jump(self.iteration())
+        self.skip(batches)
+        return batches
+
+    def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        losses, skipped, grad_norm = result[0], result[1], result[5]
+        self.figures = Figures(_first_or_worst(losses), None if grad_norm is None else float(grad_norm), bool(skipped))
+        return result
+
+    def evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The last validation comes after `train`, whose caller still has the iterator that it began with: give it the present one."""
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        if bound.arguments.get("data_iterator") is self.first_validation:
+            bound.arguments["data_iterator"] = self.given.get(VALIDATION)
+        with self.session.pausing("evaluation") if self.session else nullcontext():
+            return original(*bound.args, **bound.kwargs)
+
+    def builder(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.iterators.append((args, kwargs))
+        return original(*args, **kwargs)
+
+    def boundary(self, step: int, original: Callable[[], bool], *, saves: bool, last: bool) -> bool:
+        """Ours, then the loop's `original`: whether to leave the loop. Raises RewindAsked. saves: the script writes its own checkpoint
+        at this step, which has to be judged before."""
+        ordered = self._pass(step, judged_now=last or saves, last=last)
+        leaves = self._decides(original) if saves or not ordered else True
+        if leaves and not ordered and not last:  # for reasons of its own: the time is up, somebody has sent a signal
+            self._pass(step, judged_now=True, last=True)
+        if not (leaves or ordered or last) and self.session is not None and self.session.jump(step):
+            raise JumpAsked
+        return leaves or ordered
+
+    def _decides(self, original: Callable[[], bool]) -> bool:
+        assert self.session is not None
+        with self.session.pausing("checkpoint"):
+            return original()
+
+    def _pass(self, step: int, *, judged_now: bool, last: bool) -> bool:
+        assert self.session is not None
+        directive = self.session.boundary(step, self.figures, judged_now=judged_now, last=last)
+        if directive is Directive.REWIND:
+            raise RewindAsked
+        return directive is Directive.LEAVE
+
+    def install_evaluation(self, *namespaces: dict[str, Any]) -> None:
+        """Where the loop itself and what comes after it look it up: often the same place."""
+        for namespace in {id(each): each for each in namespaces}.values():
+            if "evaluate_and_print_results" in namespace:
+                self.install(namespace, evaluate_and_print_results=self.evaluate)
+
+    def install(self, namespace: dict[str, Any], **wrappers: Callable[..., Any]) -> None:
+        """Put `wrappers` (called with the original first) around the functions of those names."""
+        for name, wrapper in wrappers.items():
+            original = namespace[name]
+            namespace[name] = functools.wraps(original)(functools.partial(wrapper, original))
+
+
+def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
+    """One number for all losses of a step: the first one, or one that is not finite."""
+    numbers = [
+        float(v) for v in losses.values() if (torch.is_tensor(v) and v.numel() == 1) or isinstance(v, (int, float))
+    ]
+    return next((n for n in numbers if not math.isfinite(n)), numbers[0] if numbers else None)
+
+
+def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
+    """With overlapped parameter gather, parameters are gathered before the next forward, which the loop leaves out on its first step:
+    do it here, from the restored main parameters."""
+    for chunk in chunks:
+        config = getattr(chunk, "ddp_config", None)
+        if not getattr(config, "overlap_param_gather", False):
+            continue
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            part._copy_main_params_to_model_params()
+        chunk.start_param_sync(force_sync=True)
+        if not chunk.remove_forward_pre_hook_handles:
+            chunk.enable_forward_pre_hook()

@@ -1,0 +1,88 @@
+"""Megatron-Bridge's loop, unmodified (0.3). Its train state is an object that the loop reads at every step, so setting it rewinds it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from .base import Counters, HookedLoop, reenable_parameter_gather
+
+_COUNTERS = (
+    "step",
+    "consumed_train_samples",
+    "skipped_train_samples",
+    "consumed_valid_samples",
+    "floating_point_operations_so_far",
+)
+_MARK = "__mt_resilient__"
+
+
+def wrap(pretrain: ModuleType) -> None:
+    """Wrap the names that `_pretrain`, `setup` and `train` look up; `pretrain` is `megatron.bridge.training.pretrain`, executed."""
+    if not hasattr(pretrain, _MARK):
+        setattr(pretrain, _MARK, True)
+        BridgeLoop(pretrain)
+
+
+class BridgeLoop(HookedLoop):
+    def __init__(self, pretrain: ModuleType) -> None:
+        super().__init__()
+        outer = vars(pretrain)
+        inner = inspect.unwrap(outer["train"]).__globals__
+        setup = inspect.unwrap(outer["setup"]).__globals__
+        self.state: Any = None
+        self.build = setup["setup_data_iterators"]
+        self.boundary_parameters = inspect.signature(inner["checkpoint_and_decide_exit"])
+        self.install(setup, setup_data_iterators=self.builder)
+        self.install(inner, train_step=self.train_step, checkpoint_and_decide_exit=self.checkpoint_and_decide_exit)
+        self.install(outer, train=self.train)
+        self.install_evaluation(inner, outer)
+
+    def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        self.state = given["global_state"]
+        return {
+            "model": given["model"],
+            "optimizer": given["optimizer"],
+            "scheduler": given["scheduler"],
+            "counters": Counters(self.state.train_state, _COUNTERS, {}),
+        }
+
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        self.state.cfg.rerun_state_machine.check_for_nan_in_loss = False
+        rerun = sys.modules["megatron.core.rerun_state_machine"]
+        rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)
+
+    def iteration(self) -> int:
+        return int(self.state.train_state.step)
+
+    def complete(self) -> bool:
+        return bool(self.iteration() >= self.state.cfg.train.train_iters)
+
+    def checkpoint_and_decide_exit(self, original: Any, *args: Any, **kwargs: Any) -> bool:
+        given = self.boundary_parameters.bind(*args, **kwargs).arguments
+        state = given["state"]
+        step, config = int(state.train_state.step), state.cfg
+        last = step >= config.train.train_iters
+        last = last or bool(config.train.exit_interval and step % config.train.exit_interval == 0)
+        every = config.checkpoint.save_interval
+        saves = bool(config.checkpoint.save and every and step % every == 0)
+        return self.boundary(step, lambda: original(*args, **kwargs), saves=saves, last=last)
+
+    def skips(self) -> bool:
+        return getattr(self.state.cfg.dataset, "dataloader_type", None) in ("single", "cyclic")
+
+    def skip(self, batches: int) -> None:
+        self.state.train_state.consumed_train_samples += batches * self.state.cfg.train.global_batch_size
+
+    def rebuild(self, given: dict[str, Any]) -> None:
+        timer = self.state.timers("interval-time")
+        if getattr(timer, "_started", False):
+            timer.stop()
+        reenable_parameter_gather(given["model"], given["optimizer"])
+        if self.iteration() >= self.state.cfg.train.train_iters:
+            return  # nothing is left to train on, and samplers refuse to start at their end
+        args, kwargs = self.iterators[-1]
+        given["train_data_iterator"], given["valid_data_iterator"], _ = self.build(*args, **kwargs)

@@ -1,0 +1,1 @@
+"""Snapshots of a rank: taken into the arena, and restored."""

@@ -1,0 +1,262 @@
+"""Device → slot on a stream of its own: the loop goes on at once, and waits only where it would write into what is being copied.
+
+    boundary:  what the forward pass writes is copied first, and the loop's stream waits for that; it is small
+    thread:    the rest: fingerprints on the device, copies, and when they have arrived the slot is staged
+    optimizer: its first step after the boundary waits, on the device, for the copies (a hook that torch has for it)
+
+Nothing here holds up the loop but that wait, and it is over before it begins where a step takes longer than its snapshot.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ...checkpoint.arena.arena import RankArena, Slot, View
+from ...checkpoint.arena.slot import image_offset
+from ...checkpoint.arena.slot_header import Header
+from ...checkpoint.arena.staging import arrived, fill, flat
+from ...checkpoint.format import fingerprint
+from ...checkpoint.format.tensor_table import Layout
+from ...resilience.clock import monotonic_s, sleep
+from ...resilience.errors import MachineError
+from ...resilience.inprocess.tally import Held
+from .. import device
+from ..state.tensors.finite_check import finite, sums
+from .pinned_memory import PIECE_BYTES, Pinned
+from .strided_copy import Strip, Transfer
+
+_FIRST_S = 0.5
+"""How long the first snapshot waits for its memory. A large state's misses it."""
+_LOOK_S = 0.005
+"""Between looks for memory that is being made ready."""
+_LOOK_BYTES = 256 << 20
+"""Come back before they are looked at, on another stream: a device takes fingerprints fifty times as fast as bytes arrive."""
+
+Copy = tuple[torch.Tensor, Sequence[Strip]]
+"""A tensor on the device, and where its bytes go in its slot's image."""
+
+
+@dataclass
+class Job:
+    """One snapshot on its way."""
+
+    slot: Slot
+    view: View
+    early: list[tuple[int, Copy]]
+    """By index of the piece. Written by the forward pass."""
+    late: Iterable[tuple[int, Copy]]
+    """Written by the optimizer only. Asked for by the thread."""
+    checked: list[torch.Tensor]
+    """What may not hold NaN or Inf: trained parameters."""
+    begun_s: float = field(default_factory=monotonic_s)
+    took_s: float = 0.0
+    """From the boundary until all of it had arrived."""
+    held: Held = Held.UNDER_WAY
+    given_up: bool = False
+    finite: bool = True
+    issued: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    begun: Any = None
+    """Event of the loop's stream: the state is complete."""
+    arrived: Any = None
+    """Event of the copying stream."""
+    words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """What copies read, until they have arrived: of a tensor with gaps that is a copy of its own."""
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def give_up(self) -> None:
+        """By all ranks, since one has missed it. From here on it is not staged any more; whether it has been, its slot says."""
+        with self._turn:
+            self.given_up = True
+
+    def conclude(self) -> None:
+        """All of it has arrived."""
+        with self._turn:  # given up between the question and the answer, it would stay staged for good
+            if self.finite and not self.given_up:
+                self.slot.staged()
+                self.held = Held.WHOLE
+            else:
+                self.slot.free()
+                self.held = Held.MISSED
+
+
+class Offload:
+    def __init__(self, kind: str, arena: RankArena) -> None:
+        """kind: of the device that this process uses."""
+        self._module = device.module(kind)
+        self._device = self._module.current_device()
+        self._stream, self._reading = self._module.Stream(), self._module.Stream()
+        """For the copies, and for what looks at the state meanwhile: kernels would hold up the copies behind them."""
+        self._transfer = Transfer(kind, PIECE_BYTES)
+        self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
+        self._asked: tuple[int, int] = (0, 0)
+        self._again = False
+        """What was asked for could not be had."""
+        self.starved = False
+        """There was not enough memory for a slot."""
+        self._under_way: list[Job] = []
+        register_optimizer_step_pre_hook(self._before_update)
+        for work in (self._carry, self._make_room):
+            threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True).start()
+
+    # -- the loop's side ---------------------------------------------------------------------------------------------------
+
+    def room(self, wanted: Header, table_bytes: int) -> list[Slot]:
+        """The slots that can take such a snapshot now; what has to be made ready is, meanwhile. Where a state has just grown, waits a
+        little: a small one's memory is ready before the step is over."""
+        until_s = 0.0
+        asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
+        larger = asked[0] > self._asked[0] or asked[1] > self._asked[1]
+        if larger or self._again:
+            self._asked, self._again = asked, False
+            self._rooms.put((wanted, table_bytes, list(self._pinned.values()), True))
+            until_s = monotonic_s() + _FIRST_S if larger else 0.0
+        while True:
+            busy = {job.slot for job in self.under_way()}
+            ready = [slot for slot, pinned in self._pinned.items() if pinned.ready(wanted, table_bytes)]
+            if ready or monotonic_s() > until_s:
+                return [slot for slot in ready if slot not in busy]
+            sleep(_LOOK_S)
+
+    def start(self, job: Job) -> None:
+        """Take over `job`, whose slot is begun. The loop's stream is where the state is complete."""
+        job.begun = self._module.Event()
+        job.begun.record(self._module.current_stream())
+        if job.early:
+            with torch.no_grad():
+                self._look(job, job.early)
+                self._send(job, job.early)
+            for stream in (self._stream, self._reading):
+                self._after(stream, self._module.current_stream())
+        self._under_way.append(job)
+        self._jobs.put(job)
+
+    def under_way(self) -> list[Job]:
+        self._under_way = [job for job in self._under_way if not job.over.is_set()]
+        return self._under_way
+
+    def finish(self) -> None:
+        """Until all copies under way have arrived."""
+        for job in self.under_way():
+            job.over.wait()
+
+    def plan(self, layout: Layout) -> list[list[Strip]]:
+        """Where in a slot's image the bytes of each piece lie."""
+        return self._transfer.plan(layout)
+
+    def fill(self, slot: Slot, view: View, layout: Layout, into: Mapping[str, torch.Tensor]) -> None:
+        """As `staging.fill`, from a slot: each tensor as soon as its memory is registered, and fingerprints beside the copies."""
+        pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
+        self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
+        here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}
+        away = [number for number, piece in enumerate(layout.pieces) if piece.name not in here]
+        words: list[torch.Tensor] = []
+        new: list[torch.Tensor] = []
+        new_bytes = 0
+        try:
+            self._after(self._module.current_stream(), self._stream)
+            for number in away:
+                content, some = flat(into[layout.pieces[number].name]), plan[number]
+                if some:
+                    pinned.wait(some[-1].end(image.stride_bytes))
+                with self._module.stream(self._stream):
+                    self._transfer.up(content, view.memory, image.stride_bytes, some, self._stream)
+                new.append(content)
+                new_bytes += content.numel()
+                if number == away[-1] or new_bytes > _LOOK_BYTES:
+                    self._after(self._stream, self._reading)
+                    with self._module.stream(self._reading):
+                        words += [fingerprint.on_device(each) for each in new]
+                    new, new_bytes = [], 0
+            fill(layout, here, view.chunks(), view.fingerprints)
+            with self._module.stream(self._reading):
+                found = fingerprint.gather(words).tolist() if words else []
+            arrived(layout, dict(zip(away, found, strict=True)), view.fingerprints)
+        finally:
+            self._stream.synchronize()  # nothing reads the slot any more
+
+    def _before_update(self, *_: Any) -> None:
+        """Whatever the loop's stream does from here on comes after the copies."""
+        for job in self.under_way():
+            job.issued.wait()
+            if job.arrived is not None:
+                self._module.current_stream().wait_event(job.arrived)
+
+    # -- the threads -------------------------------------------------------------------------------------------------------
+
+    def _after(self, before: Any, stream: Any) -> None:
+        """What comes on `stream` waits for what is on `before`."""
+        event = self._module.Event()
+        event.record(before)
+        stream.wait_event(event)
+
+    def _look(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
+        """Fingerprints, where the state is."""
+        with self._module.stream(self._reading):
+            self._reading.wait_event(job.begun)
+            job.words += [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
+
+    def _send(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
+        with self._module.stream(self._stream):
+            self._stream.wait_event(job.begun)
+            memory, stride = job.view.memory, job.view.header.image.stride_bytes
+            for _, (source, some) in copies:
+                job.sources.append(flat(source))
+                self._transfer.down(job.sources[-1], memory, stride, some, self._stream)
+
+    def _carry(self) -> None:
+        self._module.set_device(self._device)
+        while True:
+            job = self._jobs.get()
+            try:
+                self._carry_one(job)
+            except Exception:  # of the device: the loop meets it by itself
+                traceback.print_exc()
+                job.slot.free()
+                job.held = Held.MISSED
+            finally:
+                job.issued.set()
+                job.over.set()
+
+    def _carry_one(self, job: Job) -> None:
+        late = list(job.late)
+        with torch.no_grad():
+            self._send(job, late)
+            self._look(job, late)
+            with self._module.stream(self._reading):
+                found = sums(job.checked)
+            self._after(self._reading, self._stream)
+            job.arrived = self._module.Event(blocking=True)
+            job.arrived.record(self._stream)
+            job.issued.set()
+            job.arrived.synchronize()
+            job.took_s = monotonic_s() - job.begun_s
+            job.sources.clear()
+            with self._module.stream(self._reading):
+                if job.words:
+                    job.view.fingerprints[[index for index, _ in job.words]] = fingerprint.gather(
+                        [word for _, word in job.words]
+                    )
+                job.finite = finite(found)
+        job.conclude()
+
+    def _make_room(self) -> None:
+        self._module.set_device(self._device)
+        while True:
+            wanted, table_bytes, chosen, considerate = self._rooms.get()
+            for pinned in chosen:
+                try:
+                    pinned.prepare(wanted, table_bytes, considerate=considerate)
+                except MachineError:  # the next snapshot asks again
+                    self._again = self.starved = True

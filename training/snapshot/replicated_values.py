@@ -1,0 +1,274 @@
+"""What a snapshot of another parallel layout holds beside tensors with places in the whole: taken over where all ranks say the same.
+
+What differs from rank to rank belongs to the ranks that there were, and cannot be taken over. It is named, and nothing is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import dropwhile
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...checkpoint.durable.load_resharded import Saved
+from ...checkpoint.durable.snapshot_view import (
+    LAYOUT_KEYS,
+    exactly,
+    loose_groups,
+    optimizer_parts,
+    parameter_values,
+    pieces,
+)
+from ...checkpoint.format import pytree
+from ...checkpoint.format.manifest import RankManifest
+from ...checkpoint.format.sharding import Part
+from ...checkpoint.format.tensor_table import Piece
+from ...resilience.errors import LayoutError
+from ...resilience.inprocess.tally import RANDOMNESS
+from ..attach.rank_stderr import say
+from ..state.modules.module_source import ATTRIBUTES, CHANGED, EXTRA, Modules
+from ..state.optimizers.optimizers import PUT_ON
+from ..state.sharding import WRAPPED, model_parts
+from ..state.tensors.in_place import Nested
+
+_GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
+"""What tells Megatron's groups apart (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), but for the layout."""
+
+
+def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:
+    """The sources `names`, which have to be the same on all ranks."""
+    found = {}
+    for name in sorted(names):
+        if any(_node(manifest, (name,)) for manifest in saved.manifests):
+            found[name] = agreed(saved, name, everywhere=True, but=ATTRIBUTES)
+            if told := attributes(saved, name):
+                found[name][ATTRIBUTES] = told
+        elif name not in optional:
+            raise _refused(saved, f"the state of {name!r} is not in it")
+    return found
+
+
+def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
+    """Those of the modules in the source `name`, by the names that these have here; empty where ranks did not hold the same, and begin
+    anew: a module may count for its rank."""
+    try:
+        kept = agreed(saved, name, ATTRIBUTES, everywhere=True)
+    except LayoutError:
+        return {}
+    if modules is None:
+        return kept
+    here = {_within(module): module for module in modules.by_name()}
+    tag, told = kept
+    there = all(_within(module) in here for module in told)
+    return pytree.Tagged((tag, {here[_within(module)]: each for module, each in told.items()})) if there else {}
+
+
+def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") -> Any:
+    """What the ranks that have something at `path` say there; None where none has. Raises LayoutError where they do not say the same, or,
+    `everywhere`, not all of them have it. but: what is below it and left out."""
+    told = [(manifest, node) for manifest in saved.manifests if (node := _node(manifest, path, but)) is not None]
+    if everywhere and len(told) < len(saved.manifests):
+        raise _refused(saved, f"{_named(path)} is not on all ranks")
+    for manifest, node in told[1:]:
+        ours, theirs = _values(*told[0], path, but), _values(manifest, node, path, but)
+        if ours != theirs:
+            where = next(key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key))
+            more = f", in {where}" if where else ""
+            raise _refused(saved, f"{_named(path)} differs from rank to rank{more}")
+    if not told:
+        return None
+    manifest, node = told[0]
+    held = {piece.name: _tensor(piece, saved.content(manifest.rank, piece)) for piece in _pieces(manifest, path, but)}
+    return pytree.unflatten(node, held)
+
+
+def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
+    """What the modules of the source `name` keep beside parameters and buffers, and what has changed about them, by the names that these
+    have here. A parameter goes by its place in the whole, a module by its name within what wraps all."""
+    frozen: dict[str, bool] = {}
+    modes: dict[str, bool] = {}
+    extra: Nested = {}
+    changed: Nested = {}
+    for manifest, described in zip(saved.manifests, saved.described, strict=True):
+        told = described.get(name, {})
+        places = {piece.name: piece.parts[0].name for piece in manifest.table.pieces if piece.parts}
+        changed |= told.get(CHANGED, {})
+        for key, flag in told.get(CHANGED, {}).get("requires_grad", {}).items():
+            frozen[places.get(f"{name}/{key}", "")] = flag
+        for module, said in told.get(EXTRA, {}).items():
+            if _within(module) not in extra and any(map(_tells, said.values())):
+                extra[_within(module)] = agreed(saved, name, EXTRA, module, everywhere=True)
+    if "training" in changed:
+        modes = {
+            _within(module): mode for module, mode in agreed(saved, name, CHANGED, "training", everywhere=True).items()
+        }
+    named = modules.by_name()
+    if missing := [module for module in extra if module not in map(_within, named)]:
+        raise _refused(
+            saved,
+            f"the module {missing[0] or 'itself'} of {name!r} has extra state in it, and there is no such module here",
+        )
+    parts = model_parts(modules.chunks)
+    return {
+        CHANGED: {
+            **changed,
+            "requires_grad": {
+                k: frozen[f"{name}/{p[0].name}"] for k, p in parts.items() if p and f"{name}/{p[0].name}" in frozen
+            },
+            "training": {module: modes[_within(module)] for module in named if _within(module) in modes},
+        },
+        EXTRA: {module: extra[_within(module)] for module in named if _within(module) in extra},
+    }
+
+
+def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
+    """That buffers, which several ranks held, were not alike. (Parameters are: replicas are compared while they train.)"""
+    if all(getattr(chunk, "broadcast_buffers", False) for chunk in modules.chunks) or not _speaks():
+        return
+    parts = model_parts(modules.chunks)
+    buffers = {f"{name}/{part.name}" for buffer in modules.buffers for part in parts.get(buffer, ())}
+    found: dict[Part, str] = {}
+    apart: dict[str, None] = {}
+    for manifest in saved.manifests:
+        for piece, word in zip(manifest.table.pieces, manifest.fingerprints, strict=True):
+            for part in piece.parts if len(piece.parts) == 1 and piece.parts[0].name in buffers else ():
+                if found.setdefault(replace(part, replica=()), word) != word:
+                    apart[part.name.removeprefix(f"{name}/")] = None
+    if apart:
+        more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
+        say(
+            f"the buffer {next(iter(apart))}{more} of {name!r} differs from rank to rank in the snapshot: all ranks go on "
+            "with the first one's"
+        )
+
+
+def tell_of_sums(saved: Saved) -> None:
+    """That gradients were added up in it."""
+    if _speaks() and any(
+        described.get(RANDOMNESS, {}).get("gradients", {}).get("sums") for described in saved.described
+    ):
+        say(
+            "the snapshot was taken while gradients were added up over several steps of the session. Another number of ranks cannot go on "
+            "with what each rank had added up, and begins with none"
+        )
+
+
+def _speaks() -> bool:
+    """Whether this rank says what all of them would."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not distributed or torch.distributed.get_rank() == 0
+
+
+def _within(module: str) -> str:
+    """Its name in the module that DistributedDataParallel and the like have wrapped."""
+    return ".".join(dropwhile(WRAPPED.__contains__, module.split(".")))
+
+
+def has_places(saved: Saved, name: str) -> bool:
+    """Whether all that the saved optimizer keeps is found by the parameters' places: each state has a tensor, and each tensor a place."""
+    for part in optimizer_parts(saved, name):
+        for state in part.state.values():
+            held = list(pieces(state))
+            if state and not (held and all(piece.parts for piece in held)):
+                return False
+        if part.further is not None or any(pieces(part.groups)):
+            return False
+    return any(key.startswith(f"{name}/") for key in saved.boxes)
+
+
+def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], kept: Nested) -> None:
+    """Into the optimizer `kept`, the values that saved ones have for the same parameters: of groups and states, and the loss scaler's."""
+    values, loose = parameter_values(saved, name), loose_groups(saved, name)
+    for (index, key), parts in owned.items():
+        number = int(key.split(".")[0])
+        group, state = kept[index]["groups"][number], kept[index]["state"][key]
+        for part in parts[:1]:
+            told = values.get(part.name)
+            found = told.group if told else _alike(group, loose) or _of_number(saved, name, index, number)
+            group.update({k: v for k, v in found.items() if k not in LAYOUT_KEYS})
+            state.update(told.state if told else {})
+    for index, part in kept.items():
+        if "scaler" in part:
+            part["scaler"] = agreed(saved, name, index, "scaler") or part["scaler"]
+        if told := agreed(saved, name, index, PUT_ON):
+            part[PUT_ON] = told
+
+
+def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """As Megatron finds a group again: by its multipliers. One that is of no kind is the only one."""
+    kind = {key: group[key] for key in _GROUP_KINDS if key in group}
+    same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
+    same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))
+    return same[0] if same and (kind or len(same) == 1) else {}
+
+
+def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str, Any]:
+    """The values of a group that has no state yet, where all ranks have the same in its place."""
+    parts = (described.get(name, {}).get(index, {}).get("groups", []) for described in saved.described)
+    told = [groups[number] for groups in parts if number < len(groups)]
+    if any(exactly(each) != exactly(told[0]) for each in told):
+        raise _refused(
+            saved, f"group {number} of {name!r} differs from rank to rank, and has no state to tell its parameters by"
+        )
+    return told[0] if told else {}
+
+
+def _tells(said: Any) -> bool:
+    """Whether a module's extra state has anything in it: most have a method that gives nothing."""
+    if isinstance(said, Mapping):
+        return any(map(_tells, said.values()))
+    return bool(said.nbytes) if isinstance(said, Piece) else said not in (None, b"")
+
+
+def _node(manifest: RankManifest, path: Collection[str], but: str = "") -> Any:
+    """What lies there in a rank's skeleton."""
+    node = manifest.table.skeleton
+    for key in path:
+        node = next((inner for name, inner in (node or {}).get("dict", ()) if name == key), None)
+    if but and isinstance(node, dict) and "dict" in node:
+        return {"dict": [pair for pair in node["dict"] if pair[0] != but]}
+    return node
+
+
+def _pieces(manifest: RankManifest, path: Collection[str], but: str = "") -> list[Piece]:
+    prefix = "/".join(path) + "/"
+    left_out = f"{prefix}{but}/" if but else "\0"
+    return [
+        piece
+        for piece in manifest.table.pieces
+        if piece.name.startswith(prefix) and not piece.name.startswith(left_out)
+    ]
+
+
+def _values(manifest: RankManifest, node: Any, path: Collection[str], but: str = "") -> dict[str, Any]:
+    """All that lies there, tensors as their fingerprints."""
+    prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
+    return dict(pytree.values(node)) | {piece.name: prints[piece.name] for piece in _pieces(manifest, path, but)}
+
+
+def _named(path: Collection[str]) -> str:
+    source, *rest = path
+    what = (
+        "the extra state of the module"
+        if EXTRA in rest
+        else "what has changed about"
+        if CHANGED in rest
+        else "the state"
+    )
+    inside = [key for key in rest if key not in (EXTRA, CHANGED)]
+    return f"{what} {' '.join(map(repr, inside))} of {source!r}" if inside else f"{what} of {source!r}"
+
+
+def _refused(saved: Saved, why: str) -> LayoutError:
+    return LayoutError(f"{saved.snapshot} cannot be taken to another parallel layout: {why}")
+
+
+def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
+    dtype = getattr(torch, piece.dtype)
+    if not content.size:  # torch lets nobody view that as another type
+        return torch.empty(piece.shape, dtype=dtype)
+    return torch.from_numpy(content).view(dtype).view(piece.shape)

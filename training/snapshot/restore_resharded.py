@@ -1,0 +1,185 @@
+"""A state that was saved in another parallel layout, put into this one's live tensors.
+
+Tensors go by their places in global ones; the values of parameter groups by the parameters that are in them; and what is the same on all
+ranks (counters, schedulers, a model that says nothing of places) comes from rank 0. Generators have no place in another layout: they stay
+as the script has seeded them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import cast
+
+import torch
+
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable.load_resharded import Saved, Wanted, word
+from ...checkpoint.format.pytree import unflatten
+from ...checkpoint.format.pytree_walk import flatten
+from ...checkpoint.format.sharding import Part
+from ...resilience.errors import LayoutError
+from ..attach.rank_stderr import say
+from ..state.modules.module_source import ATTRIBUTES, EXTRA
+from ..state.optimizers.optimizer_shards import owned_parts, state_parts
+from ..state.optimizers.optimizers import Optimizers, parameters_of
+from ..state.sharding import model_parts, places_of
+from ..state.sources import Modules, Preparing, Source, put_back
+from ..state.tensors.in_place import local
+from . import replicated_values
+
+Parts = dict[str, list[Part]]
+
+
+def parts_of(sources: Mapping[str, Source]) -> Parts:
+    """The places of all live tensors, by their names in a snapshot; none where a model does not say."""
+    try:
+        return _parts_of(sources)
+    except Exception as error:  # other people's code, on models that it may not know
+        say(
+            f"where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
+            "snapshots can be restored in the same parallel layout only"
+        )
+        return {}
+
+
+def _parts_of(sources: Mapping[str, Source]) -> Parts:
+    found: Parts = {}
+    for name, source in sources.items():
+        if isinstance(source, Modules):
+            found |= {f"{name}/{key}": _prefixed(name, parts) for key, parts in model_parts(source.chunks).items()}
+    for name, source in sources.items():
+        if isinstance(source, Optimizers) and source.by_parameter:
+            owned = _owned(source, sources)
+            for index, wrapper, inner in source.parts():
+                for key, parameter in parameters_of(inner):
+                    tensors = {k: local(v) for k, v in inner.state.get(parameter, {}).items() if torch.is_tensor(v)}
+                    for state, tensor in tensors.items():
+                        alike = tensor.shape == local(parameter).shape and state != "step"
+                        if alike or tensor.numel() == 1:
+                            parts = state_parts(name, state, owned[index, key], alike=alike)
+                            found[f"{name}/{index}/state/{key}/{state}"] = parts
+                    if wrapper is not inner:
+                        found[f"{name}/{index}/main/{key}"] = state_parts(name, "main", owned[index, key], alike=True)
+    return found
+
+
+def trained_of(sources: Mapping[str, Source]) -> set[str]:
+    """The parameters that optimizers have themselves (Megatron's may have shards of their own), by their names in a snapshot."""
+    optimizers = [source for source in sources.values() if isinstance(source, Optimizers)]
+    listed = {id(each) for source in optimizers for *_, inner in source.parts() for _, each in parameters_of(inner)}
+    models = (source.known_as(name) for name, source in sources.items() if isinstance(source, Modules))
+    return {name for named in models for name, parameter in named.items() if id(parameter) in listed}
+
+
+def _owned(source: Optimizers, sources: Mapping[str, Source]) -> dict[tuple[str, str], list[Part]]:
+    """Parts of the parameter that each of the optimizer's own ones belongs to."""
+    places: dict[int, list[Part]] = {}
+    for name, model in sources.items():
+        if isinstance(model, Modules):
+            for chunk in model.chunks:
+                places |= {key: _prefixed(name, parts) for key, parts in places_of(chunk).items()}
+    return owned_parts(source, places)
+
+
+def _prefixed(name: str, parts: Sequence[Part]) -> list[Part]:
+    return [replace(part, name=f"{name}/{part.name}") for part in parts]
+
+
+def restore_elsewhere(
+    snapshot: Place, sources: Mapping[str, Source], alone: Collection[str], optional: Collection[str]
+) -> None:
+    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. alone: names of sources to leave as they are; optional:
+    of those that may not be in it.
+
+    Raises LayoutError, with nothing changed but tensors, when the snapshot does not hold all of it; SnapshotError, MachineError or OSError
+    as `load.open_rank` does.
+    """
+    saved = Saved(snapshot)
+    placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
+    kept = replicated_values.shared(saved, sources.keys() - placed - {*alone}, optional)
+    described = saved.described[0]
+    beside = {
+        name: replicated_values.beside_tensors(saved, name, source)
+        for name, source in sources.items()
+        if name in placed and isinstance(source, Modules)
+    }
+    for name, source in sorted(sources.items(), key=lambda each: isinstance(each[1], Optimizers)):
+        if name in beside:
+            cast(Modules, source).follow(beside[name])
+        elif name in placed:
+            for index in described.get(name, {}):
+                replicated_values.agreed(saved, name, index, "members")
+            cast(Optimizers, source).follow(described.get(name, {}))
+            _make_states(name, cast(Optimizers, source), sources, saved)
+        elif name in kept and isinstance(source, Preparing):
+            source.prepare(described[name])
+    state = {name: sources[name].collect() for name in placed}
+    skeleton, leaves = flatten(state, torch.is_tensor)
+    parts = _parts_of(sources)
+    buffers = {name: torch.empty(leaf.shape, dtype=leaf.dtype) for name, leaf in leaves if parts.get(name)}
+    wanted = []
+    for name, buffer in buffers.items():
+        dtype = str(buffer.dtype).removeprefix("torch.")
+        memory = buffer.reshape(-1).view(torch.uint8).numpy().view(word(dtype))
+        wanted.append(Wanted(name, dtype, parts[name], memory))
+    saved.fill(wanted)
+    kept |= unflatten(skeleton, dict(leaves) | buffers)
+    for name in placed:
+        if name in beside:
+            modules = cast(Modules, sources[name])
+            kept[name] |= {EXTRA: beside[name][EXTRA], ATTRIBUTES: replicated_values.attributes(saved, name, modules)}
+            replicated_values.tell_of_buffers(saved, name, modules)
+        else:
+            replicated_values.by_parameter(saved, name, _owned(cast(Optimizers, sources[name]), sources), kept[name])
+    put_back(sources, kept)
+    replicated_values.tell_of_sums(saved)
+
+
+def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved: Saved) -> bool:
+    """Whether the tensors of a model, or of its optimizer, lie in global ones, here and in the snapshot. Of a plain module among several
+    ranks nobody says it. Raises LayoutError where that is so of some parameters: they would stay as the script has made them."""
+    if isinstance(source, Modules):
+        placed = model_parts(source.chunks)
+        names = [key for key in source.tensors() if key not in source.buffers]
+        lost = [key for key in names if not placed[key]]
+    elif isinstance(source, Optimizers):
+        if not source.by_parameter:
+            return False
+        owned = _owned(source, sources)
+        names = [f"{index}/{key}" for index, key in owned]
+        lost = [f"{index}/{key}" for (index, key), parts in owned.items() if not parts]
+    else:
+        return False
+    if isinstance(source, Optimizers):
+        there = replicated_values.has_places(saved, name)
+    else:
+        held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
+        there = not held or any(piece.parts for piece in held)
+    if there and 0 < len(lost) < len(names):
+        raise LayoutError(
+            f"{saved.snapshot} cannot be taken to another parallel layout: where {lost[0]} of {name!r} lies in the whole is not known"
+        )
+    return there and not lost
+
+
+def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved) -> None:
+    """Make the state of each parameter that the snapshot has and a fresh optimizer does not."""
+    owned = _owned(source, sources)
+    states = {key.split("/")[1] for key in saved.boxes if key.startswith(f"{name}/")} - {"main"}
+    for index, _, inner in source.parts():
+        for key, parameter in parameters_of(inner):
+            for state in sorted(states):
+                for part in owned[index, key][:1]:
+                    box = next(iter(saved.boxes.get(f"{name}/{state}/{part.name}", ())), None)
+                    if box is None or state in inner.state[parameter]:
+                        continue
+                    piece = saved.piece(box)
+                    alike = box.part.shape == part.shape
+                    dtype = getattr(torch, piece.dtype)
+                    inner.state[parameter][state] = (
+                        torch.zeros_like(parameter.detach(), dtype=dtype)
+                        if alike
+                        else torch.zeros(piece.shape if prod(piece.shape) == 1 else (), dtype=dtype)
+                    )

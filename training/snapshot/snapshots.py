@@ -1,0 +1,340 @@
+"""The tape of this rank: record the state of a step into the arena, seal it, go back to it.
+
+State → leaves → slot; and slot, or the durable snapshot, → leaves → the same live state.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ...checkpoint.arena.arena import RankArena, Slot, State
+from ...checkpoint.arena.slot_header import Header
+from ...checkpoint.arena.staging import Stager, fill
+from ...checkpoint.backend import place
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import catalog
+from ...checkpoint.format.pytree import unflatten
+from ...checkpoint.format.tensor_table import Layout, Table
+from ...resilience.clock import monotonic_s, sleep
+from ...resilience.errors import MachineError, SnapshotError, StateError
+from ...resilience.inprocess.tally import RANDOMNESS, Held, Judgement, Wanted
+from .. import device
+from ..attach.attach import Attachment
+from ..attach.rank_stderr import say
+from ..state.optimizers.accumulated_gradients import Halfway
+from ..state.optimizers.optimizers import Optimizers
+from ..state.rng import Alone, Randomness
+from ..state.sources import Modules, Source
+from ..state.tensors.finite_check import finite as all_finite
+from ..state.tensors.finite_check import sums
+from ..state.values.value_source import Packed
+from .attempt import Attempt
+from .device_copy import Offload
+from .device_staging import HandingOver
+from .restore import Restorer, Unrestorable
+from .restore_resharded import parts_of, trained_of
+from .snapshot_pace import Pace, uncollected
+
+_RETRY_S = 0.05
+"""Between looks for a slot, where a snapshot may wait for one."""
+
+
+class Tape:
+    def __init__(self, attachment: Attachment, sources: Mapping[str, Source], pace: Pace) -> None:
+        """pace: told what recording costs."""
+        self._at, self._pace = attachment, pace
+        handoff = attachment.handoff
+        self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
+        self._stager = Stager()
+        models = [source for source in sources.values() if isinstance(source, Modules)]
+        kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
+        self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
+        self.alone = Alone(Randomness(kinds))
+        self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
+        self._handing_over = HandingOver(self._stager, self._sources)
+        self._restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
+        self._attempts: list[Attempt] = []
+        """The two latest."""
+        self.unsettled = False
+        """All ranks do not know yet what has become of one of them."""
+        self._recorded = self._proved = False
+        self._complaint = ""
+        """Why the state could not be saved, as it was told last."""
+        self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
+        """What this process has put into each slot, and its table: that need not be believed anew."""
+        self._objects: dict[Slot, dict[str, Any]] = {}
+        """And of which objects its models and optimizers were made then."""
+        self.rewinds = 0
+        self.owed = Wanted.NOWHERE
+        """Where a snapshot is due, while no attempt at it is under way."""
+
+    @property
+    def on_device(self) -> bool:
+        return self._offload is not None
+
+    # -- recording ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> tuple[Held, Held]:
+        """How far this rank is with the newest attempt, and with the one before."""
+        newest, earlier = [*(attempt.held for attempt in reversed(self._attempts)), Held.WHOLE, Held.WHOLE][:2]
+        return newest, earlier
+
+    @property
+    def finite(self) -> bool:
+        """No snapshot that was begun has shown NaN or Inf in the parameters."""
+        return self._offload is None or all(attempt.job is None or attempt.job.finite for attempt in self._attempts)
+
+    def settle(self, judgement: Judgement) -> None:
+        """What all ranks know now of the latest attempts: sealed, or given up."""
+        if not self.unsettled:
+            return
+        for attempt, held in zip(reversed(self._attempts), (judgement.newest, judgement.earlier), strict=False):
+            if attempt.settled or held is Held.UNDER_WAY:
+                continue
+            attempt.settled = True
+            if held in (Held.WHOLE, Held.IN_PLACE):
+                if held is Held.IN_PLACE:
+                    self._keep_the_last_one()
+                self._arena.seal(attempt.step, live=held is Held.IN_PLACE)
+                if attempt.job is not None:
+                    self._pace.copied(attempt.job.took_s)
+                continue
+            if attempt.job is not None:
+                attempt.job.give_up()
+            slot = self._arena.holding(attempt.step)
+            if slot is not None and slot.header().state is State.STAGED:
+                slot.free()
+            # What cannot be saved is not tried at each step: the next one that is due will tell.
+            if held is not Held.UNSAVABLE:
+                self.owed = max(self.owed, attempt.wanted)
+        self.unsettled = not all(attempt.settled for attempt in self._attempts)
+
+    def may_record(self) -> bool:
+        """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
+        return len(self._attempts) < 2 or self._attempts[-2].settled
+
+    def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> bool:
+        """Begin a snapshot of the state after `step` steps, or find that it is there. On a device the copies go on behind it (`finish`
+        waits); a rank that is not `finite`, is halfway in its gradients, or has no slot or no memory for it within `patience_s`, has missed
+        it, counted on its page.
+        Whether this rank, with its parameters on the CPU, is finite."""
+        first, self._recorded = not self._recorded, True
+        attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
+        self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
+        if durable and self._at.page.durable_step < 0:
+            self._at.page.durable_step = step
+        self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
+        held = self._arena.holding(step)
+        if held is not None:  # the loop leaves at the very step that it has just recorded
+            attempt.bound = next((before.bound for before in self._attempts[:-1] if before.step == step), "")
+            if durable:
+                held.want_durable()
+            return finite
+        began_s = monotonic_s()
+        until_s = began_s + patience_s
+        attempt.missed = True
+        while finite and attempt.missed:
+            try:
+                with uncollected():
+                    state = {name: _collected(name, source) for name, source in self._sources.items()}
+                    finite = self._parameters_finite(state)
+                    attempt.missed = not (finite and self._begin(attempt, state))
+            except Halfway:
+                self._at.page.skipped += 1
+                return finite
+            except SnapshotError as error:
+                if first:  # before the first step: nothing is lost yet, and it is the script's to mend
+                    raise StateError(str(error)) from None
+                attempt.unsavable = True
+                self._at.page.skipped += 1
+                self._complain(
+                    str(error),
+                    "Training goes on without new snapshots, and a fault now costs all steps since the last one",
+                )
+                break
+            if finite and attempt.missed and monotonic_s() > until_s:
+                self._at.page.skipped += 1
+                return finite
+            if finite and attempt.missed:
+                sleep(_RETRY_S)
+        if finite:
+            self._pace.recorded(monotonic_s() - began_s)
+        return finite
+
+    def _parameters_finite(self, state: Mapping[str, Any]) -> bool:
+        """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
+        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
+        looked at on their way out (`device_copy.py`), so that nobody waits."""
+        models = ((source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules))
+        tensors = (tensor for model, collected in models for tensor in model.judged(collected))
+        with torch.no_grad():
+            return all_finite(sums(tensor for tensor in tensors if tensor.device.type == "cpu"))
+
+    def _complain(self, why: str, meaning: str) -> None:
+        """The state has become one that can't be saved, or not for others. Training goes on, and the reason is told once."""
+        self._at.page.unsaved = why
+        if why != self._complaint:
+            self._complaint = why
+            say(f"{why}. {meaning}")
+
+    def _keep_the_last_one(self) -> None:
+        """No snapshot from now on is of use to a restart. The newest one that is, goes to disk."""
+        sealed = [slot for slot in self._arena.slots if slot.header().state is State.SEALED]
+        newest = max(sealed, key=lambda slot: slot.header().stamp, default=None)
+        if newest is not None and not newest.header().durable:
+            newest.want_durable()
+
+    def _begin(self, attempt: Attempt, state: Mapping[str, Any]) -> bool:
+        remade = {name: source for name, source in self._sources.items() if isinstance(source, Modules | Optimizers)}
+        attempt.bound = next((source.bound for source in remade.values() if source.bound), "")
+        where = Wanted.NOWHERE if attempt.bound else attempt.wanted
+        layout, encoded, leaves = self._stager.plan(
+            state, torch.is_tensor, lambda: parts_of(self._sources), lambda: trained_of(self._sources)
+        )
+        if not self._proved:
+            self._prove(Table.of(layout, encoded), leaves)
+        described = Header(
+            generation=self._at.handoff.generation,
+            rewinds=self.rewinds,
+            step=attempt.step,
+            rank=self._at.rank,
+            world=self._at.world,
+            durable=where is Wanted.ON_DISK,
+            marked=self._at.handoff.copies and where is not Wanted.NOWHERE,
+            pieces=len(layout.pieces),
+            payload_bytes=layout.payload_bytes,
+        )
+        ready = None if self._offload is None else self._offload.room(described, len(encoded))
+        try:
+            claimed = self._arena.claim(described, encoded, among=ready, now_s=monotonic_s())
+        except MachineError:
+            self._at.page.starved += 1
+            claimed = None
+        if self._offload is not None and self._offload.starved and claimed is None:
+            self._at.page.starved += 1
+            self._offload.starved = False
+        if claimed is None:
+            return False
+        slot, view = claimed
+        self._layouts[slot] = layout, encoded
+        self._objects[slot] = {name: source.objects() for name, source in remade.items()}
+        if self._offload is None:
+            self._stager.stage(leaves, layout, view)
+            slot.staged()
+        else:
+            attempt.job = self._handing_over.begin(self._offload, slot, view, leaves, layout, state)
+        self._at.page.snapshots += 1
+        self._at.page.unsaved = ""
+        if attempt.bound:
+            self._complain(
+                attempt.bound,
+                "Snapshots from now on serve rewinds in place, and a restart of the ranks goes back to before this change",
+            )
+        return True
+
+    def _prove(self, table: Table, leaves: Sequence[Any]) -> None:
+        """That what goes into the first snapshot comes out of it again, but for the bytes of tensors, which fingerprints prove each time.
+        Raises SnapshotError."""
+        named = {piece.name: leaf for piece, leaf in zip(table.pieces, leaves, strict=True)}
+        kept = unflatten(table.skeleton, named, array=lambda leaf: leaf)
+        for name, source in self._sources.items():
+            if isinstance(source, Packed):
+                source.prove(kept[name])
+        self._proved = True
+
+    def finish(self) -> None:
+        """Until every attempt is whole or missed."""
+        if self._offload is not None:
+            self._offload.finish()
+
+    # -- going back --------------------------------------------------------------------------------------------------------
+
+    def newest(self, at_most: int) -> int:
+        """The newest step up to `at_most` that is sealed in memory, or else on disk; -1 for none. What other ranks have may be older."""
+        for kept in (self._in_memory, self._on_disk):
+            if older := [step for step in kept() if step <= at_most]:
+                return max(older)
+        return -1
+
+    def oldest(self, at_least: float) -> float:
+        """The oldest step from `at_least` on that is sealed in memory or on disk; infinite for none. As above."""
+        kept = (*self._in_memory(), *self._on_disk())
+        return min((step for step in kept if step >= at_least), default=math.inf)
+
+    def keeps(self, step: int) -> bool:
+        """Whether this rank can go back to `step`, from memory or disk."""
+        return step in self._in_memory() or step in self._on_disk()
+
+    def _in_memory(self) -> list[int]:
+        headers = [slot.header() for slot in self._arena.slots]
+        return [header.step for header in headers if header.state in (State.SEALED, State.LIVE)]
+
+    def _on_disk(self) -> list[int]:
+        """None where storage does not answer."""
+        try:
+            return [a.stamp.step for a in catalog.look(place.at(self._at.handoff.snapshots)).durable]
+        except MachineError:
+            return []
+
+    def go_back(self, step: int) -> None:
+        """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
+        self.finish()
+        self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
+        slot = self._arena.holding(step)
+        if slot is None or not self._from_slot(slot):
+            self._restorer.from_store(place.at(self._at.handoff.snapshots), step)
+        self._arena.drop_after(step)
+
+    def _from_slot(self, slot: Slot) -> bool:
+        """From memory; False where it is not this rank's. What does not arrive as it left is freed: the next life takes this step from the
+        next tier, or another step."""
+        offload = self._offload
+        with slot.reading() as view:
+            if view is None or (view.header.rank, view.header.world) != (self._at.rank, self._at.world):
+                return False
+            try:
+                known, encoded = self._layouts.get(slot, (None, b""))
+                same = known is not None and encoded == view.table
+                table = (
+                    Table.of(known, encoded) if known is not None and same else Table.of_slot(view.header, view.table)
+                )
+                for name, objects in self._objects[slot].items() if same else ():
+                    cast(Modules | Optimizers, self._sources[name]).put_back(objects)
+                if offload is None:
+                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
+                else:
+                    self._restorer.fill(table, lambda into: offload.fill(slot, view, table, into))
+            except SnapshotError as error:
+                slot.free()
+                raise Unrestorable(view.header.step, "", f"its copy in memory is damaged: {error}") from error
+        return True
+
+    def start_from(self, origin: Place) -> int:
+        """Fill the live state with that of `origin`, a snapshot of another job, whatever its parallel layout; its step. Raises as
+        `go_back` does."""
+        return self._restorer.start_from(origin)
+
+    def restore_randomness(self) -> None:
+        """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
+        self._restorer.restore_randomness()
+
+
+def _collected(name: str, source: Any) -> Any:
+    """What the source holds. Raises SnapshotError also where a `state_dict` of the script fails: without us, nothing would call it."""
+    try:
+        return source.collect()
+    except SnapshotError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise SnapshotError(
+            f"{name} can't be saved: it does not give its state "
+            f"({type(error).__name__}: {error}, {Path(at.filename).name} line {at.lineno})"
+        ) from error

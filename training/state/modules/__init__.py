@@ -1,0 +1,1 @@
+"""Modules as a source of state: tensors, extra state, attributes, structure."""

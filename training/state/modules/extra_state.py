@@ -1,0 +1,97 @@
+"""What modules keep beside parameters and buffers, by the ways that torch has for it: `get_extra_state`, keys that a module's own
+`_save_to_state_dict` or its state_dict hooks put in.
+
+torch's own hooks, and those of frameworks that shard, are left alone: they gather parameters, which we have.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.modules.module import _IncompatibleKeys
+
+from ....resilience.errors import SnapshotError
+from ..tensors.in_place import Nested
+
+_OTHERS = ("torch", "megatron", "transformer_engine", "deepspeed")
+_EXTRA = "_extra_state"
+
+
+class Extra:
+    """Of the modules in `modules`, by name."""
+
+    def __init__(self, modules: Mapping[str, Module]) -> None:
+        """Raises SnapshotError for one whose extra state could not be put back."""
+        self._states = {name: module for name, module in modules.items() if _own(module, "get_extra_state")}
+        self._keys = {name: module for name, module in modules.items() if _puts_more(module)}
+        for name, module in self._states.items():
+            if not _own(module, "set_extra_state"):
+                raise SnapshotError(
+                    f"the module {name or 'itself'} ({type(module).__name__}) has get_extra_state and no set_extra_state: what it gives "
+                    "could not be put back. Give it both"
+                )
+
+    def collect(self) -> Nested:
+        kept: Nested = {name: {"state": _boxed(module.get_extra_state())} for name, module in self._states.items()}
+        for name, module in self._keys.items():
+            if more := _more(module):
+                kept.setdefault(name, {})["keys"] = more
+        return kept
+
+    def restore(self, kept: Nested) -> None:
+        for name, module in self._states.items():
+            if "state" in kept.get(name, {}):
+                module.set_extra_state(_unboxed(kept[name]["state"]))
+        for name, module in self._keys.items():
+            if "keys" in kept.get(name, {}):
+                with torch.no_grad():
+                    module._load_from_state_dict(dict(kept[name]["keys"]), "", {}, False, [], [], [])
+                for hook in module._load_state_dict_post_hooks.values():
+                    hook(module, _IncompatibleKeys([], []))
+
+
+def _own(module: Module, method: str) -> bool:
+    return getattr(type(module), method) is not getattr(Module, method)
+
+
+def _puts_more(module: Module) -> bool:
+    hooks = [*module._state_dict_pre_hooks.values(), *module._state_dict_hooks.values()]
+    saves = type(module)._save_to_state_dict
+    return any(map(_of_a_script, hooks)) or (saves is not Module._save_to_state_dict and _of_a_script(saves))
+
+
+def _of_a_script(hook: Callable[..., Any]) -> bool:
+    hook = getattr(hook, "hook", getattr(hook, "func", hook))  # torch wraps them, and so does functools
+    return (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] not in _OTHERS
+
+
+def _more(module: Module) -> Nested:
+    """What a module's state_dict has that is neither parameter nor buffer. Of itself alone: its children are asked for themselves."""
+    known = {name for kind in (module.named_parameters, module.named_buffers) for name, _ in kind()}
+    tensors = {id(tensor) for kind in (module.parameters, module.buffers) for tensor in kind()}
+    said: Nested
+    if any(map(_of_a_script, (*module._state_dict_pre_hooks.values(), *module._state_dict_hooks.values()))):
+        said = dict(module.state_dict(keep_vars=True))
+    else:
+        module._save_to_state_dict(said := {}, "", True)
+    children = {f"{name}." for name, child in module.named_modules() if name and _puts_more(child)}
+    return {
+        key: value
+        for key, value in said.items()
+        if key not in known
+        and id(value) not in tensors
+        and not key.endswith(_EXTRA)
+        and not any(map(key.startswith, children))
+    }
+
+
+def _boxed(value: Any) -> Nested:
+    return {"bytes": value.getvalue()} if isinstance(value, io.BytesIO) else {"value": value}
+
+
+def _unboxed(kept: Nested) -> Any:
+    return io.BytesIO(kept["bytes"]) if "bytes" in kept else kept["value"]

@@ -1,0 +1,216 @@
+"""Modules as a source of state: parameters and buffers by name, and beside them, where there is any, what their modules keep otherwise
+(`extra_state.py`, `module_attributes.py`), and what has changed about them since the loop began (`module_structure.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from ....checkpoint.arena.staging import refuse
+from ....checkpoint.format.tensor_table import Piece
+from ....resilience.errors import LayoutError
+from ..tensors.finite_check import finite, sums
+from ..tensors.in_place import Nested, misfit, put
+from ..tensors.tensor_subclasses import all_ordinary, ordinary
+from ..values.borrowed_memory import Lenders
+from .extra_state import Extra
+from .module_attributes import Attributes
+from .module_structure import Objects, Outline
+from .module_tensors import Named, Names
+
+CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
+"""Beside the tensors: torch allows no name that begins with a dot."""
+_STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(None)))
+"""What hooks have for a state that need none."""
+_NAMED = 3
+"""Tensors that are named where some do not fit."""
+_MADE = attrgetter("shape", "dtype", "requires_grad")
+
+
+class Modules:
+    """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None) -> None:
+        """lenders: whose memory attributes may borrow; by default, only these modules'."""
+        self.chunks = list(chunks)
+        self._lenders = Lenders() if lenders is None else lenders
+        if lenders is None:
+            self._lenders.add("", self.lent)
+        self._names = Names()
+        self._outline: Outline | None = None
+        """None until the loop begins."""
+        self._extra, self._attributes = Extra({}), Attributes({}, self._lenders)
+        self._stale = True
+        """The modules look otherwise than when `_extra` was made."""
+        self._seen: list[Any] = []
+        self._changes: Nested = {}
+        self.bound = ""
+        """Why no new process could take what was collected last; empty where it could."""
+        self.buffers: frozenset[str] = frozenset()
+        """Names of those in what was collected last."""
+        self._made: list[Any] = []
+        self._trained: list[str] = []
+        self._unjudged: frozenset[str] = frozenset()
+
+    def named(self) -> tuple[Named, Named]:
+        """Parameters and buffers as the modules have them."""
+        parameters, buffers = self._names.of(self.chunks)
+        self._stale = self._stale or self._names.anew
+        return parameters, buffers
+
+    def known_as(self, source: str) -> Named:
+        """Parameters by their names in the session, in which the modules are `source`."""
+        return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
+
+    def hooked(self) -> str:
+        """The communication hook of DistributedDataParallel that has a state (PowerSGD's errors, say); empty: none. torch's private ones,
+        as for mixed precision, keep nothing from step to step."""
+        hooks = (each for chunk in self.chunks for each in getattr(chunk, "_comm_hooks", ()))
+        named = ((getattr(hook, "__name__", "of the script"), state) for hook, state in hooks)
+        return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
+
+    def lent(self) -> Named:
+        """Tensors whose memory others may borrow."""
+        parameters, buffers = self.named()
+        return parameters | buffers
+
+    def trained_attributes(self, *, anew: bool = False) -> list[torch.Tensor]:
+        """Tensors in attributes that may have gradients: at the last snapshot, or now (anew)."""
+        if anew:
+            self._attributes.collect()
+        return self._attributes.trained
+
+    @property
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """All that were there at the last look."""
+        return self._names.modules
+
+    def by_name(self) -> Mapping[str, torch.nn.Module]:
+        """All modules."""
+        self.named()
+        return self._look().modules
+
+    def tensors(self) -> Named:
+        """What lies here of each, live. Raises SnapshotError for what cannot be saved."""
+        parameters, buffers = self.named()
+        named = here = parameters | buffers
+        if all_ordinary(named):
+            self.buffers = frozenset(buffers)
+        else:
+            apart = ordinary(buffers, _buffer)
+            self.buffers = frozenset(apart)
+            here = ordinary(parameters, _parameter) | apart
+        for name, tensor in here.items() if self._stale else ():
+            refuse(_buffer(name) if name in self.buffers else _parameter(name), tensor)
+        self._made = list(map(_MADE, named.values()))
+        self._trained = [n for n, (_, _, trained) in zip(parameters, self._made, strict=False) if trained]
+        return here
+
+    def parameters(self, collected: Nested) -> list[torch.Tensor]:
+        """Those in what was `collected` last."""
+        return [each for name, each in collected.items() if name not in self.buffers and name[:1] != "."]
+
+    def judged(self, collected: Nested) -> list[torch.Tensor]:
+        """Those in what was `collected` last in which NaN or Inf is news: that are trained, and were free of it when the loop began."""
+        names = (name for name in self._trained if name in collected and name not in self._unjudged)
+        return [collected[name] for name in names]
+
+    def excuse(self) -> None:
+        """The loop begins: what is not finite now is so on purpose, such as a padding row of NaN."""
+        tensors = self.tensors()
+        with torch.no_grad():
+            self._unjudged = frozenset(
+                n for n in self._trained if n in tensors and not finite(sums([tensors[n].detach()]))
+            )
+
+    @property
+    def gathered(self) -> bool:
+        """The parameters are, during the forward pass: it writes all of them then, and not the buffers alone."""
+        return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
+
+    def steady(self, collected: Nested) -> list[torch.Tensor]:
+        """What in what was `collected` last only an optimizer's step writes."""
+        return [] if self.gathered else self.parameters(collected)
+
+    def collect(self) -> Nested:
+        kept = self.tensors()
+        outline = self._look()
+        seen = [*self._made, [module.training for module in self._names.modules]]
+        if seen != self._seen:
+            self._seen, self._changes = seen, outline.changes() | ({BOUND: True} if self.bound else {})
+        more = {CHANGED: self._changes, EXTRA: self._extra.collect(), ATTRIBUTES: self._attributes.collect()}
+        return kept | {key: value for key, value in more.items() if value}
+
+    def prepare(self, described: Nested) -> None:
+        live, outline = self.tensors(), self._look()
+        told = described.get(CHANGED, {})
+        if self.bound and not told.get(BOUND):  # else they have been put back by whoever has their objects
+            outline.put_back(outline.began)
+            live, outline = self.tensors(), self._look()
+        pieces: dict[str, Piece] = {name: piece for name, piece in described.items() if name[:1] != "."}
+        free = outline.may_change(told)
+        odd = [f"{name}: only the snapshot holds it" for name in sorted(pieces.keys() - live.keys() - free)]
+        odd += [f"{name}: only this run has it" for name in sorted(live.keys() - pieces.keys() - free)]
+        odd += [why for n in live if n in pieces and n not in free and (why := misfit(n, live[n], pieces[n]))]
+        if odd:
+            more = f", and so on ({len(odd)} tensors)" if len(odd) > _NAMED else ""
+            raise LayoutError(
+                f"{', '.join(odd[:_NAMED])}{more}; it was taken with another model or another parallel layout"
+            )
+        outline.follow(told, pieces)
+
+    def follow(self, described: Nested) -> None:
+        """Make flags and modes as in a snapshot of another layout. Raises LayoutError where tensors have changed since the loop began."""
+        told = described.get(CHANGED, {})
+        if "tensors" in told:
+            raise LayoutError(
+                f"{min(told['tensors'])} has changed its shape while it trained: such a state is restored in the same layout only"
+            )
+        self.tensors()
+        self._look().follow(told, {})
+
+    def objects(self) -> Objects:
+        """All of which the modules were made at the last look."""
+        return self._look().now
+
+    def put_back(self, objects: Objects) -> None:
+        """Make the modules of these."""
+        self.named()
+        if self.objects() != objects:
+            self._look().put_back(objects)
+
+    def restore(self, kept: Nested) -> None:
+        for name, tensor in self.tensors().items():
+            put(tensor, kept[name])
+        self._look()
+        self._attributes.restore(kept.get(ATTRIBUTES, {}))
+        self._extra.restore(kept.get(EXTRA, {}))
+
+    def _look(self) -> Outline:
+        """How the modules are made, looked at again where they have changed."""
+        if self._outline is None:
+            self._outline = Outline(self.chunks)
+            self._attributes = Attributes(self._outline.modules, self._lenders)
+        elif self._stale:
+            otherwise = self._outline.look()
+            self.bound = otherwise and (
+                f"the modules have changed since the loop began, {otherwise}, and a restart makes them as at the beginning. To have all of "
+                "them at the start, build them before the Session"
+            )
+        if self._stale:
+            self._extra = Extra(self._outline.modules)
+            self._attributes.look(self._outline.modules)
+            self._seen, self._stale = [], False
+        return self._outline
+
+
+def _parameter(name: str) -> str:
+    return f"the parameter {name}"
+
+
+def _buffer(name: str) -> str:
+    return f"the buffer {name}"

@@ -1,0 +1,222 @@
+"""How modules are made when the training loop begins, and what of it is otherwise later: this belongs to the state.
+
+A script that starts again makes its modules as at the beginning. What has changed since then, and can be made so again, is told with each
+snapshot: buffers that have come, gone or grown, parameters of another shape, `requires_grad`, train and eval mode. Modules that have come,
+gone or become others only the script can make. A snapshot of them serves the processes that have them: a rewind in place takes them back as
+they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn import Module, ParameterDict, ParameterList
+
+from ....checkpoint.format.tensor_table import Piece
+from ..tensors.in_place import Nested
+
+_PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
+_COUNTS = ("_size", "_keys")
+"""What a ParameterList and a ParameterDict know of their members beside these."""
+_ABSENT, _NONE = "absent", "None"
+
+Shapes: TypeAlias = dict[str, str]
+"""By name, dtype and shape of a parameter or buffer, or one of the two above."""
+
+
+class Objects:
+    """Of which modules are made at a moment."""
+
+    def __init__(self, modules: Iterable[Module]) -> None:
+        self.made = [(module, type(module), [dict(getattr(module, part)) for part in _PARTS]) for module in modules]
+        self.counted = [
+            (module, name, copy.copy(vars(module)[name]))
+            for module, _, _ in self.made
+            if isinstance(module, (ParameterList, ParameterDict))
+            for name in _COUNTS
+            if name in vars(module)
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        """The same ones, but for buffers and hooks: a buffer is assigned to, and nobody else has it."""
+        return isinstance(other, Objects) and self._ids == other._ids
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def _ids(self) -> list[Any]:
+        held = ([(name, id(each)) for part in parts[:2] for name, each in part.items()] for _, _, parts in self.made)
+        return [(id(module), kind, ids) for (module, kind, _), ids in zip(self.made, held, strict=True)]
+
+
+class Outline:
+    def __init__(self, chunks: Sequence[Module]) -> None:
+        self._chunks = chunks
+        self.modules = named_modules(chunks)
+        self._kinds = self._kinds_now()
+        self._shapes = self._shapes_now()
+        self._flags = {name: each.requires_grad for name, each in self._flagged().items()}
+        self._hidden = {name for name in self._shapes if not self._persists(name)}
+        self._modes = {name: module.training for name, module in self.modules.items()}
+        self.began = self.now = Objects(self.modules.values())
+        """Of which they were made when the loop began, or that have come into their places since; and are made now."""
+
+    def look(self) -> str:
+        """Look at the modules anew. What is otherwise than when the loop began, and could not be made so by a new process; or nothing."""
+        self.modules = named_modules(self._chunks)
+        now, self.now = self._kinds_now(), Objects(self.modules.values())
+        if now == self._kinds:
+            self.began = self.now
+            return ""
+        shapes = self._shapes_now()
+        for name in (*self._kinds, *now):
+            before = self._kinds.get(name, "a buffer" if name in self._shapes else "")
+            after = now.get(name, "a buffer" if name in shapes else "")
+            if before != after:
+                became = f"is {after}, and was {before}" if before and after else "is new" if after else "is gone"
+                return f"{name or 'the module itself'} {became}"
+        return "their order is another one"
+
+    def changes(self) -> Nested:
+        """What is otherwise now, as plain values: empty where nothing is."""
+        shapes, told = self._shapes_now(), {}
+        changed = {
+            name: [self._shapes.get(name, _ABSENT), shapes.get(name, _ABSENT), self._persists(name)]
+            for name in (*self._shapes, *(name for name in shapes if name not in self._shapes))
+            if self._shapes.get(name) != shapes.get(name)
+        }
+        flags = {
+            n: each.requires_grad for n, each in self._flagged().items() if each.requires_grad != self._flags.get(n)
+        }
+        modes = {n: m.training for n, m in self.modules.items() if m.training != self._modes.get(n)}
+        for key, value in (("tensors", changed), ("requires_grad", flags), ("training", modes)):
+            if value:
+                told[key] = value
+        return told
+
+    def put_back(self, objects: Objects) -> None:
+        """Make the modules of these very objects."""
+        for module, kind, parts in objects.made:
+            if type(module) is not kind:
+                module.__class__ = kind
+            for part, before in zip(_PARTS, parts, strict=True):
+                live = getattr(module, part)
+                live.clear()
+                live.update(before)
+            for name in (*module._parameters, *module._buffers, *module._modules):
+                module.__dict__.pop(name, None)  # a computed weight (prune, weight_norm) that hides the parameter
+        for module, name, count in objects.counted:
+            vars(module)[name] = copy.copy(count)
+        self.modules = named_modules(self._chunks)
+
+    def may_change(self, told: Nested) -> set[str]:
+        """Names of the tensors that `follow` makes as they were told: both this process and the snapshot's have begun with the same."""
+        said = {name for name, (began, *_) in told.get("tensors", {}).items() if self._began(name) == began}
+        now = self._shapes_now()
+        return said | {name for name in (*self._shapes, *now) if self._shapes.get(name) != now.get(name)}
+
+    def follow(self, told: Nested, described: Mapping[str, Piece]) -> None:
+        """Make tensors, flags and modes as they were told; what was not told is as when the loop began."""
+        for name in self.may_change(told):
+            wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), name not in self._hidden])
+            self._make(name, wanted[1], bool(wanted[2]), described.get(name))
+        for name, each in self._flagged().items():
+            wanted_flag = told.get("requires_grad", {}).get(name, self._flags.get(name))
+            if wanted_flag is not None and wanted_flag != each.requires_grad:
+                each.requires_grad_(wanted_flag)
+        for name, module in self.modules.items():
+            module.training = told.get("training", {}).get(name, self._modes.get(name, module.training))
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _began(self, name: str) -> str:
+        return self._shapes.get(name, _ABSENT)
+
+    def _make(self, name: str, wanted: str, persists: bool, piece: Piece | None) -> None:
+        path, _, key = name.rpartition(".")
+        module = self.modules.get(path)
+        if module is None:  # gone, and its tensors with it
+            return
+        live = module._parameters.get(key) if key in module._parameters else module._buffers.get(key)
+        if wanted == _ABSENT:
+            module._buffers.pop(key, None)
+            module._non_persistent_buffers_set.discard(key)
+        elif live is not None and piece is not None and shape_of(live) != wanted:
+            live.data, live.grad = _room(piece, live.device), None
+        elif wanted == _NONE or (live is None and piece is not None):  # a tied one goes by its first name
+            there = None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()))
+            module.__dict__.pop(key, None)
+            module.register_buffer(key, there, persistent=persists)
+
+    def _kinds_now(self) -> dict[str, str]:
+        """What only the script can make: modules and parameters, by name, and which names are of one tensor."""
+        kinds = {name: f"a {type(m).__module__}.{type(m).__qualname__}" for name, m in self.modules.items()}
+        first: dict[int, str] = {}
+        for name, each in (parameters := self._parameters()).items():
+            one = first.setdefault(id(each), name)
+            kinds[name] = "a parameter" if one == name else f"the parameter {one}"
+        for name, each in self._buffers().items():
+            if (one := first.setdefault(id(each), name)) != name:
+                kinds[name] = f"the {'parameter' if one in parameters else 'buffer'} {one}"
+        return kinds
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return {
+            join(path, key): each
+            for path, module in self.modules.items()
+            for key, each in module._parameters.items()
+            if each is not None
+        }
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {
+            join(path, key): each
+            for path, module in self.modules.items()
+            for key, each in module._buffers.items()
+            if each is not None
+        }
+
+    def _flagged(self) -> dict[str, torch.Tensor]:
+        """What may be told to require gradients."""
+        return self._parameters() | {name: each for name, each in self._buffers().items() if each.is_leaf}
+
+    def _shapes_now(self) -> Shapes:
+        shapes = {name: shape_of(each) for name, each in self._parameters().items()}
+        for path, module in self.modules.items():
+            shapes |= {join(path, key): _NONE if b is None else shape_of(b) for key, b in module._buffers.items()}
+        return shapes
+
+    def _persists(self, name: str) -> bool:
+        path, _, key = name.rpartition(".")
+        return path not in self.modules or key not in self.modules[path]._non_persistent_buffers_set
+
+
+def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
+    """As `Names` names their tensors."""
+    found: dict[str, Module] = {}
+    for index, chunk in enumerate(chunks):
+        prefix = f"chunk{index}" if len(chunks) > 1 else ""
+        found.update((join(prefix, name), module) for name, module in chunk.named_modules())
+    return found
+
+
+def join(path: str, name: str) -> str:
+    return ".".join(filter(None, (path, name)))
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _device(module: Module, parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Where a module computes: a new buffer of it belongs there."""
+    tensors: list[Any] = [*module.parameters(), *module.buffers(), *parameters.values()]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _room(piece: Piece, device: torch.device) -> torch.Tensor:
+    return torch.zeros(piece.shape, dtype=getattr(torch, piece.dtype), device=device)

@@ -1,0 +1,1 @@
+"""Optimizers as sources of state: groups, nested ones, shards, accumulated gradients."""

@@ -1,0 +1,207 @@
+"""Gradients as a part of a rank's state: a loop may leave them from one step of the session to the next, as sums that are added to.
+
+Most loops drop theirs before the next pass, right after a snapshot or right before it. So a gradient that an optimizer has taken is left
+out where it is known that the loop drops such ones: that of the snapshot before was another tensor when its optimizer stepped next. All
+others are kept; zeros count, for an optimizer leaves a parameter out whose gradient is None, and not one whose gradient is zero.
+
+Where wrappers keep sums by themselves, no snapshot is taken.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ....resilience.errors import SnapshotError
+from ..modules.module_source import Modules
+from ..tensors.in_place import Nested, local, put
+from ..values.value_source import Values
+from .optimizers import Optimizers
+
+_NONE, _LEFT, _SUM = range(3)
+"""What a parameter has for a gradient: none; one that the loop drops; one that is kept."""
+
+
+class Halfway(SnapshotError):
+    """Of this step there can be no snapshot; of another one there can."""
+
+
+class Accumulation:
+    def __init__(
+        self,
+        models: Collection[Modules],
+        optimizers: Collection[Optimizers],
+        others: Collection[Values],
+        tell: Callable[[str], Any],
+    ) -> None:
+        self._models, self._optimizers, self._others, self._tell = models, optimizers, others, tell
+        self._stepped: dict[int, torch.optim.Optimizer] = {}
+        """Since the last boundary."""
+        self._taken: frozenset[int] = frozenset()
+        """Ids of the parameters whose gradients optimizers took in the step before it."""
+        self._dropped: set[int] = set()
+        """Ids of parameters whose gradient was another tensor when the optimizer stepped,"""
+        self._carried: set[int] = set()
+        """and of those for which it was the same one, once: the loop adds to it."""
+        self._left: dict[int, weakref.ref[torch.Tensor]] = {}
+        """The gradients at the last snapshot, by their parameters' ids."""
+        self.ends = False
+        """The training does, at this boundary: nothing is added to any more."""
+        self._told = False
+        self._hook = register_optimizer_step_pre_hook(self._before)
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepped[id(optimizer)] = optimizer
+        for group in optimizer.param_groups if self._left else ():
+            for parameter in group["params"]:
+                if left := self._left.pop(id(parameter), None):
+                    same = parameter.grad is not None and left() is parameter.grad
+                    (self._carried if same else self._dropped).add(id(parameter))
+
+    def crossed(self) -> None:
+        """A boundary is."""
+        groups = (group for optimizer in self._stepped.values() for group in optimizer.param_groups)
+        self._taken = frozenset(id(parameter) for group in groups for parameter in group["params"])
+        self._stepped = {}
+
+    def collect(self) -> Nested:
+        """Raises Halfway."""
+        found = bytearray()
+        sums: Nested = {}
+        hidden = next(_kept_by_wrappers(self._models), "")
+        self._left = {}
+        for name, parameter in self._parameters():
+            kind = self._kind(parameter)
+            found.append(kind)
+            gradient = parameter.grad
+            if gradient is not None:
+                self._left[id(parameter)] = weakref.ref(gradient)
+            if kind == _SUM and gradient is not None:
+                if _fits(parameter):
+                    sums[str(len(found) - 1)] = _parts(gradient)
+                else:
+                    hidden = hidden or name
+        if hidden and not self.ends:
+            if not self._told:
+                self._told = True
+                self._tell(
+                    f"no snapshot is taken while gradients are added up in {hidden}: a fault goes back to a step before"
+                )
+            raise Halfway(f"gradients are added up in {hidden}")
+        return {"found": bytes(found), "sums": sums} if any(found) else {}
+
+    def _kind(self, parameter: torch.Tensor) -> int:
+        if parameter.grad is None:
+            return _NONE
+        key = id(parameter)
+        if key not in self._taken or key in self._carried:
+            return _SUM
+        return _LEFT if key in self._dropped or not _fits(parameter) else _SUM
+
+    def restore(self, kept: Nested) -> None:
+        """Raises RuntimeError where a wrapper has sums that cannot be taken out of it."""
+        _forget_sums(self._models)
+        for other in self._others:
+            if other.trained:
+                other.collect()  # what it holds now
+        for model in self._models:
+            model.trained_attributes(anew=True)
+        parameters = [parameter for _, parameter in self._parameters()]
+        found, sums = (kept["found"], kept["sums"]) if kept else (bytes(len(parameters)), {})
+        for number, (parameter, kind) in enumerate(zip(parameters, found, strict=True)):
+            if kind == _NONE:
+                parameter.grad = None
+            elif kind == _SUM:
+                _fill(parameter, sums[str(number)])
+        self._left = {}
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those of the models, those that only an optimizer has, and those among the script's values; some may come twice."""
+        for model in self._models:
+            yield from model.named()[0].items()
+            yield from (("an attribute of a module", each) for each in model.trained_attributes())
+        for optimizer in self._optimizers:
+            yield from optimizer.orphans()
+        for other in self._others:
+            yield from (("a value of the session", parameter) for parameter in other.trained)
+
+
+def _fits(parameter: torch.Tensor) -> bool:
+    """Whether its gradient can be kept: as backward makes it, or sparse."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is torch.sparse_coo:
+        return True
+    same = gradient.layout is torch.strided and gradient.shape == parameter.shape
+    return same and getattr(gradient, "placements", None) == getattr(parameter, "placements", None)
+
+
+def _parts(gradient: torch.Tensor) -> Any:
+    if gradient.layout is not torch.sparse_coo:
+        return local(gradient)
+    indices, values = (
+        gradient._indices(),
+        gradient._values(),
+    )  # copies: backward resizes them, and who reads a tensor forbids that
+    return {"indices": indices.clone(), "values": values.detach().clone(), "coalesced": gradient.is_coalesced()}
+
+
+def _fill(parameter: torch.Tensor, kept: Any) -> None:
+    if isinstance(kept, dict):
+        content = (kept[part].to(parameter.device) for part in ("indices", "values"))
+        parameter.grad = torch.sparse_coo_tensor(*content, parameter.shape, is_coalesced=kept["coalesced"] or None)
+        return
+    gradient = parameter.grad
+    if gradient is None or not _fits(parameter) or gradient.layout is not torch.strided or gradient.dtype != kept.dtype:
+        gradient = torch.zeros_like(parameter.detach(), dtype=kept.dtype)
+    put(local(gradient), kept)
+    parameter.grad = gradient
+
+
+# -- what wrappers keep ------------------------------------------------------------------------------------------------------
+
+
+def _kept_by_wrappers(models: Collection[Modules]) -> Iterator[str]:
+    """DistributedDataParallel notes the parameters that were used under `no_sync` in its reducer. FSDP2 adds gradients up beside the
+    parameters (torch.distributed.fsdp, `FSDPParam`: `unsharded_accumulated_grad`, or that of its `_unsharded_param`)."""
+    for module in (each for model in models for each in model.modules):
+        if isinstance(module, DistributedDataParallel):
+            if _notes_use(module):
+                yield "DistributedDataParallel(find_unused_parameters=True) under no_sync"
+        elif any(gradient is not None for each in _sharded(module) for gradient in _unsharded(each)):
+            yield "FSDP under set_requires_gradient_sync(False)"
+
+
+def _forget_sums(models: Collection[Modules]) -> None:
+    for module in (each for model in models for each in model.modules):
+        if isinstance(module, DistributedDataParallel):
+            if _notes_use(module):
+                raise RuntimeError("DistributedDataParallel has noted which parameters were used under no_sync")
+        else:
+            for each in _sharded(module):
+                each.unsharded_accumulated_grad = None
+                if hasattr(each, "_unsharded_param"):
+                    each._unsharded_param.grad = None
+
+
+def _notes_use(module: DistributedDataParallel) -> bool:
+    """Its last pass was under `no_sync`, and which parameters that used counts."""
+    return module.find_unused_parameters and not module.require_forward_param_sync
+
+
+def _unsharded(parameter: Any) -> tuple[Any, Any]:
+    """In the type that it reduces, and in the parameter's."""
+    return parameter.unsharded_accumulated_grad, getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+
+
+def _sharded(module: torch.nn.Module) -> list[Any]:
+    """FSDP2's parameters of it, where it has any of its own."""
+    if not hasattr(type(module), "_get_fsdp_state"):
+        return []
+    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # type: ignore[operator]
+    return [] if group is None else [each for each in group.fsdp_params if hasattr(each, "unsharded_accumulated_grad")]

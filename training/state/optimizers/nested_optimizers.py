@@ -1,0 +1,135 @@
+"""Optimizers within optimizers (Lookahead, SAM, ZeRO's local one), and what an optimizer keeps in attributes of its own.
+
+torch's optimizers keep all of their state by parameter, and wrappers of frameworks keep none. Others may do as they like: their attributes
+are part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..tensors.in_place import Nested
+from ..values.unpacking import Unpacking
+from .optimizer_packing import HERE, OptimizerPacking
+
+_FRAMEWORKS = (
+    "torch",
+    "megatron",
+    "apex",
+    "accelerate",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "deepspeed",
+)
+_CLOSED = ("megatron", "apex", "deepspeed")
+"""They keep the optimizers within by themselves."""
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[str, Optimizer]]:
+    """Those within `outer`, by names that are the same in each life. met: all so far."""
+    met.append(outer)
+    if _package(outer) in _CLOSED:
+        return
+    for attribute, value in vars(outer).items():
+        for key, each in _members(value) if attribute not in of_every_optimizer() else ():
+            if isinstance(each, Optimizer) and not any(each is other for other in met):
+                path = f"{name}.{attribute}{key}"
+                if not (_is_face_of(outer, each) and framework(each)):
+                    yield path, each
+                yield from nested(each, path, met)
+
+
+def state_of(optimizer: Optimizer) -> Any:
+    """A wrapper may have none."""
+    return getattr(optimizer, "state", {})
+
+
+def framework(optimizer: Optimizer) -> bool:
+    """Whether its attributes are no state."""
+    return _package(optimizer) in _FRAMEWORKS
+
+
+def further(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
+    """What it keeps beside groups and the states of parameters; empty where that is nothing."""
+    found = {"loose": packing.pack(_loose(optimizer), ".state"), "attributes": _attributes(optimizer, packing)}
+    if packing.left:
+        said = optimizer.state_dict().items()
+        found["declared"] = {key: value for key, value in said if key not in ("state", "param_groups")}
+    return {key: value for key, value in found.items() if value}
+
+
+def _loose(optimizer: Optimizer) -> dict[Any, Any]:
+    """What is in its state under other keys than parameters."""
+    state = state_of(optimizer)
+    if _TENSORS.issuperset(map(type, state)):
+        return {}
+    return {key: value for key, value in state.items() if not torch.is_tensor(key)}
+
+
+def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
+    """Those that are state, by name."""
+    if framework(optimizer):
+        averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
+        return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
+    lenient = type(optimizer).state_dict is not Optimizer.state_dict
+    own = [(name, value) for name, value in vars(optimizer).items() if name not in of_every_optimizer()]
+    found = {name: packing.attribute(value, name, lenient=lenient or callable(value)) for name, value in own}
+    return {name: value for name, value in found.items() if value is not HERE}
+
+
+def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpacking) -> None:
+    """What it kept, into place. What has come since is gone. now: what it keeps before that."""
+    before = _loose(optimizer)
+    loose = unpacking.unpack(kept.get("loose", {}), dict(before))
+    for key in before.keys() - loose.keys():
+        del optimizer.state[key]
+    state_of(optimizer).update(loose)
+    live, attributes = vars(optimizer), kept.get("attributes", {})
+    if framework(optimizer):
+        if attributes:
+            live["averager"].step = attributes["averager"]["step"]
+        return
+    for name in now.get("attributes", {}).keys() - attributes.keys():
+        del live[name]
+    for name, value in attributes.items():
+        live[name] = unpacking.unpack(value, live.get(name))
+
+
+def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:
+    """What all of them have said by their own `state_dict`. Their states and groups stay the very same objects."""
+    shared = [(each, {k: vars(each)[k] for k in ("state", "param_groups") if k in vars(each)}) for each, _ in kept]
+    for optimizer, more in kept:
+        if "declared" in more:
+            optimizer.load_state_dict({**optimizer.state_dict(), **more["declared"]})
+    for optimizer, own in shared:
+        vars(optimizer).update(own)
+
+
+def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
+    """Whether all that `inner` keeps is `outer`'s as well."""
+    return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f".{key}", each) for key, each in value.items() if isinstance(each, Optimizer))
+    elif isinstance(value, (list, tuple)):
+        yield from ((f".{number}", each) for number, each in enumerate(value) if isinstance(each, Optimizer))
+    else:
+        yield "", value
+
+
+def _package(optimizer: Optimizer) -> str:
+    return type(optimizer).__module__.partition(".")[0]
+
+
+@cache
+def of_every_optimizer() -> frozenset[str]:
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"_opt_called"}

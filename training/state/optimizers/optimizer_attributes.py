@@ -1,0 +1,78 @@
+"""What a script puts on an optimizer of torch's: attributes that its class does not have, such as `optimizer.global_step`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ....checkpoint.format.pytree import Tagged
+from ....resilience.errors import SnapshotError
+from ...attach.rank_stderr import say
+from ..values.borrowed_memory import Lenders
+from ..values.packing import is_source
+from ..values.value_source import Known, Packed
+from .nested_optimizers import of_every_optimizer
+
+
+class PutOn:
+    def __init__(self, name: str, lenders: Lenders) -> None:
+        """name: the optimizer's. lenders: whose memory such values may borrow."""
+        self._name = name
+        self._packed = Packed(name, Known(lenders))
+        self._kept: dict[tuple[str, str, type], bool] = {}
+        """Of each part, name and type: whether it can be kept."""
+        self._began: dict[str, set[str]] = {}
+
+    def collect(self, part: str, optimizer: Optimizer) -> Any:
+        """Empty where there is nothing."""
+        held = _put_on(optimizer)
+        self._began.setdefault(part, {*held})
+        if not held:
+            return {}
+        told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
+        try:
+            return Tagged(("", self._packed.pack(told))) if told else {}
+        except SnapshotError:  # something in it has become what can't be kept
+            for name, value in list(told.items()):
+                del self._kept[part, name, type(value)]
+                if not self._can_be_kept(part, name, value):
+                    del told[name]
+            return Tagged(("", self._packed.pack(told)))
+
+    def restore(self, part: str, optimizer: Optimizer, kept: Any) -> None:
+        live = _put_on(optimizer)
+        told = self._packed.unpack(kept[1], dict(live)) if kept else {}
+        for name, value in live.items():
+            if name not in told and name not in self._began[part] and self._kept.get((part, name, type(value))):
+                delattr(optimizer, name)
+        vars(optimizer).update(told)
+
+    def _can_be_kept(self, part: str, name: str, value: Any) -> bool:
+        place = part, name, type(value)
+        if place not in self._kept:
+            try:
+                self._packed.prove(self._packed.pack(value))
+                self._kept[place] = True
+            except SnapshotError as error:
+                self._kept[place] = False
+                say(
+                    f"the attribute {name} of {self._name} is not kept, and a recovery goes on with another one: {error}"
+                )
+        return self._kept[place]
+
+
+def _put_on(optimizer: Optimizer) -> dict[str, Any]:
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return {}
+    known = of_every_optimizer()
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in known and name[:1] != "_" and not (callable(value) or _is_source(value))
+    }
+
+
+def _is_source(value: Any) -> bool:
+    kind: Any = type(value)
+    return is_source(kind)

@@ -1,0 +1,143 @@
+"""What an optimizer holds, packed as any value is, but for three things: its parameters are pointed at, as are their ids; what is no state
+(functions, the model itself) stays where it is; and tensors are filled where they lie, a new one lies as its parameter does.
+
+A tensor that is not row-major is kept as a leaf, too, so that its place in other layouts is known by its name. How it lies is told beside.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....checkpoint.arena.staging import refuse
+from ....checkpoint.format.pytree import Tagged
+from ..modules.module_source import Modules
+from ..tensors.in_place import put
+from ..tensors.tensor_subclasses import only
+from ..values.class_adapters import NotFound
+from ..values.packing import Packing, has_state_dict
+from ..values.unpacking import Unpacking
+
+HERE = Tagged(("here", ""))
+"""In the place of what stays where it is."""
+_STAYS = (
+    torch.device,
+    torch.dtype,
+    torch.Event,
+    torch.Stream,
+    torch.optim.Optimizer,
+    torch.utils.hooks.RemovableHandle,
+    logging.Logger,
+    threading.Thread,
+    type(threading.Lock()),
+    ModuleType,
+)
+"""Nested optimizers are parts of their own."""
+_VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
+"""Modules whose objects are values."""
+
+
+class OptimizerPacking(Packing):
+    """One way down, for one optimizer."""
+
+    def __init__(self, name: str, parameters: Mapping[str, torch.Tensor], apart: Mapping[str, Any]) -> None:
+        """parameters: by their places in the groups. apart: containers that are kept by themselves, by name."""
+        places = dict(zip(map(id, parameters.values()), parameters, strict=True))
+        super().__init__(name, {id(each): key for key, each in apart.items()} | places)
+        self._pointers = places
+        self.parameters = parameters
+        self._lenient = False
+        self.strides: dict[int, list[int]] = {}
+        """Of tensors that are not row-major, by number."""
+        self.left = False
+        """Something stays where it is that only the optimizer's own state_dict knows how to save."""
+
+    def attribute(self, value: Any, name: str, *, lenient: bool) -> Any:
+        """The packed value of one. lenient: functions, and objects of classes that only the optimizer knows, stay where they are."""
+        self._lenient = lenient
+        found = self.pack(value, f".{name}")
+        self._lenient = False
+        return found
+
+    def _elements(self, value: Any) -> Any:
+        if type(value) is np.ndarray:
+            return super()._elements(value)
+        here = only(value, self._called())
+        refuse(self._called(), here)
+        if not here.is_contiguous() and 0 not in here.stride():
+            self.strides[len(self.met)] = list(here.stride())
+        self._number(value)
+        return here
+
+    def _other(self, kind: type, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._elements(value)
+        if isinstance(value, torch.nn.Module):
+            if any(id(parameter) in self._pointers for parameter in value.parameters()):
+                return HERE
+            self._number(value)
+            return Tagged(("module", Modules([value]).tensors()))
+        if isinstance(value, _STAYS) or (self._lenient and callable(value)):
+            return HERE
+        if has_state_dict(kind):
+            self._number(value)
+            return Tagged(("state_dict", self._down(dict(value.state_dict()))))
+        if kind is defaultdict:  # the live one has its factory, which often has no name
+            self._number(value)
+            return self._mapping(dict, dict(value))
+        if self._lenient and kind.__module__ not in _VALUES:
+            self.left = True
+            return HERE
+        return super()._other(kind, value)
+
+
+class OptimizerUnpacking(Unpacking):
+    """One way up, for one optimizer."""
+
+    def __init__(
+        self, name: str, sources: Mapping[str, Any], strides: Mapping[int, list[int]], as_they_lie: bool
+    ) -> None:
+        """sources: parameters and containers, as `OptimizerPacking` has them. as_they_lie: nobody has told strides: a live tensor lies as
+        it does."""
+        super().__init__(name, sources)
+        self._strides, self._as_they_lie = strides, as_they_lie
+        self.device = torch.device("cpu")
+        """Of new tensors."""
+
+    def _free(self, live: Any, kind: type) -> bool:
+        return super()._free(live, kind) or (kind is dict and super()._free(live, defaultdict))
+
+    def _elements(self, kept: Any, live: Any) -> Any:
+        if type(kept) is np.ndarray:
+            return super()._elements(kept, live)
+        strides, where = self._strides.get(len(self.made)), self.device
+        if isinstance(live, torch.Tensor):
+            where, here = live.device, only(live, self._name)
+            lies = self._as_they_lie or (here.is_contiguous() if strides is None else [*here.stride()] == strides)
+            if id(live) not in self._taken and (here.shape, here.dtype) == (kept.shape, kept.dtype) and lies:
+                put(here, kept)
+                return self._own(live)
+        lying = list(kept.stride()) if strides is None else strides
+        return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
+
+    def _tagged(self, tag: str, content: Any, live: Any) -> Any:
+        if tag not in ("here", "module", "state_dict"):
+            return super()._tagged(tag, content, live)
+        if tag == "here":
+            return live
+        if not (isinstance(live, torch.nn.Module) if tag == "module" else has_state_dict(type(live))):
+            raise NotFound(f"an object with a {tag} is not there any more")
+        self._own(live)
+        if tag == "module":
+            for name, tensor in Modules([live]).tensors().items():
+                put(tensor, content[name])
+        else:
+            live.load_state_dict(self._up(content, None))
+        return live

@@ -1,0 +1,80 @@
+"""The place of each tensor of an optimizer: that of the parameter it belongs to, and which elements of it.
+
+How flat shards cut through the parameters is read off the distributed optimizer's own map of them; which parameter one belongs to by the
+identity of tensors, never by position in a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ....checkpoint.format.sharding import Part, scalars, within
+from .optimizers import Optimizers, parameters_of
+
+
+def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:
+    """Parts of the parameter of which each of the optimizer's own parameters is a copy or a shard, by (which optimizer of a chain,
+    "group.position"). With `state_parts` this is where any state of theirs lies, one that a fresh optimizer doesn't have yet too.
+
+    places: of the model's parameters, by id."""
+    whole = type(source.thing).__name__ == "LayerWiseDistributedOptimizer"
+    found: dict[tuple[str, str], list[Part]] = {}
+    for index, wrapper, inner in source.parts():
+        owners = _owners(wrapper, inner, whole=whole)
+        for key, parameter in parameters_of(inner):
+            found[index, key] = owners[id(parameter)].parts(places)
+    return found
+
+
+def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) -> list[Part]:
+    """Places of one state of a parameter with these parts: of its shape (`alike`), or one number for all of it."""
+    held = parts if alike else scalars(parts)
+    return [replace(part, name=f"{prefix}/{state}/{part.name}") for part in held]
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """The model's parameter to which one of an optimizer's belongs, and which of its elements."""
+
+    parameter: torch.Tensor
+    span: tuple[int, int] | None = None
+    """Of the flattened parameter; None for all of it."""
+    instance: int | None = None
+    """Where data-parallel ranks hold different things, not copies: which copy of the whole this is. Else None."""
+
+    def parts(self, places: Mapping[int, list[Part]]) -> list[Part]:
+        parts = places.get(id(self.parameter), [])
+        if self.span is not None:
+            parts = [shard for part in parts for shard in within(part, *self.span)]
+        if self.instance is not None:  # Megatron's axes of replicas: pipeline, tensor, data
+            parts = [replace(part, replica=(*part.replica[:-1], self.instance)) for part in parts]
+        return parts
+
+
+def _owners(wrapper: Any, inner: torch.optim.Optimizer, *, whole: bool) -> dict[int, _Owner]:
+    """By the id of the parameter that the torch optimizer has. `whole`: each rank of a data-parallel group owns whole parameters."""
+    instance = 0 if whole else None
+    found = {id(parameter): _Owner(parameter, None, instance) for _, parameter in parameters_of(inner)}
+    if hasattr(wrapper, "shard_fp32_from_float16_groups"):
+        instance = getattr(wrapper, "distributed_optimizer_instance_id", 0)
+        for models, shards in _shards(wrapper):
+            for model, shard in zip(models, shards, strict=True):
+                if shard is not None:
+                    span = wrapper._get_model_param_range_map(model)["param"]
+                    found[id(shard)] = _Owner(model, (span.start, span.end), instance)
+    elif hasattr(wrapper, "fp32_from_float16_groups"):
+        for models, mains in zip(wrapper.float16_groups, wrapper.fp32_from_float16_groups, strict=True):
+            found.update((id(main), _Owner(model, None, instance)) for model, main in zip(models, mains, strict=True))
+    return found
+
+
+def _shards(wrapper: Any) -> Iterator[tuple[list[Any], list[Any]]]:
+    """The model's parameters and the optimizer's own, group by group. Not `model_param_group_index_map`: its positions are wrong in a
+    group with parameters of two dtypes (megatron-core 0.16.1, distrib_optimizer.py:297 against :441)."""
+    yield from zip(wrapper.model_fp32_groups, wrapper.shard_fp32_groups, strict=True)
+    yield from zip(wrapper.model_float16_groups, wrapper.shard_fp32_from_float16_groups, strict=True)
+    yield from zip(wrapper.model_float16_groups, wrapper.shard_float16_groups, strict=True)

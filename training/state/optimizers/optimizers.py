@@ -1,0 +1,299 @@
+"""Optimizers as sources of state: torch's own, other people's, and Megatron's wrappers around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+
+from ....checkpoint.format.tensor_table import Piece
+from ....resilience.errors import LayoutError
+from ..tensors.in_place import Nested, fits, local, misfit, put
+from ..tensors.tensor_subclasses import only
+from ..values.array_views import TENSORS
+from ..values.borrowed_memory import STATE, Lenders, lent_by_groups
+from .nested_optimizers import framework, further, load_declared, nested, put_further, state_of
+from .optimizer_attributes import PutOn
+from .optimizer_packing import OptimizerPacking, OptimizerUnpacking
+from .param_groups import Groups, Objects
+
+PUT_ON = "put on"
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
+"""What a parameter's state mostly is."""
+
+
+def inner_optimizers(thing: Any) -> list[Any]:
+    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub."""
+    if hasattr(thing, "chained_optimizers"):
+        return [inner for part in thing.chained_optimizers for inner in inner_optimizers(part)]
+    holds = isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer) and hasattr(thing, "param_groups")
+    return [thing] if holds or getattr(thing, "is_stub_optimizer", False) else []
+
+
+Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]
+
+
+class Optimizers:
+    """Any torch optimizer, or Megatron's (chained, mixed precision, distributed): its state by parameter, its own fp32 copies of the
+    parameters where they are not views of the model's, parameters that no model of the session has, the values of its groups, and the loss
+    scaler. Of an optimizer of other people's, its attributes too; and all of that of the optimizers within it."""
+
+    def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
+        """name: the session's, for what it says of the optimizer. lenders: whose memory values may borrow."""
+        self._put_on = PutOn(name, Lenders() if lenders is None else lenders)
+        self.thing, self._name = thing, name
+        self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else inner_optimizers(thing)
+        self.parameters: list[Callable[[], Mapping[str, torch.Tensor]]] = []
+        """Each gives the parameters of a model of the session, by name: groups that come on the way are made of them."""
+        self._groups: dict[str, Groups] = {}
+        """Of each part; none until the loop begins."""
+        self.bound = ""
+        """Why no new process could take what was collected last; empty where it could."""
+        self._looked_at: list[torch.Tensor] = []
+        self._orphans: frozenset[int] = frozenset()
+        """Ids of those among them that no model of the session has."""
+
+    def parts(self) -> Iterable[Part]:
+        """Name, wrapper (or the optimizer itself), torch optimizer; a stub (a rank with no parameters) has none."""
+        for index, wrapper in enumerate(self.wrappers):
+            inner = wrapper if isinstance(wrapper, torch.optim.Optimizer) else wrapper.optimizer
+            if inner is not None:
+                yield str(index), wrapper, inner
+                for name, within in nested(inner, str(index), []):
+                    yield name, within, within
+
+    @property
+    def by_parameter(self) -> bool:
+        """All of the state belongs to parameters, so that it has places in another parallel layout as well."""
+        parts = list(self.parts())
+        apart = _apart(parts)
+        if any(self._mains(parts)[name] for name, wrapper, inner in parts if wrapper is inner):
+            return False
+        return all(name.isdigit() and not further(inner, self._packing(name, inner, apart)) for name, _, inner in parts)
+
+    def _packing(self, part: str, inner: torch.optim.Optimizer, apart: Mapping[str, Any]) -> OptimizerPacking:
+        index, dot, within = part.partition(".")
+        called = f"{self._name}.chained_optimizers[{index}]" if len(self.wrappers) > 1 else self._name
+        return OptimizerPacking(f"{called}{dot}{within}", dict(parameters_of(inner)), apart)
+
+    def lent(self) -> dict[str, Any]:
+        """What others may borrow: states of parameters, tensors in these, and among the values of groups, and parameters of its own."""
+        parts = list(self.parts())
+        mains = self._mains(parts)
+        found: dict[str, Any] = {}
+        for name, _, inner in parts:
+            for key, parameter in parameters_of(inner):
+                state = state_of(inner).get(parameter)
+                if isinstance(state, dict) and state:
+                    found[f"{STATE}{name} {key}"] = state
+                    found |= {f"{STATE}{name} {key} {of}": v for of, v in state.items() if type(v) in TENSORS}
+            found |= {f"{name} {what}": each for what, each in lent_by_groups(inner.param_groups).items()}
+            found |= {f"{name} main {key}": parameter for key, parameter in mains[name].items()}
+        return found
+
+    def steady(self, collected: Nested) -> list[torch.Tensor]:
+        """What in `collected` only an optimizer's step writes: its own copies of the parameters, and its state."""
+        states = (state for part in collected.values() for state in (part["main"], *part["state"].values()))
+        return [v for state in states if isinstance(state, dict) for v in state.values() if torch.is_tensor(v)]
+
+    def collect(self) -> Nested:
+        kept: Nested = {}
+        met: set[int] = set()
+        bound = ""
+        parts = list(self.parts())
+        apart, mains = _apart(parts), self._mains(parts)
+        for name, wrapper, inner in parts:
+            held = state_of(inner)
+            states = {} if id(held) in met else held
+            met.add(id(held))
+            kept[name] = _collect(wrapper, inner, states, self._packing(name, inner, apart))
+            kept[name]["main"] = {key: only(local(parameter), key) for key, parameter in mains[name].items()}
+            kept[name] |= {PUT_ON: told} if (told := self._put_on.collect(name, inner)) else {}
+            groups = self._groups_of(name, inner)
+            if changed := groups.changed():
+                kept[name]["members"] = changed
+            bound = bound or groups.bound
+        self.bound = bound
+        return kept
+
+    def objects(self) -> dict[str, Objects]:
+        """All parameter groups, and the parameters of which they are made."""
+        return {name: self._groups_of(name, inner).objects() for name, _, inner in self.parts()}
+
+    def put_back(self, objects: Mapping[str, Objects]) -> None:
+        """Make the groups of these."""
+        parts = list(self.parts())
+        for name, _, inner in parts:
+            if name in objects:
+                _forget(parts, self._groups_of(name, inner).put_back(objects[name]))
+
+    def orphans(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters that no model of the session has, and no wrapper makes, when the optimizer was looked at last."""
+        for name, wrapper, inner in self.parts() if self._orphans else ():
+            if wrapper is inner:
+                listed = ((f"{self._name} {name}/{key}", parameter) for key, parameter in parameters_of(inner))
+                yield from (each for each in listed if id(each[1]) in self._orphans)
+
+    def _mains(self, parts: Iterable[Part]) -> dict[str, dict[str, torch.Tensor]]:
+        """Of each part, by place, the parameters that only it keeps."""
+        listed = [parameter for _, _, inner in parts for group in inner.param_groups for parameter in group["params"]]
+        if [*map(id, listed)] != [*map(id, self._looked_at)]:
+            known = {id(parameter) for ask in self.parameters for parameter in ask().values()}
+            self._looked_at, self._orphans = listed, frozenset(map(id, listed)) - known
+        met: set[int] = set()
+        found = {}
+        for name, wrapper, inner in parts:
+            wanted = self._orphans - met if wrapper is inner else None
+            found[name] = {key: p for key, p in parameters_of(inner) if wanted is None or id(p) in wanted}
+            met.update(map(id, found[name].values()))
+        return found
+
+    def _groups_of(self, name: str, inner: torch.optim.Optimizer) -> Groups:
+        if name not in self._groups:
+            self._groups[name] = Groups(inner, lambda: {k: v for ask in self.parameters for k, v in ask().items()})
+        return self._groups[name]
+
+    def follow(self, described: Nested) -> None:
+        """Make the groups that have come on the way, as a snapshot of another layout has them. Raises LayoutError where that cannot be."""
+        begun = [(described.get(name, {}), self._groups_of(name, inner)) for name, _, inner in self.parts()]
+        for part, groups in begun:
+            if "members" in part:
+                groups.make(len(part["groups"]), part["members"])
+
+    def prepare(self, described: Nested) -> None:
+        parts = list(self.parts())
+        if {name for name, _, _ in parts} != described.keys():
+            raise LayoutError("the snapshot holds another kind of optimizer")
+        begun = [(described[name], self._groups_of(name, inner)) for name, _, inner in parts]
+        for part, groups in begun:
+            if not groups.made_of(part.get("members", {}), len(part["groups"])):
+                _forget(parts, groups.make(len(part["groups"]), part.get("members", {})))
+        for name, wrapper, inner in parts:
+            part = described[name]
+            for key, parameter in parameters_of(inner):
+                if key not in part["state"] or (wrapper is not inner and key not in part["main"]):
+                    raise LayoutError(f"the snapshot's optimizer has no parameter {key}; another model or optimizer")
+                if key in part["main"]:
+                    fits(f"optimizer {key}", local(parameter), part["main"][key])
+        met: set[int] = set()
+        for name, _, inner in parts:
+            if id(state_of(inner)) not in met:
+                for key, parameter in parameters_of(inner):
+                    if isinstance(wanted := described[name]["state"][key], dict):
+                        _make_room(f"optimizer {key}", inner, parameter, wanted)
+            met.add(id(state_of(inner)))
+
+    def restore(self, kept: Nested) -> None:
+        parts = list(self.parts())
+        load_declared([(inner, kept[name].get("further", {})) for name, _, inner in parts])
+        apart = _apart(parts)
+        for name, wrapper, inner in parts:
+            _restore(wrapper, inner, kept[name], self._packing(name, inner, apart), apart)
+            self._put_on.restore(name, inner, kept[name].get(PUT_ON, {}))
+
+
+def _collect(wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking) -> Nested:
+    """held: the states of parameters."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
+    kept: Nested = {
+        "groups": [packing.pack(group, f".param_groups[{n}]") for n, group in enumerate(groups)],
+        "state": {},
+        "main": {},
+    }
+    more, named = further(inner, packing), packing.parameters
+    states = {key: held.get(parameter, {}) for key, parameter in named.items()}
+    within = chain.from_iterable(state.values() for state in states.values())
+    if not framework(inner) or not _PLAIN.issuperset(map(type, within)):
+        states = {key: packing.pack(dict(state), f".state[parameter {key}]") for key, state in states.items()}
+    kept["state"] = states
+    if (scaler := getattr(wrapper, "grad_scaler", None)) is not None:
+        kept["scaler"] = scaler.state_dict()
+    kept |= {"further": more} if more else {}
+    return kept | ({"strides": packing.strides} if packing.strides else {})
+
+
+def _restore(
+    wrapper: Any, inner: torch.optim.Optimizer, kept: Nested, packing: OptimizerPacking, apart: Mapping[str, Any]
+) -> None:
+    """In the order of `_collect`, in which things are numbered. packing: for what it holds now."""
+    strides, named = kept.get("strides", {}), packing.parameters
+    unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, framework(inner) and not strides)
+    for group, values in zip(inner.param_groups, kept["groups"], strict=True):
+        parameters = group.pop("params")
+        unpacking.device = _device(parameters)
+        made = dict(unpacking.unpack(values, group))
+        group.clear()
+        group.update({"params": parameters, **made})
+    unpacking.device = _device([*named.values()])
+    put_further(inner, kept.get("further", {}), further(inner, packing), unpacking)
+    for key, parameter in named.items():
+        unpacking.device = parameter.device
+        if state := unpacking.unpack(kept["state"][key], state_of(inner).get(parameter)):
+            inner.state[parameter] = state
+        if key in kept["main"]:
+            put(local(parameter), kept["main"][key])
+    if "scaler" in kept:
+        wrapper.grad_scaler.load_state_dict(kept["scaler"])
+
+
+def parameters_of(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+    """Parameters by place: group.position. The same layout gives the same places."""
+    for g, group in enumerate(inner.param_groups):
+        yield from zip(_places(g, len(group["params"])), group["params"], strict=True)
+
+
+@lru_cache
+def _places(group: int, parameters: int) -> list[str]:
+    return [f"{group}.{position}" for position in range(parameters)]
+
+
+def _apart(parts: Iterable[Part]) -> dict[str, Any]:
+    """What each of them keeps as state and groups, under whatever name others have it, by a name of ours."""
+    found: dict[str, Any] = {}
+    for name, _, inner in parts:
+        groups = enumerate(inner.param_groups)
+        found |= {f"{name} state": state_of(inner), f"{name} groups": inner.param_groups}
+        found |= {f"{name} group {number}": group for number, group in groups}
+    return found
+
+
+def _forget(parts: Iterable[Part], parameters: Iterable[torch.Tensor]) -> None:
+    """The states of parameters that are in no group any more: the parts may have their groups in common."""
+    for parameter in parameters:
+        for _, _, inner in parts:
+            state_of(inner).pop(parameter, None)
+
+
+def _device(parameters: list[torch.Tensor]) -> torch.device:
+    return parameters[0].device if parameters else torch.device("cpu")
+
+
+def _make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
+    """Bring the state of one parameter into the form `described`: drop what is not in it, make what a fresh optimizer does not have yet."""
+    state, own = inner.state[parameter], local(parameter)
+    for key in set(state) - set(described):
+        del state[key]
+    for key, piece in described.items():
+        if not isinstance(piece, Piece):
+            continue
+        if torch.is_tensor(state.get(key)):
+            here = local(state[key])
+            if here.shape == own.shape:  # of another shape, it is not the parameter's: it may have grown since
+                fits(f"{where} {key}", here, piece)
+            if not misfit("", here, piece):
+                continue
+        # Moments live with their parameter; torch keeps `step`, a scalar, on the CPU unless it is fused or capturable.
+        away = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
+        device = parameter.device if away else torch.device("cpu")
+        dtype = getattr(torch, piece.dtype)
+        alike = tuple(own.shape) == piece.shape  # and so of its kind, should it be a DTensor
+        state[key] = (
+            torch.zeros_like(parameter.detach(), dtype=dtype)
+            if alike
+            else torch.zeros(piece.shape, dtype=dtype, device=device)
+        )
+    if not state:
+        inner.state.pop(parameter, None)

@@ -1,0 +1,118 @@
+"""Which parameters an optimizer's groups have: as its script has made them when the loop began, and what has changed about that since.
+
+A restart makes the groups of the beginning. Those that a snapshot has beside them are made again of the parameters that it names. A group
+with parameters that no module of the session has is there for a rewind in place alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.optim import Optimizer
+
+from ....resilience.errors import LayoutError
+
+Named = Callable[[], Mapping[str, torch.Tensor]]
+"""Asks for the parameters of all modules of the session, by name."""
+Objects: TypeAlias = list[tuple[dict[str, Any], list[torch.Tensor]]]
+"""The groups of a moment, and their parameters."""
+_BEGAN = "began"
+
+
+class Groups:
+    """Of one optimizer."""
+
+    def __init__(self, inner: Optimizer, named: Named) -> None:
+        """The loop begins."""
+        self._inner, self._named = inner, named
+        self._names = self._named_now()
+        self._remember()
+        self.bound = ""
+        """Why no restart could make the groups that `changed` has seen last; empty where it could."""
+
+    def changed(self) -> dict[str, Any]:
+        """Names of the parameters in each group that has come since the beginning, or has other ones; and how many groups there were."""
+        self.bound = ""
+        if (ids := self._ids()) == self._known:
+            return {}
+        changed: dict[str, Any] = {}
+        for number, names in enumerate(self._named_now()):
+            if self._names[number : number + 1] == [names]:  # the same, or others in their places
+                continue
+            changed[str(number)] = names
+            if "" in names:
+                self.bound = (
+                    f"the optimizer's parameter group {number} has changed since the loop began, and has parameters of no module that the "
+                    "Session is given: a restart can't make it. Give the Session that module, or make all groups at the start (with a "
+                    "learning rate of 0, say)"
+                )
+        if changed or len(ids) != len(self._began):
+            return {_BEGAN: len(self._began), **changed}
+        self._remember()
+        return {}
+
+    def _remember(self) -> None:
+        """The parameters of the beginning, or what has come into their places since."""
+        self._began = [list(group["params"]) for group in self._inner.param_groups]
+        self._known = self._ids()
+
+    def make(self, count: int, changed: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Make `count` groups, those of the beginning but for what has `changed`; the parameters whose groups are gone. Raises LayoutError
+        where that can't be."""
+        groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
+        if began != here:
+            raise LayoutError(
+                f"the optimizer has {here} parameter groups at the start now, and had {began} in the snapshot: another model or optimizer"
+            )
+        named = self._named() if changed or self._ids() != self._known else {}
+        wanted = [self._as_begun(number, named) for number in range(min(here, count))]
+        for key in sorted(changed.keys() - {_BEGAN}, key=int):
+            if missing := [name for name in changed[key] if name not in named]:
+                raise LayoutError(f"the optimizer in the snapshot has the parameter {missing[0]}, and this run has not")
+            wanted[int(key) : int(key) + 1] = [[named[name] for name in changed[key]]]
+        before = [each for group in groups for each in group["params"]]
+        del groups[count:]
+        for number, parameters in enumerate(wanted):
+            if number < len(groups):
+                groups[number]["params"][:] = parameters
+            else:
+                self._inner.add_param_group({"params": parameters})
+        return _gone(before, groups)
+
+    def made_of(self, changed: Mapping[str, Any], count: int) -> bool:
+        """Whether the groups are as they were told already."""
+        return len(self._inner.param_groups) == count and self.changed() == changed
+
+    def objects(self) -> Objects:
+        return [(group, list(group["params"])) for group in self._inner.param_groups]
+
+    def put_back(self, objects: Objects) -> list[torch.Tensor]:
+        """Make the groups of these; the parameters that are in none any more."""
+        groups = self._inner.param_groups
+        before = [each for group in groups for each in group["params"]]
+        groups[:] = [group for group, _ in objects]
+        for group, parameters in objects:
+            group["params"][:] = parameters
+        return _gone(before, groups)
+
+    def _as_begun(self, number: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The parameters of a group of the beginning, or what is in their places now."""
+        groups, began = self._inner.param_groups, self._began[number]
+        live = groups[number]["params"] if number < len(groups) else []
+        known = live if len(live) == len(began) else began
+        return [named.get(name, each) for name, each in zip(self._names[number], known, strict=True)]
+
+    def _ids(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self._inner.param_groups]
+
+    def _named_now(self) -> list[list[str]]:
+        """Names of the parameters in each group; empty ones of those that no module has."""
+        names = {id(parameter): name for name, parameter in self._named().items()}
+        return [[names.get(id(each), "") for each in group["params"]] for group in self._inner.param_groups]
+
+
+def _gone(before: Sequence[torch.Tensor], groups: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    there = {id(each) for group in groups for each in group["params"]}
+    return [each for each in before if id(each) not in there]

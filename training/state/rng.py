@@ -1,0 +1,92 @@
+"""The random number generators of a rank, as a source of state."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .. import device
+from .sources import Source, put_back
+from .tensors.in_place import Nested
+from .values.type_adapters import packed, unpacked
+
+
+class Randomness:
+    """Every generator of this rank: python, numpy, torch on CPU and device, and Megatron's tracker with its model-, expert- and
+    data-parallel streams. Megatron's own checkpoint keeps data-parallel rank 0's only."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        """kinds: device types of the model's tensors."""
+        self.kinds = tuple(kinds)
+
+    def collect(self) -> Nested:
+        return {
+            **collect_host(),
+            "device": device.rng_states(self.kinds),
+            "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
+        }
+
+    def restore(self, kept: Nested) -> None:
+        restore_host(kept)
+        device.set_rng_states(kept["device"])
+        live = _tracker_states()
+        if live:
+            states: dict[str, Any] = {}
+            for name, state in kept["tracker"].items():
+                states[name] = live[name] if isinstance(live.get(name), torch.Generator) else state
+                if isinstance(states[name], torch.Generator):
+                    states[name].set_state(state)
+            _tracker().set_states(states)
+
+
+class Alone:
+    """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data, and its gradients."""
+
+    def __init__(self, generators: Randomness) -> None:
+        self.generators = generators
+        self.data: Source | None = None
+        self.gradients: Source | None = None
+
+    def collect(self) -> Nested:
+        return self.generators.collect() | {name: source.collect() for name, source in self._others().items()}
+
+    def restore(self, kept: Nested) -> None:
+        self.generators.restore(kept)
+        put_back(self._others(), kept)
+
+    def _others(self) -> dict[str, Source]:
+        named = {"data": self.data, "gradients": self.gradients}
+        return {name: source for name, source in named.items() if source is not None}
+
+
+def collect_host() -> dict[str, Any]:
+    """The global generators of this process, but for those of devices."""
+    kept = {"python": packed(random.getstate()), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    return kept if numpy is None else {**kept, "numpy": numpy.random.get_state()}
+
+
+def restore_host(kept: Nested) -> None:
+    random.setstate(unpacked(kept["python"]))
+    torch.set_rng_state(kept["torch"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in kept:
+        numpy.random.set_state(kept["numpy"])
+
+
+def _tracker() -> Any:
+    random_module = sys.modules.get("megatron.core.tensor_parallel.random")
+    return None if random_module is None else random_module.get_cuda_rng_tracker()
+
+
+def _tracker_states() -> dict[str, Any]:
+    tracker = _tracker()
+    return dict(tracker.get_states()) if tracker is not None and tracker.is_initialized() else {}
+
+
+def _state_of(stream: Any) -> torch.Tensor:
+    return stream.get_state() if isinstance(stream, torch.Generator) else stream

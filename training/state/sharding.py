@@ -1,0 +1,183 @@
+"""The place of each live tensor of a model in a global one, by names that don't hang on the layout. Nothing here communicates.
+
+What knows the layout is asked: Megatron's `sharded_state_dict` for parameters and buffers, DTensor for its placements, torch's DDP for
+its group. A live tensor without parts has no place that is known here: it can be restored in the same layout only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...checkpoint.format.sharding import Part, row_major
+
+_METADATA = {"non_homogeneous_layers": True}
+"""Every layer under a name of its own: known to Megatron from 0.12 on. The other form is chosen by options of the layout too."""
+
+WRAPPED = ("module", "_orig_mod")
+"""The one child of a wrapper: DistributedDataParallel's and Float16Module's, torch.compile's."""
+
+
+def model_parts(chunks: Sequence[torch.nn.Module]) -> dict[str, list[Part]]:
+    """Parts by live tensor, named as `state.Modules` names them. Raises ValueError for a tensor whose place can't be said."""
+    found: dict[str, list[Part]] = {}
+    for index, chunk in enumerate(chunks):
+        prefix = f"chunk{index}." if len(chunks) > 1 else ""
+        places = places_of(chunk)
+        for name, tensor in _tensors(chunk):
+            found[prefix + name] = places.get(id(tensor), [])
+    return found
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def places_of(chunk: torch.nn.Module) -> dict[int, list[Part]]:
+    """Parts by the id of the parameter or buffer."""
+    bare, group = chunk, None
+    while len(children := dict(bare.named_children())) == 1 and (inner := next(iter(children))) in WRAPPED:
+        group = group or getattr(bare, "process_group", None)
+        bare = children[inner]
+    if hasattr(bare, "sharded_state_dict"):
+        return _of_megatron(bare)
+    return _of_torch(bare, group)
+
+
+def _of_torch(bare: torch.nn.Module, group: Any) -> dict[int, list[Part]]:
+    """DTensors by their placements. Plain tensors are the same on all ranks of DDP's group, or on those of the DTensors beside them; of
+    a module with neither, in a world of several ranks, nobody says whether they are."""
+    meshes = [_ranks(tensor) for _, tensor in _tensors(bare) if _is_dtensor(tensor)]
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else 0
+    if meshes:
+        ranks = max(meshes, key=len)
+    elif isinstance(group, torch.distributed.ProcessGroup):
+        ranks = torch.distributed.get_process_group_ranks(group)
+    elif distributed and torch.distributed.get_world_size() > 1:
+        return {}
+    else:
+        ranks = [rank]
+    return {
+        id(tensor): [
+            _of_dtensor(name, tensor, min(ranks))
+            if _is_dtensor(tensor)
+            else _whole(name, tuple(tensor.shape), (rank - min(ranks),))
+        ]
+        for name, tensor in _tensors(bare)
+    }
+
+
+def _whole(name: str, shape: tuple[int, ...], replica: tuple[int, ...]) -> Part:
+    return Part(name=name, shape=shape, offset=(0,) * len(shape), box=shape, replica=replica)
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _ranks(dtensor: Any) -> list[int]:
+    return [int(rank) for rank in dtensor.device_mesh.mesh.flatten()]
+
+
+def _of_dtensor(name: str, tensor: Any, first: int) -> Part:
+    """Of its local tensor, which is what lives in memory. `first` rank of the model: a tensor that is sharded over some of the model's
+    ranks (FSDP without the tensor-parallel ones) has copies on the others, on meshes that don't hold that rank."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        raise ValueError(f"{name}: a partial DTensor is a sum that is not done yet; it has no place")
+    box, offset = sys.modules["torch.distributed.tensor"]._utils.compute_local_shape_and_global_offset(
+        tensor.shape, mesh, placements
+    )
+    if tuple(box) != tuple(tensor.to_local().shape):
+        raise ValueError(
+            f"{name}: {tuple(tensor.to_local().shape)} lie here, {tuple(box)} by its placements {placements}"
+        )
+    where = zip(mesh.get_coordinate(), placements, strict=True)
+    copies = tuple(index for index, placement in where if placement.is_replicate())
+    replica = (*copies, min(_ranks(tensor)) - first)
+    return Part(name=name, shape=tuple(tensor.shape), offset=tuple(offset), box=tuple(box), replica=replica)
+
+
+def _of_megatron(bare: Any) -> dict[int, list[Part]]:
+    """A leaf of the sharded state dict is a tensor in its place, a factory that makes such leaves of one, or an object (no tensor)."""
+    found: dict[int, list[Part]] = {}
+    for leaf in _leaves(bare.sharded_state_dict(metadata=dict(_METADATA))):
+        if not torch.is_tensor(getattr(leaf, "data", None)):
+            continue
+        if hasattr(leaf, "build_fn"):
+            found[id(leaf.data)] = _of_factory(leaf)
+        elif hasattr(leaf, "global_offset"):
+            found[id(leaf.data)] = [_of_leaf(leaf, 0, None)]
+    return found
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        for inner in node.values():
+            yield from _leaves(inner)
+    elif isinstance(node, (list, tuple)):
+        for inner in node:
+            yield from _leaves(inner)
+    else:
+        yield node
+
+
+def _of_leaf(leaf: Any, start: int, strides: tuple[int, ...] | None) -> Part:
+    """`start` and `strides` of the leaf's own tensor in the live one; None: it lies there row-major."""
+    local, lead = tuple(leaf.local_shape), leaf.prepend_axis_num
+    if strides is not None and all(a == b or n <= 1 for a, b, n in zip(strides, row_major(local), local, strict=True)):
+        strides = None
+    return Part(
+        name=leaf.key,
+        shape=tuple(leaf.global_shape),
+        offset=tuple(leaf.global_offset),
+        box=(1,) * lead + local,
+        replica=leaf.replica_id if isinstance(leaf.replica_id, tuple) else (leaf.replica_id,),
+        start=start,
+        strides=None if strides is None else (0,) * lead + strides,
+        stacked=lead,
+        padded=leaf.allow_shape_mismatch,
+    )
+
+
+def _of_factory(factory: Any) -> list[Part]:
+    """What a factory makes of the live tensor are views of it: their strides say where. Of one that copies (stacked experts are
+    transposed, and made contiguous), what it makes of the numbers 0, 1, 2, … says the same."""
+    live = factory.data.detach()
+    leaves = _built(factory, live)
+    if not (live.is_contiguous() and all(_is_view(leaf.data, live) for leaf in leaves)):
+        live = torch.arange(live.numel(), device="cpu").view(live.shape)
+        leaves = _built(factory, live)
+        return [_of_leaf(leaf, *_read_off(factory.key, leaf.data)) for leaf in leaves]
+    origin = live.storage_offset()
+    return [_of_leaf(leaf, leaf.data.storage_offset() - origin, tuple(leaf.data.stride())) for leaf in leaves]
+
+
+def _built(factory: Any, data: torch.Tensor) -> list[Any]:
+    made = list(_leaves(factory.build_fn(factory.key, data, factory.replica_id, None)))
+    nested = [inner for leaf in made if hasattr(leaf, "build_fn") for inner in _built(leaf, leaf.data)]
+    return nested + [leaf for leaf in made if hasattr(leaf, "global_offset")]
+
+
+def _is_view(tensor: torch.Tensor, live: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == live.untyped_storage().data_ptr()
+
+
+def _read_off(name: str, numbers: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Start and strides of a tensor each element of which says where it lies. Raises ValueError if no strides say the same."""
+    start = int(numbers.flatten()[0]) if numbers.numel() else 0
+    strides = tuple(
+        int(numbers.select(axis, 1).flatten()[0]) - start if size > 1 else 0 for axis, size in enumerate(numbers.shape)
+    )
+    expected = torch.tensor(start)
+    for size, stride in zip(numbers.shape, strides, strict=True):
+        expected = expected[..., None] + torch.arange(size) * stride
+    if any(stride < 0 for stride in strides) or not torch.equal(expected.view(numbers.shape), numbers):
+        raise ValueError(f"{name}: its factory reorders elements in a way that strides can't say")
+    return start, strides

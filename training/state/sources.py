@@ -1,0 +1,147 @@
+"""What the training state is, and how it is put back: live tensors by name, and the small things beside them.
+
+Restoring copies into the *live* tensors: Megatron's parameters, gradient buffers and optimizer shards are views of each other, and a
+tensor that is replaced instead of filled would silently leave them behind. It also keeps clear of the load paths of others (a native
+Adam that shares one `step` among all parameters; weight-decay groups swapped between pipeline stages; both met in Megatron).
+
+A source is anything given to `Session(name=source)`: a module, or a list of them; an optimizer, plain or Megatron's; an object
+with `state_dict` and `load_state_dict`; or anything else that can be filled in place (docs/state.md). What such a thing holds of the others
+is a source of its own.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, MutableMapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils.data import DataLoader
+
+from ...resilience.errors import LayoutError, MachineError, SnapshotError
+from .modules.module_attributes import sources_within
+from .modules.module_source import Modules
+from .modules.module_structure import named_modules
+from .optimizers.optimizers import Optimizers, inner_optimizers
+from .tensors.in_place import Nested
+from .values.packing import changes, is_source
+from .values.value_source import Attributes, Iterated, Known, Stateful, Values
+
+
+class Source(Protocol):
+    def collect(self) -> Nested:
+        """Live tensors and plain values, nested; the caller copies the tensors before anything changes them."""
+        ...
+
+    def restore(self, kept: Nested) -> None:
+        """Put back what `collect` gave. The tensors in `kept` are new ones, the source's to keep."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Source, Protocol):
+    """A source whose tensors are filled where they are: in `kept`, one that `collect` gives and that fits is that very tensor, filled."""
+
+    def prepare(self, described: Nested) -> None:
+        """Before anything is touched: `described` is what `restore` will get, with a `Piece` for each tensor. Make room for what a fresh
+        start does not have yet. Raises LayoutError where it cannot fit."""
+        ...
+
+
+class Unfilled(LayoutError):
+    """A source has not taken its state, after others have taken theirs: this process is of no use any more, and the snapshot is kept."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        super().__init__(
+            f"the state of {name!r} cannot be put back ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
+            f"{at.lineno}). No step is made from a state that is restored in part, and the snapshot is kept"
+        )
+
+
+def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
+    """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
+    tried again by others. Models come first, and the script's own values last: they may borrow memory of the others."""
+    for name, source in sorted(
+        sources.items(), key=lambda each: (isinstance(each[1], Values), not isinstance(each[1], Modules))
+    ):
+        if name in kept:
+            try:
+                source.restore(kept[name])
+            except (MachineError, MemoryError, OSError, Unfilled):
+                raise
+            except Exception as error:  # of the script's own classes
+                cause = error.__cause__ if isinstance(error, SnapshotError) else None
+                raise Unfilled(name, cause if isinstance(cause, Exception) else error) from error
+
+
+def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool = True) -> dict[str, Source]:
+    """The sources of what a session is given, and of what that holds: `models={"g": G}` has the further source `models.g`. The session
+    itself may be in there too. Raises TypeError as `source_of` does, and SnapshotError for what can't be saved."""
+    known = Known()
+    known.add("the session", session)
+    things = {name: thing for name, thing in given.items() if thing is not None}
+    found: dict[str, Source] = {}
+
+    def made(name: str, thing: Any) -> None:
+        found[name] = source = source_of(name, thing, known)
+        if isinstance(source, Modules | Optimizers):
+            known.lenders.add(name, source.lent)
+
+    for name, thing in things.items():
+        made(name, thing)
+    for name, source in found.items():
+        if not isinstance(source, Values):
+            known.add(name, things[name])
+
+    def further(name: str, thing: Any) -> str:
+        name = known.add(name, thing)
+        made(name, thing)
+        if isinstance(source := found[name], Stateful):
+            source.look_through(further)
+        return name
+
+    chunks = [chunk for source in found.values() if isinstance(source, Modules) for chunk in source.chunks]
+    parts = {id(each) for chunk in chunks for each in chunk.modules()}
+    for name, source in list(found.items()) if look_through else ():
+        if isinstance(source, (Values, Stateful)):
+            source.look_through(further)
+        elif isinstance(source, Modules):
+            if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
+                raise SnapshotError(
+                    f"{name} holds a torch.jit.ScriptModule, whose attributes can't be saved. Train the module that it was made of, as it "
+                    "is or under torch.compile"
+                )
+            for path, thing in sources_within(named_modules(source.chunks)):
+                if id(thing) not in known.names and id(thing) not in parts:
+                    further(f"{name}.{path}", thing)
+    models = {name: source for name, source in found.items() if isinstance(source, Modules)}
+    for source in found.values():
+        if isinstance(source, Optimizers):
+            source.parameters = [partial(model.known_as, name) for name, model in models.items()]
+    return found
+
+
+def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
+    """The adapter for `thing`. Raises TypeError naming it when there is none."""
+    kind: Any = type(thing)
+    known = known or Known()
+    if isinstance(thing, torch.nn.Module):
+        return Modules([thing], known.lenders)
+    if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
+        return Modules(thing, known.lenders)
+    if hasattr(thing, "collect") and hasattr(thing, "restore"):
+        return thing
+    if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):
+        return Optimizers(thing, name, known.lenders)
+    if kind.__name__ == "OptimizerParamScheduler":
+        # Megatron's own load adds the steps to those that are counted already.
+        return Attributes(thing)
+    if is_source(kind):
+        iterated = isinstance(thing, DataLoader) and hasattr(thing, "_get_iterator")
+        return (Iterated if iterated else Stateful)(name, thing, known)
+    if isinstance(thing, MutableMapping) or changes(thing):
+        return Values(name, thing, known)
+    raise TypeError(f"Session({name}=…): {kind.__name__} is no module, no optimizer, no mapping and has no state_dict")

@@ -1,0 +1,54 @@
+"""The table of docs/state.md: what a Session can be given, and what becomes of it. Made of the adapters themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import type_adapters
+from .type_adapters import Kind
+
+_SAME = "where all ranks hold the same"
+_TENSOR = "a tensor"
+_VALUE = "a value"
+
+
+def table() -> str:
+    """In Markdown."""
+    lines = [
+        "| what | restored | on another number of ranks | exported as |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in _rows()),
+    ]
+    return "\n".join(lines)
+
+
+def _rows() -> Iterator[tuple[str, str, str, str]]:
+    yield "`torch.nn.Module`, anywhere", "in place", "yes, where its places in the whole are known", _TENSOR
+    yield "`torch.optim.Optimizer`, anywhere", "in place", "yes, by parameter", f"{_TENSOR}, {_VALUE}"
+    yield (
+        "an object with `state_dict`, `load_state_dict`, anywhere",
+        "by `load_state_dict`",
+        _SAME,
+        f"{_TENSOR}, {_VALUE}",
+    )
+    yield "`torch.Tensor`, `torch.nn.Parameter`; any strides, views of one memory", "in place", _SAME, _TENSOR
+    yield "`numpy.ndarray`; any strides, views, byte order, structure, text", "in place", _SAME, _TENSOR
+    yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any type that never changes", "in place", _SAME, _VALUE
+    yield "`None`, `bool`, `int`, `float`, `str`, `bytes`, `tuple`", "an equal one", _SAME, _VALUE
+    yield _names(type_adapters.CHANGING), "in place", _SAME, f"its contents, {_VALUE}"
+    yield (
+        _names((*type_adapters.CHANGELESS, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)),
+        "an equal one",
+        _SAME,
+        f"its contents, {_VALUE}",
+    )
+    by_name = (
+        "members of an `Enum`, functions, classes, frozen dataclasses, named tuples, subclasses of `int` and the like"
+    )
+    yield by_name, "an equal one, found by its name", _SAME, f"its contents, {_VALUE}"
+    yield "objects of attributes, dataclasses, subclasses of containers", "in place", _SAME, f"its contents, {_VALUE}"
+    yield "what `mt_resilient.register` was told of", "in place, by its `restore`", _SAME, f"its contents, {_VALUE}"
+
+
+def _names(known: tuple[Kind, ...]) -> str:
+    return ", ".join(f"`{kind.name}`" for kind in known)

@@ -1,0 +1,153 @@
+"""Memory that a value of a state borrows: the tensors of models and optimizers, which are kept by these.
+
+`best["weights"] = model.state_dict()` is no copy: it goes on with the training. So a snapshot points to what is borrowed, by the name that
+its source has for it, and a restart makes it point there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ....checkpoint.format.pytree import Tagged
+from .array_views import TENSORS, address, memory_of
+from .class_adapters import NotFound
+
+Place: TypeAlias = tuple[str, str]
+"""A source, and its name for a tensor of its own, or for a mapping of such."""
+Held: TypeAlias = tuple[int, int]
+"""How many hold on to a tensor, and to its memory."""
+Lender: TypeAlias = Callable[[], Mapping[str, Any]]
+"""What a source has to lend now, by name."""
+
+
+class Lenders:
+    """All sources that lend."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Lender] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def add(self, source: str, lender: Lender) -> None:
+        self._asked[source] = lender
+
+    def things(self) -> dict[Place, Any]:
+        return {(source, name): each for source, ask in self._asked.items() for name, each in ask().items()}
+
+
+class Loans:
+    """Who lends what at one moment: nobody is asked before somebody wants to know."""
+
+    def __init__(self, lenders: Lenders) -> None:
+        self._lenders = lenders
+        self._things: dict[Place, Any] | None = None
+        self._known: tuple[dict[int, list[tuple[Place, Any]]], dict[int, Place]] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._lenders)
+
+    def find(self, source: str, name: str) -> Any:
+        """What a snapshot points to. Raises NotFound."""
+        if self._things is None:
+            self._things = self._lenders.things()
+        if (source, name) not in self._things:
+            raise NotFound(f"it points to {name!r} of {source!r}, which is not there")
+        return self._things[source, name]
+
+    def of(self, thing: Any, lies_in: int) -> tuple[Place, Any] | None:
+        """The tensor that lends a tensor or array its memory, all of it. lies_in: its address."""
+        if type(thing) is np.ndarray:
+            owner = _root(thing).base
+            if not isinstance(owner, torch.Tensor):
+                return None
+            lies_in = address(owner)
+        tensors, _ = self._known or self._look()
+        found = tensors.get(lies_in, ())
+        if not found:
+            return None
+        first, last = _extent(thing)
+        for place, lender in found:
+            begin, end = _extent(lender)
+            if begin <= first < last <= end:
+                return place, lender
+        return None
+
+    def mappings(self) -> Mapping[int, Place]:
+        """Those that are lent, by id."""
+        return (self._known or self._look())[1]
+
+    def _look(self) -> tuple[dict[int, list[tuple[Place, Any]]], dict[int, Place]]:
+        tensors: dict[int, list[tuple[Place, Any]]] = {}
+        mappings: dict[int, Place] = {}
+        for place, each in (self._things or self._lenders.things()).items():
+            if type(each) not in TENSORS:
+                mappings[id(each)] = place
+            elif each.layout is torch.strided and not each.is_nested and (where := address(each)):
+                tensors.setdefault(where, []).append((place, each))
+        self._known = tensors, mappings
+        return self._known
+
+
+_count = getattr(torch._C, "_storage_Use_Count", lambda storage: 1 << 30)
+STATE = "state "
+"""So begins an optimizer's name for the state of a parameter, and for a tensor in it."""
+
+
+def holders(tensor: Any) -> int:
+    """How many tensors, and others, hold on to its memory; many where torch does not say."""
+    return int(_count(tensor.untyped_storage()._cdata))
+
+
+def memory_said(place: Place, lender: Any, array: bool) -> Tagged:
+    """How a snapshot points to the memory of a tensor that lends it."""
+    return Tagged(("memory", [*place, list(lender.stride()), array]))
+
+
+def memory_again(loans: Loans, content: Any) -> Any:
+    """The memory that a snapshot points to, as bytes. Raises NotFound."""
+    source, name, strides, array = content
+    lender = loans.find(source, name)
+    if type(lender) not in TENSORS or list(lender.stride()) != strides:
+        raise NotFound(f"it is a view of {name} of {source}, which lies otherwise in memory now")
+    first, last = _extent(lender)
+    offset = lender.storage_offset() * lender.element_size()
+    found = memory_of(lender)[offset : offset + last - first]
+    return found.numpy() if array else found
+
+
+def offset_in(lender: Any, thing: Any) -> int:
+    """Where the first element of `thing` lies, in bytes from the lender's own first one."""
+    where = int(thing.__array_interface__["data"][0]) if type(thing) is np.ndarray else thing.data_ptr()
+    return int(where) - int(lender.data_ptr())
+
+
+def lent_by_groups(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tensors among the values of an optimizer's groups."""
+    values = ((n, key, value) for n, group in enumerate(groups) for key, value in group.items())
+    return {f"group {n} {key}": value for n, key, value in values if type(value) in TENSORS}
+
+
+def _root(array: Any) -> Any:
+    while type(array.base) is np.ndarray:
+        array = array.base
+    return array
+
+
+def _extent(thing: Any) -> tuple[int, int]:
+    """The first byte that it has, and the one behind its last."""
+    if type(thing) is np.ndarray:
+        where, strides, size = int(thing.__array_interface__["data"][0]), list(thing.strides), thing.itemsize
+        filled = thing.size > 0
+    else:
+        size = thing.element_size()
+        where, strides = thing.data_ptr(), [stride * size for stride in thing.stride()]
+        filled = thing.numel() > 0
+    if not filled:
+        return where, where
+    ends = [(length - 1) * stride for length, stride in zip(thing.shape, strides, strict=True)]
+    return where + sum(min(0, each) for each in ends), where + sum(max(0, each) for each in ends) + size

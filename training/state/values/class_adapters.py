@@ -1,0 +1,275 @@
+"""Values whose kind is the script's own class, or goes by a name: members of an Enum, functions and classes, named tuples, objects of
+plain attributes. How each is taken apart and made again, as `type_adapters.py` has it for other people's types.
+
+A class or function goes by its module and name, and has to be found there among what the script has imported: nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import enum
+import sys
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ....resilience.errors import UsageError
+from . import type_adapters
+from .type_adapters import Kind, constant
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
+_CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
+_OBJECT, _FROZEN = "object", "frozen dataclass"
+_TYPED = "__orig_class__"
+"""Of `Buffer[int]()`: an attribute of typing's, and no state."""
+_LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=type_adapters.fill_list)
+_MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=type_adapters.fill_pairs)
+_ORDERED = Kind(
+    name="OrderedDict", types=(OrderedDict,), save=dict, make=lambda c: OrderedDict(), fill=type_adapters.fill_ordered
+)
+
+
+_HELD: set[str] = set()
+"""Functions and classes that a state of this process has had: no snapshot puts os.system in the place of another function."""
+
+
+class NotFound(Exception):
+    """A class or function is not where its name says."""
+
+
+def _named(thing: Any) -> str:
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    where = f"{module}:{name}"
+    _HELD.add(where)
+    if find(where) is not thing:
+        raise NotFound(
+            f"{where} is something else: it is found by its name after a restart, so define it in a module, under that name"
+        )
+    return where
+
+
+def find(where: str) -> Any:
+    """What goes by `module:name`. Raises NotFound where it is not among what was imported."""
+    module, _, name = where.partition(":")
+    found = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, (type, *_FUNCTIONS)):
+        raise NotFound(f"{where} is not found: it needs a name in a module, since a restart finds it by that")
+    if not isinstance(found, type) and module.partition(".")[0] in sys.stdlib_module_names and where not in _HELD:
+        raise NotFound(f"{where} is a function of Python's own library, which this script has not held itself")
+    return found
+
+
+def _class(where: str, base: type) -> Any:
+    found = find(where)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise NotFound(f"{where} is no {base.__name__}")
+    return found
+
+
+def _member(content: Any) -> Any:
+    where, member = content
+    kind = _class(where, enum.Enum)
+    return kind(member) if issubclass(kind, enum.Flag) else kind[member]
+
+
+GLOBAL = constant("function or class", (), _named, find)
+ENUM = constant(
+    "Enum",
+    (),
+    lambda v: (_named(type(v)), v.value if isinstance(v, enum.Flag) else v.name),
+    _member,
+)
+
+
+def _base(kind: type) -> type:
+    return next((base for base in _CHANGELESS if issubclass(kind, base)), object)
+
+
+def _save_value(value: Any) -> Any:
+    base: Any = _base(type(value))
+    return (
+        _named(type(value)),
+        base(value) if base is not str else str.__str__(value),
+        tuple(getattr(value, "__dict__", {}).items()),
+    )
+
+
+def _make_value(content: Any) -> Any:
+    where, plain, attributes = content
+    base: Any = type(plain)
+    value = base.__new__(_class(where, base), plain)
+    if attributes:  # a named tuple has none
+        vars(value).update(attributes)
+    return value
+
+
+VALUE = constant("named tuple", (), _save_value, _make_value)
+
+
+def kind_of(kind: Any) -> Kind | None:
+    """How values of this type are taken apart; None where nobody knows."""
+    if kind not in _BY_TYPE:
+        _BY_TYPE[kind] = _found(kind)
+    return _BY_TYPE[kind]
+
+
+def _found(kind: type) -> Kind | None:
+    if issubclass(kind, enum.Enum):
+        return ENUM
+    if issubclass(kind, (type, *_FUNCTIONS)):
+        return GLOBAL
+    if issubclass(kind, np.dtype):
+        return type_adapters.DTYPE
+    if issubclass(kind, np.generic):
+        return type_adapters.NUMPY_SCALAR
+    if _base(kind) is not object:
+        return VALUE if _ordinary(kind, object) else None
+    return _of_class(kind)
+
+
+def _ordinary(kind: type, base: type) -> bool:
+    """Whether nothing says that its values are more than their attributes, and what `base` holds."""
+    return kind.__reduce_ex__ is base.__reduce_ex__ and kind.__reduce__ is base.__reduce__
+
+
+def _of_class(kind: type) -> Kind | None:
+    held = next((_BY_BASE[base] for base in kind.__mro__ if base in _BY_BASE), None)
+    base: Any = object if held is None else held.types[0]
+    reduced = Counter if issubclass(kind, Counter) else object if base in (list, dict) else base
+    if kind is object or not _ordinary(kind, reduced) or (held is None and not _plain(kind)):
+        return None
+
+    def save(value: Any) -> Any:
+        return _named(kind), None if held is None else held.save(value), _attributes(value)
+
+    def make(content: Any) -> Any:
+        value = base.__new__(_class(content[0], base))
+        if hasattr(base, "maxlen"):
+            base.__init__(value, (), content[1][0])
+        return value
+
+    def fill(live: Any, content: Any) -> None:
+        if held is not None and held.fill is not None:
+            held.fill(live, content[1])
+        _set_attributes(live, content[2])
+
+    def fields(value: Any) -> Any:
+        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        more = {name: each for name, each in getattr(value, "__dict__", {}).items() if name != _TYPED}
+        return _named(kind), tuple({**held, **more}.items())
+
+    frozen = held is None and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
+    if frozen and kind.__hash__ is not object.__hash__:
+        return constant(_FROZEN, kind, fields, _frozen)
+    return Kind(name=_OBJECT, types=(kind,), save=save, make=make, fill=fill, hidden=2)
+
+
+def _frozen(content: Any) -> Any:
+    where, fields = content
+    value = object.__new__(_class(where, object))
+    for name, field in fields:
+        object.__setattr__(value, name, field)
+    return value
+
+
+def _plain(kind: type) -> bool:
+    """Whether all of such an object is in its attributes, or in what its `__getstate__` gives."""
+    try:
+        made: Any = object.__new__(kind)
+        states = kind.__getstate__ is not object.__getstate__  # type: ignore[attr-defined]
+        return states or object.__reduce_ex__(made, 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
+    except Exception:  # `__new__` of a type written in C, or `__getnewargs__` of somebody
+        return False
+
+
+def _attributes(value: Any) -> Any:
+    kind: Any = type(value)
+    if kind.__getstate__ is not object.__getstate__:
+        return "state", value.__getstate__()
+    slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
+    attributes = getattr(value, "__dict__", None)
+    if attributes and _TYPED in attributes:
+        attributes = {name: each for name, each in attributes.items() if name != _TYPED}
+    return "attributes", attributes, slots
+
+
+@cache
+def _slots(kind: Any) -> list[str]:
+    return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+
+
+def _set_attributes(live: Any, content: Any) -> None:
+    how, attributes, *slots = content
+    if how == "state" and hasattr(live, "__setstate__"):
+        live.__setstate__(attributes)
+        return
+    if attributes is not None and attributes is not vars(live):
+        typed = {name: each for name, each in vars(live).items() if name == _TYPED}
+        vars(live).clear()
+        vars(live).update(attributes | typed)
+    kind: Any = type(live)
+    for names in slots:
+        for name in _slots(kind):
+            if name in names:
+                object.__setattr__(live, name, names[name])
+            elif hasattr(live, name):
+                object.__delattr__(live, name)
+
+
+_BY_TYPE: dict[type, Kind | None] = {
+    each: kind for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types
+}
+_BY_BASE = {
+    each: kind
+    for kind in (*type_adapters.CHANGING, _LIST, _MAPPING, _ORDERED)
+    for each in kind.types
+    if kind.name in ("set", "deque", "defaultdict", "bytearray", "array.array", "list", "dict", "OrderedDict")
+}
+_REGISTERED: set[type] = set()
+_BY_NAME = {
+    kind.name: kind
+    for kind in (
+        *type_adapters.CHANGELESS,
+        *type_adapters.CHANGING,
+        type_adapters.DTYPE,
+        type_adapters.NUMPY_SCALAR,
+        GLOBAL,
+        ENUM,
+        VALUE,
+    )
+}
+
+
+def tagged(tag: str, content: Any) -> Kind:
+    """The kind that a value was tagged with. Raises NotFound."""
+    if tag in _BY_NAME:
+        return _BY_NAME[tag]
+    by_class = content[0] if tag in (_OBJECT, _FROZEN) else tag
+    found = find(by_class)
+    kind = kind_of(found) if isinstance(found, type) else None
+    if kind is None or kind.name != tag:
+        raise NotFound(f"{by_class} is not a class of the same kind any more")
+    return kind
+
+
+def is_registered(kind: type) -> bool:
+    return kind in _REGISTERED
+
+
+def register(
+    kind: type, save: Callable[[Any], Any], restore: Callable[[Any, Any], Any], make: Callable[[], Any] | None = None
+) -> None:
+    """How objects of this very class are saved: `save(thing)` gives its state, of values that a snapshot can hold; `restore(thing, state)`
+    puts it back in place. make: a new one where there is none yet; by default the class without arguments."""
+    if not isinstance(kind, type):
+        raise UsageError(f"mt_resilient.register: {kind!r} is no class")
+    build = make or kind
+    _BY_TYPE[kind] = Kind(name=_named(kind), types=(kind,), save=save, make=lambda content: build(), fill=restore)
+    _REGISTERED.add(kind)

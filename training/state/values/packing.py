@@ -1,0 +1,295 @@
+"""What a script holds → what a snapshot holds: plain values, containers of them, tensors, and tagged values.
+
+Each object is there once, and as an alias in every other place: the number of an object, counted in the order in which they are met, as
+`unpacking.py` counts them. A value that nobody knows how to take apart is refused by its place and type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....checkpoint.arena.staging import refuse
+from ....checkpoint.format.pytree import Tagged
+from ....checkpoint.format.pytree_walk import PLAIN, TOO_DEEP
+from ....resilience.errors import SnapshotError
+from . import array_views
+from .array_views import Unsavable
+from .borrowed_memory import STATE, Held, Loans, Place, holders, memory_said, offset_in
+from .class_adapters import NotFound, is_registered, kind_of
+from .shared_objects import Theirs
+
+MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+_EASY_KEYS = frozenset((str, int))
+_ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
+CURE = (
+    "Keep it out of what the Session is given, give its class state_dict and load_state_dict, or say how it is saved with "
+    "mt_resilient.register (docs/state.md)"
+)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """On the way to a place: so many of the keys that follow are ours."""
+
+    levels: int
+
+
+@cache
+def is_source(kind: Any) -> bool:
+    """Whether such a thing has a state of its own, and a way to put it back."""
+    return issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) or has_state_dict(kind)
+
+
+def has_state_dict(kind: type) -> bool:
+    return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+
+class Packing:
+    """One way down, for one source."""
+
+    def __init__(
+        self,
+        name: str,
+        sources: Mapping[int, str],
+        shared: Collection[int] = (),
+        found: Callable[[str, Any], str] | None = None,
+        theirs: Mapping[int, Theirs] = MappingProxyType({}),
+        loans: Loans | None = None,
+        own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
+    ) -> None:
+        """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
+        each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
+        what borrowed none the last time."""
+        self._name = name
+        self._at: list[Any] = [name]
+        self._shared, self._found = shared, found
+        self._theirs, self._loans = theirs, loans or None  # nobody lends
+        self._known_own = own
+        self.own: dict[int, tuple[int, int, int]] = {}
+        """By id, what borrows no memory: where it lies, and how many hold on to it."""
+        self._known: dict[int, int | str] = dict(sources)
+        """By id: the number of an object that was met, or the name of a source."""
+        self.met: list[Any] = []
+        """By number: no other object gets the id of one of these meanwhile."""
+        self._pointers: Collection[int] = ()
+        """Ids that stand for their objects, as numbers."""
+        self._memories: dict[int, Any] = {}
+        """By address."""
+        self._borrowed_at: dict[tuple[Place, bool], int] = {}
+        """The numbers of memories that are borrowed, of tensors and of arrays."""
+        self.lent_mappings: Mapping[int, Place] = {}
+        """By id."""
+        self.lent_states = False
+        """An optimizer's state of a parameter, or a tensor in it, was met."""
+        self._lain_in: set[int] = set()
+        self.shared: set[int] = set()
+        """Addresses of memory that several were found to lie in."""
+        self.trained: list[torch.Tensor] = []
+        """Tensors that may have gradients."""
+
+    def pack(self, value: Any, place: str = "") -> Any:
+        """What it consists of. place: where the source has it, such as `.param_groups[0]`. Raises SnapshotError for what can't be saved."""
+        self._at = [self._name + place]
+        try:
+            return self._down(value)
+        except RecursionError:
+            raise SnapshotError(TOO_DEEP) from None
+        except (Unsavable, NotFound) as error:
+            raise SnapshotError(f"{self._called()} can't be saved: {error}. {CURE}") from None
+
+    def _called(self) -> str:
+        """The place where it is now, as the script would write it."""
+        name, *keys = self._place()
+        said = (
+            f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys
+        )
+        return f"{name}{''.join(said)}"[:300]
+
+    def _place(self) -> list[Any]:
+        """The name of the source, and the keys to where it is now, but for those that are ours."""
+        found, hidden = [], 0
+        for key in self._at:
+            if isinstance(key, _Hidden):
+                hidden = key.levels
+            elif hidden:
+                hidden -= 1
+            else:
+                found.append(key)
+        return found
+
+    def _down(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in PLAIN:
+            return Tagged(("id", self._known[value])) if kind is int and value in self._pointers else value
+        known = self._known.get(id(value))
+        if known is not None:
+            return Tagged(("source" if type(known) is str else "alias", known))
+        if self._theirs and (met := self._theirs.get(id(value))) is not None:
+            return Tagged(("theirs", [*met]))
+        if kind in _ELEMENTS:
+            return self._elements(value)
+        if kind is tuple:
+            return value if self._plain(value) else tuple(self._each(value))
+        if kind is list:
+            self._number(value)
+            return value if self._plain(value) else self._each(value)
+        if kind in MAPPINGS:
+            if self.lent_mappings and (place := self.lent_mappings.get(id(value))) is not None:
+                self.lent_states = True
+                return Tagged(("lent", [*place]))
+            self._number(value)
+            return self._mapping(kind, value)
+        return self._other(kind, value)
+
+    def _plain(self, values: Collection[Any]) -> bool:
+        """Whether all of them are what they are by themselves."""
+        return PLAIN.issuperset(map(type, values)) and not (self._pointers and any(v in self._pointers for v in values))
+
+    def _number(self, value: Any) -> None:
+        self._known[id(value)] = len(self.met)
+        self.met.append(value)
+
+    def _each(self, values: Any) -> list[Any]:
+        self._at.append(0)
+        found = []
+        for at, value in enumerate(values):
+            self._at[-1] = at
+            found.append(self._down(value))
+        self._at.pop()
+        return found
+
+    def _mapping(self, kind: type, value: Any) -> Any:
+        if not _EASY_KEYS.issuperset(map(type, value)) or not self._plain(value.keys()):
+            return Tagged(("keys", [MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values())]))
+        if self._plain(value.values()):
+            return value
+        found: Any = kind()
+        self._at.append("")
+        for key, item in value.items():
+            self._at[-1] = key
+            found[key] = self._down(item)
+        self._at.pop()
+        return found
+
+    def _hashed(self, values: tuple[Any, ...]) -> Any:
+        """Keys, or members of a set: those that are what they are by their value."""
+        before = len(self.met)
+        found = self._down(values)
+        if len(self.met) != before:
+            raise Unsavable(
+                "among its keys or members are objects that are told apart by where they lie, not by what they are"
+            )
+        return found
+
+    def _elements(self, value: Any) -> Any:
+        array = type(value) is np.ndarray
+        plain = array_views.is_plain_array(value) if array else array_views.is_plain_tensor(value)
+        if not plain:
+            self._refuse(value)
+        lies_in = array_views.address(value)
+        loan = None if self._loans is None else self._loan(value, lies_in, self._holders(value))
+        if loan is not None:
+            self.lent_states = self.lent_states or loan[0][1].startswith(STATE)
+            if loan[1] is value:
+                return Tagged(("lent", [*loan[0]]))
+        self._known[id(value)] = len(self.met)  # as `_number` does: there are thousands
+        self.met.append(value)
+        if not plain and not array and value.requires_grad:
+            self.trained.append(value)
+        if loan is not None:
+            return Tagged(("view", self._borrowed(*loan, value)))
+        if lies_in in self._lain_in:
+            self.shared.add(lies_in)
+        elif lies_in:
+            self._lain_in.add(lies_in)
+        if lies_in in self._shared or not (plain or array or not array_views.overlaps(value)):
+            return Tagged(("view", self._view(lies_in, value)))
+        if plain:
+            return value
+        return Tagged(("array", array_views.save_array(value)) if array else ("tensor", array_views.save_tensor(value)))
+
+    def _refuse(self, value: Any) -> None:
+        if type(value) is not np.ndarray:
+            refuse(self._called(), value)
+            if value.grad_fn is not None:
+                raise Unsavable("it has a graph of gradients behind it, which is not kept: keep its .detach()")
+        elif value.dtype.hasobject:
+            raise Unsavable("it holds Python objects: keep them in a list")
+
+    def _view(self, lies_in: int, value: Any) -> Any:
+        memory = self._memories.get(lies_in)
+        if memory is not None:
+            said: Any = Tagged(("alias", self._known[id(memory)]))
+        else:
+            said = memory = self._memories[lies_in] = array_views.memory_of(value)
+            self._number(memory)
+        if (type(memory) is np.ndarray) != (type(value) is np.ndarray):
+            raise Unsavable("an array of numpy and a tensor lie in the same memory: keep one of them")
+        return array_views.save_view(value, said)
+
+    def _holders(self, value: Any) -> Held:
+        """How many hold on to it, those on the way here too, and to its memory."""
+        return sys.getrefcount(value), 1 << 30 if type(value) is np.ndarray else holders(value)
+
+    def _loan(self, value: Any, lies_in: int, held: Held) -> tuple[Place, Any] | None:
+        """Who lends its memory. Nobody is asked about what is as it was when it was its own."""
+        assert self._loans is not None
+        seen = lies_in, *held
+        if self._known_own.get(id(value)) != seen and (loan := self._loans.of(value, lies_in)):
+            return loan
+        self.own[id(value)] = seen
+        return None
+
+    def _borrowed(self, place: Place, lender: Any, value: Any) -> Any:
+        array = type(value) is np.ndarray
+        number = self._borrowed_at.get((place, array))
+        if number is None:
+            said: Any = memory_said(place, lender, array)
+            self._borrowed_at[place, array] = len(self.met)
+            self._number(said)
+        else:
+            said = Tagged(("alias", number))
+        return {**array_views.save_view(value, said), "offset": offset_in(lender, value)}
+
+    def _other(self, kind: type, value: Any) -> Any:
+        known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None
+        if known is None and is_source(kind):
+            if self._found is None:
+                raise Unsavable(
+                    f"a {kind.__qualname__} has come into it since the Session was made. Put it there before, or give it to the Session"
+                )
+            return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
+        if known is None:
+            raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
+        if known.fill is not None:
+            self._number(value)
+        self._at.append(_Hidden(known.hidden))
+        try:
+            content = known.save(value)
+        except (Unsavable, NotFound):
+            raise
+        except Exception as error:  # of a class of the script; of a buffer that is closed
+            raise Unsavable(
+                f"a {kind.__qualname__} does not give its state ({type(error).__name__}: {error})"
+            ) from error
+        found = self._hashed(content) if known.name in ("set", "frozenset") else self._down(content)
+        if known.name == "set" and found is not content:
+            found = tuple(sorted(found, key=repr))  # its own order is that of ids
+        self._at.pop()
+        return Tagged((known.name, found))
+
+
+def changes(thing: Any) -> bool:
+    """Whether it is something that can be filled in place."""
+    kind = type(thing)
+    known = None if kind in PLAIN or kind is tuple else kind_of(kind)
+    return kind in (list, *MAPPINGS, np.ndarray, *array_views.TENSORS) or (known is not None and known.fill is not None)

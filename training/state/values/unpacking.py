@@ -1,0 +1,218 @@
+"""What a snapshot holds → what a script holds: into the live objects, which stay the same wherever they can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....checkpoint.arena.staging import flat, lying
+from ....checkpoint.format.pytree import Tagged
+from ....checkpoint.format.pytree_walk import PLAIN, text
+from ....resilience.errors import LayoutError, SnapshotError
+from . import array_views
+from .borrowed_memory import Lenders, Loans, memory_again
+from .class_adapters import NotFound, kind_of, tagged
+from .packing import MAPPINGS
+from .shared_objects import Before
+
+_BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
+
+
+class Unpacking:
+    """One way up, for one source."""
+
+    def __init__(
+        self,
+        name: str,
+        sources: Mapping[str, Any],
+        before: Before | None = None,
+        loans: Loans | None = None,
+    ) -> None:
+        """before: what other sources have put back. loans: whose memory is borrowed; live values that lie in it are not filled."""
+        self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
+        self.made: list[Any] = []
+        self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
+        """Ids of the live objects that are in use, all of which `made` holds, and addresses of memory."""
+
+    def unpack(self, kept: Any, live: Any) -> Any:
+        """What `kept` says, in `live` where that can be. Raises LayoutError, SnapshotError."""
+        try:
+            return self._up(kept, live)
+        except NotFound as error:
+            raise LayoutError(f"{self._name} cannot be restored: {error}") from None
+        except Exception as error:  # damage, or what the script's own classes have against their state
+            raise SnapshotError(
+                f"{self._name} cannot be made again of what the snapshot holds ({type(error).__name__}: {error})"
+            ) from error
+
+    def _up(self, kept: Any, live: Any) -> Any:
+        kind = type(kept)
+        if kind in PLAIN:
+            return kept
+        if kind is Tagged:
+            tag, content = kept
+            return self._tagged(tag, content, live)
+        if kind is tuple:
+            hints = live if isinstance(live, tuple) else ()
+            return tuple(self._up(item, hints[at] if at < len(hints) else None) for at, item in enumerate(kept))
+        if kind is list:
+            return self._list(kept, live)
+        if kind in MAPPINGS:
+            return self._mapping(kind, list(kept), kept.values(), live)
+        return self._elements(kept, live)
+
+    def _own(self, live: Any) -> Any:
+        """It, from now on in use."""
+        self.made.append(live)
+        self._taken.add(id(live))
+        return live
+
+    def _free(self, live: Any, kind: type) -> bool:
+        if type(live) is not kind or id(live) in self._taken:
+            return False
+        return not (self._loans and id(live) in self._loans.mappings())
+
+    def _list(self, kept: Any, live: Any) -> Any:
+        found = self._own(live if self._free(live, list) else [])
+        if PLAIN.issuperset(map(type, kept)):
+            found[:] = kept
+            return found
+        known = len(found)
+        found[:] = [self._up(item, found[at] if at < known else None) for at, item in enumerate(kept)]
+        return found
+
+    def _mapping(self, kind: Any, keys: Any, values: Any, live: Any) -> Any:
+        found = self._own(live if self._free(live, kind) else kind())
+        if kind is dict and PLAIN.issuperset(map(type, values)):
+            found.clear()
+            found.update(zip(keys, values, strict=True))
+            return found
+        before = dict(found)
+        pairs = [(key, self._up(item, before.get(key))) for key, item in zip(keys, values, strict=True)]
+        found.clear()
+        for key, item in pairs:
+            found[key] = item
+        return found
+
+    def _elements(self, kept: Any, live: Any) -> Any:
+        if type(kept) is np.ndarray:
+            fits = array_views.takes_array(live, kept.dtype, kept.shape, kept.strides) and self._alone(live)
+            if fits:
+                live[...] = kept
+            return self._lies(live if fits else kept)
+        return self._lies(array_views.restore_tensor({"data": kept}, live if self._alone(live) else None))
+
+    def _alone(self, live: Any) -> bool:
+        if not isinstance(live, (np.ndarray, *array_views.TENSORS)) or id(live) in self._taken:
+            return False
+        if not isinstance(live, np.ndarray) and live.layout is not torch.strided:
+            return False
+        lies_in = array_views.address(live)
+        return lies_in not in self._lain_in and not (self._loans and self._loans.of(live, lies_in))
+
+    def _lies(self, thing: Any) -> Any:
+        if where := array_views.address(thing):
+            self._lain_in.add(where)
+        return self._own(thing)
+
+    def _tagged(self, tag: str, content: Any, live: Any) -> Any:
+        match tag:
+            case "alias":
+                return self.made[content]
+            case "theirs":
+                source, number = content
+                return self._theirs[source][number]
+            case "lent":
+                return self._loans.find(*content)
+            case "memory":
+                return self._own(memory_again(self._loans, content))
+            case "source":
+                return self._sources[content]
+            case "id":
+                return id(self._sources[content])
+            case "keys":
+                name, keys, values = content
+                return self._mapping(_BY_NAME[name], self._up(keys, None), values, live)
+            case "tensor":
+                return self._lies(array_views.restore_tensor(content, live if self._alone(live) else None))
+            case "array":
+                return self._lies(array_views.restore_array(content, live if self._alone(live) else None))
+            case "view":
+                return self._view(content, live)
+        return self._other(tag, content, live)
+
+    def _view(self, content: Any, live: Any) -> Any:
+        number = len(self.made)
+        self._own(None)
+        hint = None
+        if isinstance(live, (np.ndarray, *array_views.TENSORS)) and type(content["memory"]) is not Tagged:
+            hint = array_views.memory_of(live) if self._alone(live) else None
+        memory = self._up(content["memory"], hint)
+        free = isinstance(live, (np.ndarray, *array_views.TENSORS)) and id(live) not in self._taken
+        found = array_views.restore_view({**content, "memory": memory}, live if free else None)
+        self.made[number] = found
+        self._taken.add(id(found))
+        return found
+
+    def _other(self, tag: str, content: Any, live: Any) -> Any:
+        kind = tagged(tag, content)
+        alike = kind_of(type(live)) is kind
+        if kind.fill is None:
+            return kind.make(self._up(content, kind.save(live) if alike else None))
+        fits = alike and id(live) not in self._taken and kind.fits(live, content)
+        found = self._own(live if fits else kind.make(content))
+        kind.fill(found, self._up(content, kind.save(found) if fits else None))
+        return found
+
+
+def difference(kept: Any, again: Any, place: str) -> str:
+    """Where two packed values differ; empty: nowhere."""
+    if kept is again:
+        return ""
+    if type(kept) is not type(again):
+        return place
+    if isinstance(kept, (torch.Tensor, np.ndarray)):
+        return "" if _same_memory(kept, again) or _bits(kept) == _bits(again) else place
+    if isinstance(kept, dict):
+        if list(kept) != list(again):
+            return place
+        return next((w for key in kept if (w := difference(kept[key], again[key], f"{place}[{key!r:.40}]"))), "")
+    if type(kept) is Tagged and kept[0] in ("set", "frozenset"):
+        return "" if _members(kept) == _members(again) else place
+    if isinstance(kept, (list, tuple)):
+        if len(kept) != len(again):
+            return place
+        inside = enumerate(zip(kept, again, strict=True))
+        named = type(kept) is not Tagged
+        return next((w for n, pair in inside if (w := difference(*pair, f"{place}[{n}]" if named else place))), "")
+    return "" if text(kept) == text(again) else place
+
+
+def _members(packed: Any) -> str:
+    """The same for two sets that are equal, in whatever order they tell what they hold."""
+    if type(packed) is Tagged and packed[0] in ("set", "frozenset"):
+        return f"{packed[0]} {sorted(map(_members, packed[1]))}"
+    if isinstance(packed, tuple):
+        return str([*map(_members, packed)])
+    return f"{type(packed).__name__} {packed!r}"
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return False
+    return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
+        other.data_ptr(),
+        other.dtype,
+        other.shape,
+        other.stride(),
+    )
+
+
+def _bits(thing: Any) -> Any:
+    if isinstance(thing, np.ndarray):
+        return thing.dtype, thing.shape, thing.tobytes()
+    content = flat(thing)
+    return thing.dtype, thing.shape, lying(content).tobytes()

@@ -1,0 +1,180 @@
+"""Sources of state that are the script's own values: what has a `state_dict`, and whatever can be filled in place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ....checkpoint.format.pytree import Tagged
+from ....resilience.errors import LayoutError, SnapshotError
+from ..tensors.in_place import Nested, plain, update
+from .borrowed_memory import Lenders, Loans
+from .class_adapters import kind_of
+from .packing import CURE, Packing, is_source
+from .shared_objects import Together
+from .unpacking import Unpacking, difference
+
+_PASSES = 3
+"""One finds what lies in one memory, and the next one knows it; what a `state_dict` makes anew lies elsewhere each time."""
+
+
+class Known:
+    """What is a source of its own: where a mapping holds it, its name is kept there."""
+
+    def __init__(self, lenders: Lenders | None = None) -> None:
+        self.lenders = Lenders() if lenders is None else lenders
+        self.together = Together()
+        self.things: dict[str, Any] = {}
+        self.names: dict[int, str] = {}
+        """By id."""
+
+    def add(self, name: str, thing: Any) -> str:
+        while name in self.things:
+            name += "~"
+        self.things[name], self.names[id(thing)] = thing, name
+        return name
+
+
+class Packed:
+    """What packs values for a snapshot, in the way that `packing.py` has."""
+
+    def __init__(self, name: str, known: Known) -> None:
+        self._name, self._known = name, known
+        self._shared: set[int] = set()
+        self._borrows = False
+        """What was packed last has tensors in it that are an optimizer's state."""
+        self._own: dict[int, tuple[int, int, int]] = {}
+        """What borrowed no memory in what was packed last."""
+        self.trained: list[torch.Tensor] = []
+        """Tensors in what was packed last that may have gradients."""
+
+    def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
+        """Raises SnapshotError for what can't be saved."""
+        packed, known = None, self._known
+        theirs = known.together.met_before(self._name)
+        loans = Loans(known.lenders if found is None else Lenders())
+        for _ in range(_PASSES):
+            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own)
+            packing.lent_mappings = loans.mappings() if self._borrows else {}
+            try:
+                packed = packing.pack(value)
+            except SnapshotError:
+                known.together.forget()
+                raise
+            self.trained, self._own = packing.trained, packing.own
+            if packing.shared == self._shared and packing.lent_states == self._borrows:
+                break
+            self._shared, self._borrows = packing.shared, packing.lent_states
+        known.together.packed(self._name, packing.met)
+        return packed
+
+    def unpack(self, kept: Any, live: Any) -> Any:
+        known = self._known
+        before = known.together.made_before(self._name)
+        unpacking = Unpacking(self._name, known.things, before, Loans(known.lenders))
+        found = unpacking.unpack(kept, live)
+        known.together.put_back(self._name, unpacking.made)
+        return found
+
+    def prove(self, kept: Any) -> None:
+        """What is `kept` of this source can be made again, and is the same then. Raises SnapshotError."""
+        try:
+            again = Packed(self._name, self._known).pack(self.unpack(kept, None))
+        except LayoutError as error:
+            raise SnapshotError(f"{error}. {CURE}") from error
+        if where := difference(kept, again, self._name):
+            raise SnapshotError(f"{where} does not come back from a snapshot as it was. {CURE}")
+
+
+class Stateful(Packed):
+    """Whatever has `state_dict` and `load_state_dict`: schedulers, data loaders."""
+
+    def __init__(self, name: str, thing: Any, known: Known) -> None:
+        super().__init__(name, known)
+        self.thing = thing
+
+    def look_through(self, found: Callable[[str, Any], str]) -> None:
+        """Tell of each source that its state holds, as a scheduler that goes on with another one: `found` gives its name."""
+        if any(map(is_source, map(type, getattr(self.thing, "__dict__", {}).values()))):
+            with suppress(
+                AttributeError, LookupError, RuntimeError, TypeError, ValueError
+            ):  # the first snapshot tells of it
+                self.pack(dict(self.thing.state_dict()), found)
+
+    def collect(self) -> Nested:
+        return self.pack(dict(self.thing.state_dict()))
+
+    def restore(self, kept: Nested) -> None:
+        self.thing.load_state_dict(self.unpack(kept, None))
+
+
+class Iterated(Stateful):
+    """A DataLoader that has a state (torchdata's). The iterator that the script has of it goes back, too: it gets what a new one has."""
+
+    def look_through(self, found: Callable[[str, Any], str]) -> None:
+        """Its state holds none, and asking for it begins an epoch."""
+
+    def restore(self, kept: Nested) -> None:
+        live = self.thing._iterator
+        super().restore(kept)
+        if live is not None:
+            made = self.thing._get_iterator()
+            live.__dict__, made.__dict__ = made.__dict__, live.__dict__
+            self.thing._iterator = live
+
+
+class Values(Packed):
+    """Any live thing that `packing.py` takes apart, filled in place: a mapping, a list, an object of plain attributes."""
+
+    def __init__(self, name: str, thing: Any, known: Known) -> None:
+        super().__init__(name, known)
+        self._thing = thing
+        known.together.add(name)
+        kind = type(thing)
+        self._by_pairs = isinstance(thing, MutableMapping) and (
+            kind is defaultdict or not (kind is dict or kind_of(kind))
+        )
+        """Its own class, and what a defaultdict makes, need not be kept: it is there whenever this is restored."""
+
+    def look_through(self, found: Callable[[str, Any], str]) -> None:
+        """Tell of each source that it holds: `found` gives its name."""
+        self.pack(self._live(), found)
+
+    def _live(self) -> Any:
+        return dict(self._thing) if self._by_pairs else self._thing
+
+    def collect(self) -> Any:
+        return Tagged(("", self.pack(self._live())))
+
+    def prove(self, kept: Any) -> None:
+        super().prove(kept[1])
+
+    def restore(self, kept: Any) -> None:
+        if type(kept) is not Tagged:  # as it was kept before there were other values than plain ones
+            update(self._thing, kept)
+            return
+        found = self.unpack(kept[1], self._live())
+        if self._by_pairs:
+            self._thing.clear()
+            self._thing.update(found)
+        elif found is not self._thing:
+            raise LayoutError(
+                f"{self._name} is a {type(self._thing).__qualname__} now, and was another kind of thing in the snapshot"
+            )
+
+
+class Attributes:
+    """What is plain among the attributes of an object of Megatron's, which refer to its optimizer as well."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def collect(self) -> Nested:
+        return plain(vars(self._thing))
+
+    def restore(self, kept: Nested) -> None:
+        update(vars(self._thing), kept)

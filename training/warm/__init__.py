@@ -1,0 +1,1 @@
+"""The warm process: imports ahead of time, and forks launchers and ranks."""

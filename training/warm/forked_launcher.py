@@ -1,0 +1,98 @@
+"""The forked launcher: torchrun's own machinery in this process, with ranks that are forked where it would start their interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from ..attach import launcher_report
+from .forkserver import Waiting, start_rank
+from .process_title import show
+
+
+def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
+    """Do what `torchrun` does with `order["argv"]`; its exit code. waiting: its ranks, forked; empty: torchrun starts them."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+    atexit._clear()  # of what has been imported for ranks: theirs to call
+    gc.unfreeze()
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    if waiting:
+        start = SubprocessHandler._popen
+
+        def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            # Where it would start another program than this one's, as through numactl, it does.
+            forked = waiting and list(args) == sys.orig_argv
+            return Fork(waiting.pop(0), env, handler) if forked else start(handler, args, env)
+
+        SubprocessHandler._popen = popen  # type: ignore[method-assign]
+    launcher_report.wrap(api)
+    program = order["program"]
+    sys.argv = [program[-1], *order["argv"]]
+    show([*([sys.executable] if len(program) == 1 else program[:-1]), *sys.argv], order["env"])
+    try:
+        run.main(order["argv"])
+        return 0
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        sys.excepthook(type(error), error.with_traceback(_without_ours(error.__traceback__)), error.__traceback__)
+        return 1
+    finally:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    return trace.tb_next if trace else None
+
+
+class Fork:
+    """A forked rank, as far as torchrun's use of `subprocess.Popen` goes."""
+
+    def __init__(self, waiting: Waiting, environment: dict[str, str], handler: Any) -> None:
+        self.args = sys.orig_argv
+        self.returncode: int | None = None
+        streams = {number: stream for number, stream in ((1, handler._stdout), (2, handler._stderr)) if stream}
+        self.pid, requests = waiting
+        start_rank(requests, environment, streams)
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        if timeout is None:
+            code = self._wait(0)
+            return code if code is not None else 0
+        for _ in range(max(1, int(timeout / 0.01))):
+            if (code := self._wait(os.WNOHANG)) is not None:
+                return code
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+    def _wait(self, flags: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, flags)
+            except ChildProcessError:
+                pid, status = self.pid, 0
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode

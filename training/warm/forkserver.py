@@ -1,0 +1,230 @@
+"""The warm process: a rank's own interpreter, held at its start, from which launchers and ranks are forked.
+
+    agent ──one JSON line a launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ rank, rank, …
+
+It is started with a rank's command line, and stops inside `site`, before Python runs the script. There it runs the script's opening: its
+first imports. A forked rank returns from `serve`; Python itself then runs the script, from its first line to the exit code.
+The launcher forks its ranks before it does anything else, while it has made no store, socket or thread. Each waits until torchrun's own
+code starts a rank, and gets that rank's environment then.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...resilience.clock import wall_s
+from ...resilience.ipc.die_with_parent import die_with_parent
+from ...resilience.ipc.file_descriptors import high
+from .captured_output import Printed, print_again
+from .preload import preload, version
+from .process_title import show
+
+VARIABLE = "MT_RESILIENT_WARM"
+NAME = "mt-warm"
+"""What `ps` calls the warm process."""
+_NAME = Path("/proc/self/comm")
+_LENGTH = struct.Struct("<Q")
+Waiting = tuple[int, socket.socket]
+"""A process that is to become a rank: its pid, and where it is told so."""
+
+
+def serve(site: Callable[[], None]) -> None:
+    """Never returns but in a rank. site: what runs in a rank before the script.
+
+    The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; the file of the ranks' noted `modules`,
+    missing to fork launchers only; and what `preload` is told."""
+    plan = json.loads(os.environ.pop(VARIABLE))
+    name = _NAME.read_bytes().rstrip(b"\n")
+    _NAME.write_bytes(NAME.encode())
+    channel = socket.socket(fileno=high(plan["channel"]))
+    streams = {number: os.dup(number) for number in (1, 2)}
+    streams = {number: high(copy) for number, copy in streams.items()}
+    log = high(plan["log"])
+    recording = Printed(log)
+    os.close(log)
+    path = list(sys.path)
+    words = _prepare(plan, site, terminal=any(map(os.isatty, streams.values())))
+    sys.path[:] = [*path, *words.get("path", [])]
+    printed = recording.end()
+    files = words.pop("files", {})
+    _say(channel, words)
+    for line in channel.makefile(encoding="utf-8"):
+        order = json.loads(line)
+        if changed := next((file for file, seen in files.items() if version(file) != seen), ""):
+            _say(channel, {"stale": changed})
+        elif environment := _launch(order, channel, streams, plan["agent"], ranks="modules" in plan):
+            _NAME.write_bytes(name)
+            _refresh(environment, words.get("environment", {}))
+            print_again(printed)
+            return
+    os._exit(0)
+
+
+def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: bool) -> dict[str, Any]:
+    """Import what is to be there; what to tell the agent of it: `ready`, `why` not, and what `less` to do in another try."""
+    words: dict[str, Any] = {"ready": True}
+    if "modules" in plan:
+        noted, complete = Path(plan["modules"]), plan.get("complete", True)
+        words = preload(site, noted, plan.get("until"), complete=complete, terminal=terminal)
+    if words["ready"]:
+        importlib.import_module("torch.distributed.run")  # the launchers' own
+    gc.collect()
+    gc.freeze()  # children share these pages; a collection would copy them
+    return words
+
+
+def _say(channel: socket.socket, words: Mapping[str, Any]) -> None:
+    channel.sendall(json.dumps(words).encode() + b"\n")
+
+
+def _launch(
+    order: Mapping[str, Any], channel: socket.socket, streams: dict[int, int], agent: int, *, ranks: bool
+) -> dict[str, str] | None:
+    """Fork a launcher. Returns in this process, and in each rank that is forked for it: there with the rank's environment.
+
+    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`, how many `ranks`."""
+    if not _fork_for(agent):
+        return None
+    try:
+        _say(channel, {"launcher": os.getpid()})
+        os.close(channel.detach())
+        waiting: list[Waiting] = []
+        for _ in range(order["ranks"] if ranks else 0):
+            requests = _fork_rank(waiting)
+            if requests:
+                return _become_rank(requests, streams)
+        _put(streams, streams)
+        from . import forked_launcher as torchrun
+
+        code = torchrun.run(order, waiting)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
+    """Fork a process that becomes a rank when it is told to. In that process: where it hears of it. Else None, and it is `waiting`."""
+    ours, theirs = socket.socketpair()
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        waiting.append((pid, ours))
+        return None
+    die_with_parent(launcher)
+    os.setsid()
+    for other in (ours, *(channel for _, channel in waiting)):
+        other.close()
+    return theirs
+
+
+def _fork_for(parent: int) -> bool:
+    """Fork a child for the process `parent`, an ancestor that adopts orphans: with a session of its own, and ended when `parent` ends. True
+    in that child. It is forked twice: its first parent ends at once."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return False
+    middle = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while (now := os.getppid()) != parent:  # until it has adopted us
+        if now != middle:
+            os._exit(1)
+        time.sleep(0.0002)
+    die_with_parent(parent)
+    os.setsid()
+    return True
+
+
+def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
+    """Make `streams` this process's stdout and stderr, and close `spare`."""
+    for number, descriptor in streams.items():
+        os.dup2(descriptor, number, inheritable=True)
+    for descriptor in {*streams.values(), *spare.values()}:
+        os.close(descriptor)
+
+
+def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[str, str]:
+    """Wait until torchrun starts this rank; the rank's environment. With it come the files that are the rank's stdout and stderr, where
+    these are not the launcher's. A process that is not wanted ends."""
+    head, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 2)
+    if not head:
+        os._exit(0)
+    (length,) = _LENGTH.unpack(head)
+    order = json.loads(_received(requests, length))
+    requests.close()
+    _put({**streams, **dict(zip(order["streams"], files, strict=True))}, streams)
+    _ignore(set(order["ignored"]))
+    return dict(order["env"])
+
+
+def _ignore(ignored: set[int]) -> None:
+    """Of the signals, these. A launcher handles some that it was told to ignore, and a program that it starts does not ignore these."""
+    for number in signal.valid_signals():
+        now = signal.getsignal(number)
+        if number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        elif now == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _received(requests: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = requests.recv(length - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return bytes(data)
+
+
+def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
+    """What an interpreter gets anew at each start: environment, numbers drawn from the system, the time of its start. changed: what the
+    imports here have made of the environment."""
+    os.environ.clear()
+    os.environ.update(environment)
+    show(None, environment)
+    for name, value in changed.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=stream.isatty())  # type: ignore[union-attr]
+    gc.unfreeze()
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    if "logging" in sys.modules:
+        sys.modules["logging"]._startTime = wall_s()  # type: ignore[attr-defined]
+    if "multiprocessing.process" in sys.modules:
+        process = sys.modules["multiprocessing.process"]
+        process.current_process().authkey = os.urandom(32)
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()
+
+
+def start_rank(requests: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> None:
+    """The launcher's side: tell one that is waiting that it is this rank. Raises OSError where it is gone."""
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
+    order = json.dumps({"env": dict(environment), "streams": list(streams), "ignored": ignored}).encode()
+    with requests:
+        socket.send_fds(requests, [_LENGTH.pack(len(order))], [stream.fileno() for stream in streams.values()])
+        requests.sendall(order)

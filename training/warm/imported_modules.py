@@ -1,0 +1,88 @@
+"""What a rank has imported by its first boundary, noted for the warm process: packages are completed by what the loop wants of them later.
+
+sys.modules of a cold rank → file → imports of the warm process, behind those of the script's opening.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from .side_effects import installed
+
+Place = tuple[str, list[str]]
+
+
+def note(file: Path, environment: Sequence[str]) -> None:
+    """Write down what this process has imported by now, in order, and the names of the variables that it was started with. Where it
+    cannot be written, the next start is cold."""
+    found = [
+        [name, *_place(spec)]
+        for name, module in list(sys.modules.items())
+        if name != "__main__" and (spec := getattr(module, "__spec__", None)) is not None
+    ]
+    fresh = file.with_suffix(".new")
+    with suppress(OSError):
+        fresh.write_text(json.dumps({"environment": list(environment), "modules": found}))
+        fresh.replace(file)
+
+
+@dataclass(frozen=True)
+class Noted:
+    environment: Sequence[str]
+    """Names of the environment variables that a rank is started with."""
+    places: dict[str, Place]
+    """By name, in the order of import: the module's file and, for a namespace package, which has none, its folders."""
+
+    @classmethod
+    def read(cls, file: Path) -> Noted:
+        """Raises ValueError for what is no such note, OSError where there is none."""
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+            return cls(known["environment"], {name: (origin, folders) for name, origin, folders in known["modules"]})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is no note of modules") from error
+
+    def complete(self) -> None:
+        """Import what ranks have imported of installed packages that are here already: their other modules, which the loop wants later.
+        What cannot be imported without the script, or would come from elsewhere here, is left to the ranks with all that is below it."""
+        packages, left = {name.partition(".")[0] for name in sys.modules}, set[str]()
+        for name, place in self.places.items():
+            known = name.partition(".")[0] in packages and installed(place[0])
+            if name not in sys.modules and (not known or name.rpartition(".")[0] in left or not _imported(name, place)):
+                left.add(name)
+
+    def foreign(self) -> str:
+        """Which module here comes from elsewhere than in the ranks; empty: none."""
+        for name, place in self.places.items():
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if spec is not None and _place(spec) != place:
+                return f"the module {name} comes from {_said(_place(spec))} here, and from {_said(place)} in the ranks"
+        return ""
+
+
+def _imported(name: str, place: Place) -> bool:
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is None or _place(spec) != place:
+            return False
+        importlib.import_module(name)
+        return True
+    except BaseException:  # whatever a module may do when it is imported without its script, SystemExit included
+        return False
+
+
+def _place(spec: ModuleSpec) -> Place:
+    return str(spec.origin), [] if spec.origin else sorted(map(str, spec.submodule_search_locations or ()))
+
+
+def _said(place: Place) -> str:
+    origin, folders = place
+    return " and ".join(folders) or origin

@@ -1,0 +1,97 @@
+"""Which built-in functions ask the world what another process, or another moment, may be answered otherwise. Pure.
+
+A call, and the Python frame it comes from → what it asks, in words.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import _posixsubprocess
+import _random
+import _thread
+import datetime
+import gc
+import io
+import os
+import random
+import socket
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+_FILE, _TIME, _RANDOM = "looks at a file", "asks for the time", "asks for random numbers"
+_ADDRESS = "asks for an address"
+_WORDED: dict[Any, str] = {
+    **dict.fromkeys((os.getpid, os.getppid, _thread.get_native_id), "asks for its process id"),
+    **dict.fromkeys((os.urandom, os.getrandom), _RANDOM),
+    **dict.fromkeys((open, os.open, os.stat, os.lstat, os.access, os.listdir, os.scandir, os.readlink), _FILE),
+    **dict.fromkeys((socket.getaddrinfo, socket.gethostbyname, socket.gethostbyaddr, socket.getnameinfo), _ADDRESS),
+    input: "reads the standard input",
+    gc.freeze: "freezes what the garbage collector knows",
+    os.register_at_fork: "is called at each fork",
+    _thread.start_new_thread: "starts a thread",
+    _posixsubprocess.fork_exec: "runs a program",
+    _ctypes.dlopen: "calls a library of C",
+}
+_MODULES = {"posix": "calls os.{}", "time": _TIME, "_uuid": _RANDOM}
+"""What any function of a module asks that is not worded above, but for those that are answered alike."""
+_ALIKE = {
+    *("fspath", "getcwd", "getcwdb", "putenv", "unsetenv", "strerror", "_path_normpath", "_path_splitroot_ex"),
+    *("cpu_count", "uname", "sysconf", "confstr", "getuid", "geteuid", "getgid", "getegid", "getgroups"),
+    *("umask", "chdir", "fchdir", "nice", "sched_setaffinity"),  # what they change is looked at
+    *("sleep", "strptime", "mktime", "get_clock_info"),
+}
+_STREAMS = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
+_ON_THE_WAY = {"genericpath", "posixpath", "pathlib", "os", "shutil", "zipfile"}
+"""Modules that look at files for whoever has called them."""
+_OF_PYTHON = {"importlib", "zipimport", "linecache", "tokenize", "inspect", "pkgutil", "gettext", "argparse"}
+"""Parts of Python that ask for the sake of code, translations, the width of help, or what installed packages say of themselves."""
+_COMPILES = ("torch._dynamo", "torch._inductor")
+_RESOLVES = ("_joinrealpath", "resolve")
+"""Functions that look for symbolic links in a path, as in `Path(__file__).resolve()`."""
+RENEWED = {("megatron.training.training", time.time)}
+"""Answers that our hooks ask for again in each rank (`loops/megatron.py`)."""
+
+
+def question(called: Any, frame: FrameType) -> str:
+    """What a call of the built-in function `called` asks, which `frame` makes; empty: nothing, or nothing that matters."""
+    asked = _asks(called, frame)
+    quiet = asked and (_in_vain(frame) or (_module(frame), called) in RENEWED)
+    return "" if quiet else asked
+
+
+def _asks(called: Any, frame: FrameType) -> str:
+    owner, name = getattr(called, "__self__", None), called.__name__
+    if words := _WORDED.get(called, ""):
+        return words
+    if (words := _MODULES.get(called.__module__ or "", "")) and name not in _ALIKE:
+        return words.format(name)
+    if isinstance(owner, type) and issubclass(owner, datetime.date) and name in ("now", "utcnow", "today"):
+        return _TIME
+    if isinstance(owner, socket.SocketType):
+        return "uses a socket"
+    if isinstance(owner, _STREAMS) and name not in ("write", "flush"):  # what is printed is looked at
+        return "uses a stream"
+    if isinstance(owner, _random.Random):
+        unseeded = name == "seed" and frame.f_locals.get("a") is None
+        return _RANDOM if unseeded or owner is random.random.__self__ else ""  # type: ignore[attr-defined]
+    torch = sys.modules.get("torch")
+    if torch and isinstance(owner, getattr(torch, "Generator", ())) and name in ("seed", "initial_seed", "get_state"):
+        return _RANDOM
+    return ""
+
+
+def _in_vain(frame: FrameType) -> bool:
+    """Whether nothing follows from the answer for whoever it comes from: it is of Python's own, or only about where a path leads."""
+    asking: FrameType | None = frame
+    while asking and _module(asking).partition(".")[0] in _ON_THE_WAY:
+        if asking.f_code.co_name in _RESOLVES:
+            return True
+        asking = asking.f_back
+    name = _module(asking) if asking else ""
+    return name.partition(".")[0] in _OF_PYTHON or name.startswith(_COMPILES)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))

@@ -1,0 +1,190 @@
+"""What the warm process imports ahead for the ranks: the script's opening, statement by statement, and what its packages want later.
+
+Each statement runs under a `Watch`. The first one that does what a forked rank cannot have from here ends the opening, in another process:
+this one has run it already.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .captured_output import sizes
+from .imported_modules import Noted
+from .script_preamble import opening
+from .side_effects import Watch, installed
+
+
+def preload(
+    site: Callable[[], None], noted: Path, until: int | None, *, complete: bool, terminal: bool
+) -> dict[str, Any]:
+    """Import ahead; what to tell the agent. site: what runs in each rank before the script; noted: the file of what ranks have imported;
+    until: how many statements to run at the most; complete: what the packages want later, too; terminal: ranks
+    print to one."""
+    try:
+        known = Noted.read(noted)
+        file, namespace, body = _script()
+    except (OSError, ValueError, ImportError, SyntaxError) as error:
+        return _refused(f"the script cannot be looked at ahead of time ({error})")
+    statements, behind = opening(body)
+    watch = Watch(set(known.environment) - set(os.environ), terminal=terminal)
+    if inherited := watch.inherited():
+        return _refused(f"Python's start-up (a .pth file, say) {inherited}")
+    left = Left()
+    if found := _watched(watch, site, left):
+        return _refused(f"the environment's sitecustomize {found}")
+    with _counting_devices(watch), _as_main(namespace):
+        for number, statement in enumerate(statements):
+            if number == until:
+                behind = statement.lineno
+                break
+            code = compile(ast.Module([statement], []), file, "exec", dont_inherit=True)
+            imports = isinstance(statement, (ast.Import, ast.ImportFrom, ast.Try))
+            found = _watched(watch, lambda code=code: exec(code, namespace), left if imports else Left())  # type: ignore[misc]
+            if found and imports:
+                first = ast.unparse(statement).splitlines()[0]
+                return _refused(f"`{first}` (line {statement.lineno}), which {found},", until=number)
+        if "torch" not in sys.modules:
+            if until is not None:
+                return _refused("no import of torch comes before it")
+            where = (
+                f"line {behind} of {file} may change what imports do, and comes before"
+                if behind
+                else "it does not import"
+            )
+            return _refused(f"the script does not begin with its imports: {where} torch")
+        if complete and (found := _completed(watch, known)):
+            return _refused(f"the imports of their first step, of which one {found},", complete=False)
+    foreign = known.foreign()
+    files = {file, *(own for module in list(sys.modules.values()) if (own := _own_file(module)))}
+    return (
+        _refused(foreign)
+        if foreign
+        else {
+            "ready": True,
+            "environment": left.environment,
+            "path": left.path,
+            "files": {each: version(each) for each in files},
+        }
+    )
+
+
+def version(file: str) -> list[int]:
+    """What tells that a file is another one than before, or has been written again; empty: there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return []
+    return [found.st_ino, found.st_mtime_ns, found.st_size]
+
+
+def _own_file(module: ModuleType) -> str:
+    """The file of a module of the script's own; empty: it is none."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return "" if origin is None or installed(origin) else origin
+
+
+def _refused(why: str, **less: int) -> dict[str, Any]:
+    """less: what another process had better not do; it may be fit then."""
+    return {"ready": False, "why": why, "less": less}
+
+
+def _completed(watch: Watch, known: Noted) -> str:
+    """Import what packages want later; what that did that is not for a process to fork from. Ranks print it later, if at all."""
+    before = sizes()
+    return _watched(watch, known.complete, Left()) or ("prints something" if sizes() != before else "")
+
+
+@dataclass
+class Left:
+    """What imports have left behind for the ranks."""
+
+    environment: dict[str, str | None] = field(default_factory=dict)
+    """Variables that they have set, or removed (None)."""
+    path: list[str] = field(default_factory=list)
+    """What they have added behind the end of sys.path."""
+
+
+def _watched(watch: Watch, run: Callable[[], object], left: Left) -> str:
+    """What `run` did that is not for a process to fork from; empty: nothing. What ranks can be given of it goes into `left`."""
+    environment, path = dict(os.environ), list(sys.path)
+    try:
+        with watch.running():
+            run()
+    except BaseException as error:  # SystemExit, too
+        return f"raises {type(error).__name__} ({error}) ahead of time"
+    names = {*environment, *os.environ}
+    left.environment |= {name: now for name in names if (now := os.environ.get(name)) != environment.get(name)}
+    left.path += sys.path[len(path) :]
+    return watch.found()
+
+
+def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
+    """Of the script that this interpreter was started with: its file, a namespace like its own, and its statements. Puts the folder that
+    Python puts there first on sys.path. Raises ImportError, OSError or SyntaxError."""
+    words = sys.orig_argv[2:]  # after `python -u`
+    home = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
+    if not sys.flags.safe_path:
+        sys.path.insert(0, home)
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    if words[0] == "-m":
+        _, spec, _ = runpy._get_module_details(words[1])  # type: ignore[attr-defined]
+        file = sys.argv[0] = spec.origin
+        namespace |= {"__package__": spec.parent, "__spec__": spec}
+    else:
+        file = os.path.abspath(words[0])
+    namespace["__file__"] = file
+    return file, namespace, ast.parse(Path(file).read_bytes(), file).body
+
+
+@contextmanager
+def _as_main(namespace: dict[str, Any]) -> Iterator[None]:
+    """While the opening runs: `__main__` says of itself what it says while the script runs. Python fills it in anew for the script."""
+    main = vars(sys.modules["__main__"])
+    before, names = dict(main), list(namespace)
+    main |= namespace
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in before:
+                main[name] = before[name]
+            else:
+                del main[name]
+
+
+@contextmanager
+def _counting_devices(watch: Watch) -> Iterator[None]:
+    """While libraries are imported: `torch.cuda.is_available` and `device_count` answered from /dev, without waking the driver, which
+    would make this process unfit to fork. (Megatron asks at import.)"""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
+    count = len([each for each in visible.split(",") if each]) if visible is not None else present
+    originals: dict[str, Any] = {}
+    answers: dict[str, Callable[[], object]] = {
+        "is_available": lambda: count > 0 if counting else originals["is_available"](),
+        "device_count": lambda: count if counting else originals["device_count"](),
+    }
+    counting = True
+
+    def replace() -> None:
+        cuda = sys.modules["torch.cuda"]
+        if sys.modules["torch"].backends.cuda.is_built():
+            for name, answer in answers.items():
+                originals[name] = getattr(cuda, name)
+                setattr(cuda, name, answer)
+
+    watch.after["torch"] = replace
+    yield
+    counting = False
+    for name, original in originals.items():
+        if getattr(sys.modules["torch.cuda"], name) is answers[name]:  # a library that has put its own there meant it
+            setattr(sys.modules["torch.cuda"], name, original)

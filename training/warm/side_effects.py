@@ -1,0 +1,252 @@
+"""What code does when it runs that a forked child cannot have from its parent: things left behind, and questions about the world.
+
+The warm process runs each statement of a script's opening under a `Watch`. Where the watch finds something, the ranks run that statement
+themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import os
+import random
+import resource
+import signal
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from .impure_functions import question
+
+_HOMES = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+_HOMES.add(Path(__file__).resolve().parents[2])
+_REPLACED = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook")
+_LIMITS = 16  # RLIM_NLIMITS of Linux
+_OF_GLIBC = 1 << 31 | 1 << 32  # signals 32 and 33, which it sets when a thread is started
+
+
+def installed(origin: str | None) -> bool:
+    """Whether a module from the file `origin` is Python's, an installed package's or this program's; else it is the script's own."""
+    if origin is None or not os.path.isabs(origin):  # a namespace, built-in, frozen
+        return True
+    path = Path(origin).resolve()
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, _HOMES)):
+        return True
+    return any(Path(origin).is_relative_to(folder) and _holds_packages(folder) for folder in sys.path[1:])
+
+
+@functools.cache
+def _holds_packages(folder: str) -> bool:
+    """Whether pip has installed packages there, as `pip install --target` does. The script's own folder is first on sys.path."""
+    return os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))
+
+
+def poisoned() -> bool:
+    """Whether torch refuses the device to a child of this process: tried with a child. Counting devices is enough to cause it."""
+    child = os.fork()
+    if child == 0:
+        bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
+        os._exit(any(bad))
+    return os.waitpid(child, 0)[1] != 0
+
+
+class Watch(importlib.abc.MetaPathFinder):
+    """Finds out what code did that ran inside `running`. What it leaves behind is looked for after any code. For questions about the
+    time, files or random numbers only the script's own modules are watched: installed packages are made to be imported and forked."""
+
+    def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
+        """strange: environment variables that every rank has and this process has not. terminal: ranks print to one, as this process does
+        not."""
+        self._strange, self._terminal = frozenset(strange), terminal
+        self._asked: list[str] = []
+        self._importing: list[str] = []
+        self._fresh: dict[str, Any] = {}
+        """By library: the state of its generator of random numbers, as the system has seeded it at the import."""
+        self.after: dict[str, Callable[[], None]] = {}
+        """What to call once the module of that name has been executed."""
+        self._before = self._look()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        both: list[Any] = [os.environ, os.environb]
+        plain, watched = os.environ.__class__, _environ(self._strange, self._ask)
+        for environ in both:
+            environ.__class__ = watched
+        sys.meta_path.insert(0, self)
+        streams: list[Any] = [sys.stdout, sys.stderr] if self._terminal else []
+        for stream in streams:
+            stream.isatty = lambda: self._ask("asks whether it prints to a terminal")
+        try:
+            yield
+        finally:
+            for stream in streams:
+                del stream.isatty
+            sys.setprofile(None)
+            sys.meta_path.remove(self)
+            for environ in both:
+                environ.__class__ = plain
+
+    def inherited(self) -> str:
+        """What this process had before anything was watched, and a child cannot have from it; empty: nothing."""
+        alone = {"starts a thread": 1, "starts a process": "", "starts a timer": [(0.0, 0.0)] * 3}
+        return next((what for what, usual in alone.items() if (self._before[what] or usual) != usual), "")
+
+    def found(self) -> str:
+        """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
+        before, self._before = self._before, self._look()
+        changed = [
+            f"{what}{_new(before[what], now)}" for what, now in self._before.items() if _differ(before[what], now)
+        ]
+        found, self._asked = [*self._asked, *changed], []
+        return found[0] if found else ""
+
+    # -- what it leaves behind --------------------------------------------------------------------------------------------
+
+    def _look(self) -> dict[str, Any]:
+        bad = poisoned()  # first: at a fork OpenBLAS ends the threads that it has started
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        return {
+            "asks the driver for its devices, which no forked process may use after that": bad,
+            "leaves a file open": frozenset(_open_files()),
+            "leaves memory shared": frozenset(_shared_mappings()),
+            "starts a thread": len(os.listdir("/proc/self/task")),
+            "starts a process": children.exists() and children.read_text(encoding="utf-8"),
+            "starts a timer": [
+                signal.getitimer(each) for each in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+            ],
+            "sets what a signal does": (list(map(signal.getsignal, signal.valid_signals())), *_signal_masks()),
+            "replaces a hook or a stream of sys": [getattr(sys, name) for name in _REPLACED],
+            "makes a temporary file": getattr(tempfile, "_name_sequence", None) is not None,
+            "changes sys.path": list(sys.path),
+            "changes the working directory": os.readlink("/proc/self/cwd"),
+            "changes the umask": _umask(),
+            "changes what ps shows of it": [Path(f"/proc/self/{file}").read_bytes() for file in ("comm", "cmdline")],
+            "changes a limit of the process": [resource.getrlimit(each) for each in range(_LIMITS)],
+            "changes the priority or the cores": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
+            "seeds Python's generator of random numbers, or draws from it": random.getstate(),
+            "seeds numpy's generator of random numbers, or draws from it": self._drawn("numpy.random", _numpy_state),
+            "seeds torch's generator of random numbers, or draws from it": self._drawn("torch", _torch_state),
+        }
+
+    def _drawn(self, library: str, state: Callable[[], Any]) -> bool:
+        """Whether its generator is in another state than right after its import."""
+        return library in self._fresh and self._fresh[library] != state()
+
+    # -- what it asks -------------------------------------------------------------------------------------------------------
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders find, with its execution watched."""
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        if spec is not None and "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module": None}):
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                with self._executing(spec):
+                    execute(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+    @contextmanager
+    def _executing(self, spec: ModuleSpec) -> Iterator[None]:
+        previous = sys.getprofile()
+        sys.setprofile(None)  # what is done here is nobody's
+        profile = None if installed(spec.origin) else self._profile
+        self._importing.append(spec.name)
+        sys.setprofile(profile)
+        try:
+            try:
+                yield
+            finally:
+                now = sys.getprofile()
+                sys.setprofile(None)
+                if now != profile:
+                    self._ask("sets a profile function")
+                self._importing.pop()
+            if state := {"numpy.random": _numpy_state, "torch": _torch_state}.get(spec.name):
+                self._fresh[spec.name] = state()
+            self.after.pop(spec.name, bool)()
+        finally:
+            sys.setprofile(previous)
+
+    def _profile(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and (asked := question(called, frame)):
+            self._ask(asked)
+
+    def _ask(self, question: str) -> None:
+        self._asked.append(f"{question} (in {self._importing[-1]})" if self._importing else question)
+
+
+def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
+    """The class of an os.environ that tells who reads what every rank has of its own: by name, or, among the script's own modules, which
+    are watched then, in going through all of it. All its readers come through these."""
+    names = {*strange, *map(os.fsencode, strange)}
+
+    class Environ(os._Environ):  # type: ignore[type-arg]
+        def __getitem__(self, name: Any) -> Any:
+            if name in names:
+                ask(f"reads {os.fsdecode(name)} from the environment")
+            return super().__getitem__(name)
+
+        def __iter__(self) -> Iterator[Any]:
+            if sys.getprofile():
+                ask("goes through the environment")
+            return super().__iter__()
+
+    return Environ
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """What is added behind the end of a list, as of sys.path, changes nothing of it."""
+    return bool(before != (now[: len(before)] if isinstance(before, list) else now))
+
+
+def _new(before: Any, now: Any) -> str:
+    return f" ({min(now - before)})" if isinstance(now, frozenset) and now - before else ""
+
+
+def _open_files() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            yield f"{os.readlink(f'/proc/self/fd/{number}')}, number {number}"
+        except OSError:  # the one that lists them
+            continue
+
+
+def _shared_mappings() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.split(None, 2)[1].endswith("s"):
+            yield line
+
+
+def _signal_masks() -> Iterator[int]:
+    """Which ones are blocked, ignored and handled: what the kernel knows, and Python may not."""
+    for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines():
+        if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
+            yield int(line.split()[1], 16) & ~_OF_GLIBC
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _numpy_state() -> Any:
+    kind, keys, *rest = sys.modules["numpy.random"].get_state()
+    return kind, keys.tobytes(), *rest
+
+
+def _torch_state() -> Any:
+    return bytes(sys.modules["torch"].get_rng_state().tolist())
