@@ -27,14 +27,15 @@ class Unsavable(Exception):
 def address(thing: Any) -> int:
     """Of the memory that it lies in, which others may lie in too; 0: it has no bytes."""
     if type(thing) is np.ndarray:
-        root = _root(thing)
+        root = root_of(thing)
         return int(root.__array_interface__["data"][0]) if root.nbytes else 0
     found: int = thing.data_ptr()
     offset = thing.storage_offset()
     return found - offset * thing.element_size() if found and offset else found
 
 
-def _root(array: Any) -> Any:
+def root_of(array: Any) -> Any:
+    """The array of numpy that it is a view of, in the end."""
     while type(array.base) is np.ndarray:
         array = array.base
     return array
@@ -153,7 +154,7 @@ def takes_array(live: Any, dtype: Any, shape: Any, strides: Any, writeable: bool
 def memory_of(thing: Any) -> Any:
     """All bytes of the memory that a tensor or array lies in. Raises Unsavable where they are not in one run."""
     if type(thing) is np.ndarray:
-        root = _root(thing)
+        root = root_of(thing)
         if not (root.flags.c_contiguous or root.flags.f_contiguous) or not root.flags.writeable:
             raise Unsavable("it shares memory that has gaps, or may not be written, with other arrays: keep copies")
         return np.ndarray(root.nbytes, np.uint8, root.data if root.flags.c_contiguous else root.T.data)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ....checkpoint.format.pytree import Tagged
-from .array_views import TENSORS, address, memory_of
+from .array_views import TENSORS, address, memory_of, root_of
 from .class_adapters import NotFound
 
 Place: TypeAlias = tuple[str, str]
@@ -62,7 +62,7 @@ class Loans:
     def of(self, thing: Any, lies_in: int) -> tuple[Place, Any] | None:
         """The tensor that lends a tensor or array its memory, all of it. lies_in: its address."""
         if type(thing) is np.ndarray:
-            owner = _root(thing).base
+            owner = root_of(thing).base
             if not isinstance(owner, torch.Tensor):
                 return None
             lies_in = address(owner)
@@ -130,12 +130,6 @@ def lent_by_groups(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """Tensors among the values of an optimizer's groups."""
     values = ((n, key, value) for n, group in enumerate(groups) for key, value in group.items())
     return {f"group {n} {key}": value for n, key, value in values if type(value) in TENSORS}
-
-
-def _root(array: Any) -> Any:
-    while type(array.base) is np.ndarray:
-        array = array.base
-    return array
 
 
 def _extent(thing: Any) -> tuple[int, int]:
