@@ -75,6 +75,7 @@ def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> I
         at_s=verdict.at_s,
         step_at_fault=reached,
         started=verdict.started,
+        loop_skipped=verdict.through and world.record.resume_step == reached,
         nodes=verdict.nodes,
         size=len(world.members),
         onset=verdict.onset,

@@ -66,6 +66,8 @@ class Incident:
     """State that the job went on from, -1: the script's own start; None: it has not gone on."""
     started: bool = False
     """Whether any rank had finished a step in this generation."""
+    loop_skipped: bool = False
+    """The ranks had begun at the last step, so the loop's body had not run when they failed behind it."""
     onset: Step = Step(-1)
     """First step that is known to be wrong: the job goes on from an older state. -1: the state is not suspected."""
     signature: str = ""

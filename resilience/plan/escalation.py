@@ -136,12 +136,11 @@ def plan(
             said = f"the script {what} {alike} times in the same way before its first step"
             return _give_up(ScriptError, f"{said}: an error of its own")
     if verdict.cause is Cause.SCRIPT_RAISED and verdict.through:
-        same = takewhile(lambda incident: incident.signature == verdict.signature, reversed(restarts))
-        alike = 1 + len([*same])
+        behind = takewhile(lambda incident: incident.step_at_fault >= reached, reversed(restarts))
+        alike = 1 + sum(incident.signature == verdict.signature and not _began_earlier(incident) for incident in behind)
         if alike >= policy.same_failure_at_start:
             said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
-            empty = "A start from the last step runs its loop's body no more: what only that makes (a loss, a step) is not there"
-            return _give_up(ScriptError, f"{said}: an error of its own. {empty}")
+            return _give_up(ScriptError, f"{said}: an error of its own")
     if verdict.cause in RANKS_ENDED and not verdict.started and trained:
         return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
     if verdict.cause is Cause.TORCH_MISSING:
@@ -256,8 +255,22 @@ def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
 
 def bound(past: Sequence[Incident]) -> Step:
     """The state to go on from is older than this step; -1: any is. It holds until the job has gone on."""
-    answered = [i for i in past if i.would is None and i.open and i.resume_step is None]
-    return min((i.onset for i in answered if i.onset >= 0), default=Step(-1))
+    return min((i.onset for i in _unanswered(past) if i.onset >= 0), default=Step(-1))
+
+
+def skipped_to(past: Sequence[Incident]) -> Step:
+    """The last step, where ranks that began at it have failed behind their loop: what they lack may be what the loop's body makes, so the
+    next ones begin earlier. -1: none have. Like the bound, it holds until the job has gone on."""
+    return max((i.step_at_fault for i in _unanswered(past) if i.loop_skipped), default=Step(-1))
+
+
+def _began_earlier(incident: Incident) -> bool:
+    """Whether what it lacked behind the loop was made up for: the next ranks ran the loop's body."""
+    return incident.loop_skipped and incident.resume_step is not None and incident.resume_step < incident.step_at_fault
+
+
+def _unanswered(past: Sequence[Incident]) -> list[Incident]:
+    return [i for i in past if i.would is None and i.open and i.resume_step is None]
 
 
 def _give_up(error: type[ResilientError], reason: str) -> Plan:

@@ -9,7 +9,7 @@ from ..model.cluster_state import World, once, once_said
 from ..model.node import NodeStatus
 from ..model.state_machine import Phase
 from ..model.types import Step
-from .escalation import bound, unreadable
+from .escalation import bound, skipped_to, unreadable
 from .resume_point import ResumePoint, choose, exactly
 
 
@@ -39,7 +39,7 @@ def onset(world: World) -> Step:
 @once
 def point(world: World) -> ResumePoint:
     """Where the next ranks are to start."""
-    return choose(said(world), unreadable(world.incidents), onset(world))
+    return choose(said(world), unreadable(world.incidents), onset(world), skipped_to(world.incidents))
 
 
 def ordered(world: World, step: Step) -> ResumePoint | None:

@@ -53,7 +53,9 @@ def without_progress(
             while no_start and begun and begun[-1].after_none:
                 begun.pop()  # what was seen meanwhile, an agent that began anew, has a life of its own in between
         if incident.resume_step is not None:
-            begun.append(_Life(incident.resume_step, incident.at_s, incident.nodes, no_start))
+            # Behind the last step there is nothing to come to, however far before it the ranks begin.
+            since = incident.step_at_fault if incident.loop_skipped else incident.resume_step
+            begun.append(_Life(since, incident.at_s, incident.nodes, no_start))
     stuck: list[Sequence[NodeId]] = []
     for life, end in reversed([*pairwise([*begun, _Life(kept, verdict.at_s, verdict.nodes)])]):
         if end.step > life.step or (not told and end.at_s - life.at_s >= unwatched_progress_s):

@@ -50,15 +50,21 @@ def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -
     return set.intersection(*({*memory, *({*disk} - {*avoid})} for memory, disk in alike)) if alike else set()
 
 
-def choose(statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1) -> ResumePoint:
+def choose(
+    statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1, skipped_to: int = -1
+) -> ResumePoint:
     """The newest step that every node holds in memory or can read from disk; with an onset, the newest before it that has agreed on all
     of them, else, of those that nobody has compared, the newest. A node's own tier does not matter to its peers: all tiers of one step
-    hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them."""
+    hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them; skipped_to: the last step,
+    where the next ranks are to begin earlier so that the loop's body runs; -1: they need not. Where nothing older is kept, they cannot."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
     common = common_steps(statuses, avoid)
+    bound = ""
+    if before := {step for step in common if step < skipped_to}:
+        common, bound = before, f": from step {skipped_to} the loop's body did not run, and the script failed behind it"
     if onset < 0:
-        return _newest(statuses, common, "there is no snapshot that can be gone back to")
+        return _newest(statuses, common, "there is no snapshot that can be gone back to", bound)
     older = {step for step in common if step < onset}
     agreed = older.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
     bound = f", the newest before step {onset} at which the replicas agreed"

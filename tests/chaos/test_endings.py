@@ -93,6 +93,23 @@ def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> N
     assert "no such bucket" in job.said()
 
 
+@pytest.mark.parametrize("whom", ["rank", "agent"])
+def test_what_only_the_body_makes_is_there_behind_the_loop_of_a_later_life(whom: str, tmp_path: Path) -> None:
+    """A life that begins at the last step does not run the body: where the script fails behind it, the next begins earlier."""
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "uses", "5"], "--durable-every", "5")
+    job.until(lambda now: job.printed().count("behind the loop") == 2)
+    job.until_said("step 20 is on disk")
+    if whom == "rank":
+        job.kill_rank(1)
+    else:
+        job.agent.kill()
+        job.agent.wait()
+        job.start()
+    assert job.finish(120) == 0, job.said()
+    assert job.printed().count("the last loss:") == 2
+    assert "from step 20 the loop's body did not run" in job.said()
+
+
 def test_ranks_that_do_not_do_the_same_number_of_steps_are_told(tmp_path: Path) -> None:
     """As with torch.distributed's Join. They waited for each other until the hang was found."""
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "uneven", "60"])

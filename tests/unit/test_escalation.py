@@ -26,6 +26,7 @@ from mt_resilient.resilience.plan.escalation import (
     bound,
     may_resume,
     plan,
+    skipped_to,
     unreadable,
 )
 from mt_resilient.resilience.plan.resume_point import ResumePoint
@@ -246,12 +247,37 @@ def test_the_same_failure_before_the_first_step_is_the_script_s_own(
         assert "failed 2 times in the same way" in answer.reason
 
 
-@pytest.mark.parametrize(("before", "code"), [("", 0), ("rank_killed:-9:", 0), (IMPORT, ScriptError.exit_code)])
-def test_the_same_failure_behind_the_last_step_is_the_script_s_own(before: str, code: int) -> None:
-    past = [incident(1, at=60, resume_step=60, signature=before)] if before else []
+@pytest.mark.parametrize(
+    ("past", "code"),
+    [
+        ([], 0),
+        ([dict(signature="rank_killed:-9:")], 0),
+        ([dict(signature=IMPORT)], ScriptError.exit_code),
+        ([dict(signature=IMPORT), dict(signature="no loss", loop_skipped=True, resume_step=50)], ScriptError.exit_code),
+        ([dict(signature=IMPORT, loop_skipped=True)], ScriptError.exit_code),
+        ([dict(signature=IMPORT, loop_skipped=True, resume_step=50)], 0),
+        ([dict(signature=IMPORT, at=50)], 0),
+    ],
+)
+def test_the_same_failure_behind_the_last_step_is_the_script_s_own(past: list[dict[str, Any]], code: int) -> None:
+    """But for what only the loop's body makes, where a life began at the last step and the next one before it."""
+    before = [incident(n, **{"at": 60, "resume_step": 60, **given}) for n, given in enumerate(past, 1)]
     (blamed,) = verdict(Cause.SCRIPT_RAISED, True, IMPORT).blamed
     seen = Verdict(cause=Cause.SCRIPT_RAISED, blamed=(replace(blamed, through=True),), consequences=(), at_s=1.0)
-    assert plan(seen, 60, 60, past, POLICY, trained=1).exit_code == code
+    assert plan(seen, 60, 60, before, POLICY, trained=1).exit_code == code
+
+
+def test_whoever_failed_behind_a_loop_that_did_not_run_begins_earlier() -> None:
+    failed = incident(1, at=60, loop_skipped=True)
+    assert skipped_to([failed]) == 60
+    assert skipped_to([replace(failed, resume_step=Step(50))]) == -1
+    assert skipped_to([incident(1, at=60)]) == -1
+
+
+def test_lives_that_end_behind_the_last_step_bring_nothing_newer() -> None:
+    """However far before it they begin."""
+    before = [incident(n, at=60, resume_step=50, loop_skipped=True, signature=str(n)) for n in (1, 2, 3)]
+    assert plan(verdict(Cause.RANK_KILLED), 60, 60, before, POLICY, trained=1).exit_code == BudgetSpent.exit_code
 
 
 def test_the_same_failure_after_a_long_life_is_another_one() -> None:

@@ -43,6 +43,13 @@ def test_the_newest_common_step(tiers: list[Tiers], step: int, where: str) -> No
     assert where in point.reason
 
 
+@pytest.mark.parametrize(
+    ("tiers", "step"), [([([8, 10], [5, 10])], 8), ([([10], [5, 10])], 5), ([([10], [10])], 10), ([([], [])], -1)]
+)
+def test_where_the_loop_s_body_did_not_run_the_next_ranks_begin_earlier(tiers: list[Tiers], step: int) -> None:
+    assert choose(nodes(*tiers), skipped_to=10).step == step
+
+
 steps = st.sets(st.integers(0, 12), max_size=6)
 
 
