@@ -142,7 +142,7 @@ def test_the_exit_codes_of_ranks_are_told_as_by_torchrun(endings: dict[str, dict
 def littered(place: Path, how: str, kind: str, sources: dict[str, str], **given: int) -> Run:
     """Start a script that imports `sources` as modules, behind torch."""
     run = Run(place, how)
-    lines = ["import torch", "from fresh import littered"]
+    lines = ["import torch", "SCALE = 0.5", "from fresh import littered"]
     for number, source in enumerate(sources.values()):
         (run.here / f"{kind}_{number}.py").write_text(textwrap.dedent(source))
         lines.append(f"import {kind}_{number}")
@@ -179,13 +179,16 @@ def test_what_a_fork_keeps_is_as_in_a_fresh_interpreter(tmp_path: Path) -> None:
     assert ours == plain
 
 
-@pytest.mark.parametrize(("title", "seen", "ranks"), [("file handlers", [1, 1], 1), ("rank and time", [True, True], 2)])
+@pytest.mark.parametrize(
+    ("title", "seen", "ranks"),
+    [("file handlers", [1, 1], 1), ("rank and time", [True, True], 2), ("constant of the script", 0.5, 1)],
+)
 def test_what_a_fork_does_not_keep_is_left_to_the_ranks(tmp_path: Path, title: str, seen: object, ranks: int) -> None:
     """Processes of their own work as well, before there is a process group."""
     run = littered(tmp_path, WARM, "litter", {title: LITTER[title]}, ranks=ranks)
     assert forked(run) == [{"litter_0": seen, "workers": [140] * 20}] * ranks
     assert re.search(
-        r"will be forked; the ranks themselves run `import litter_0` \(line 3\), which .* and what", run.said
+        r"will be forked; the ranks themselves run `import litter_0` \(line 4\), which .* and what", run.said
     )
 
 

@@ -251,12 +251,15 @@ def test_the_same_failure_before_the_first_step_is_the_script_s_own(
     ("past", "code"),
     [
         ([], 0),
-        ([dict(signature="rank_killed:-9:")], 0),
-        ([dict(signature=IMPORT)], ScriptError.exit_code),
-        ([dict(signature=IMPORT), dict(signature="no loss", loop_skipped=True, resume_step=50)], ScriptError.exit_code),
-        ([dict(signature=IMPORT, loop_skipped=True)], ScriptError.exit_code),
-        ([dict(signature=IMPORT, loop_skipped=True, resume_step=50)], 0),
-        ([dict(signature=IMPORT, at=50)], 0),
+        ([{"signature": "rank_killed:-9:"}], 0),
+        ([{"signature": IMPORT}], ScriptError.exit_code),
+        (
+            [{"signature": IMPORT}, {"signature": "no loss", "loop_skipped": True, "resume_step": 50}],
+            ScriptError.exit_code,
+        ),
+        ([{"signature": IMPORT, "loop_skipped": True}], ScriptError.exit_code),
+        ([{"signature": IMPORT, "loop_skipped": True, "resume_step": 50}], 0),
+        ([{"signature": IMPORT, "at": 50}], 0),
     ],
 )
 def test_the_same_failure_behind_the_last_step_is_the_script_s_own(past: list[dict[str, Any]], code: int) -> None:

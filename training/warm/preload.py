@@ -19,7 +19,7 @@ from typing import Any
 
 from .captured_output import sizes
 from .imported_modules import Noted
-from .script_preamble import opening
+from .script_preamble import opening, passed_over
 from .side_effects import Watch, installed
 
 
@@ -41,11 +41,13 @@ def preload(
     left = Left()
     if found := _watched(watch, site, left):
         return _refused(f"the environment's sitecustomize {found}")
-    with _counting_devices(watch), _as_main(namespace):
+    with _counting_devices(watch), _as_main(namespace) as main:
         for number, statement in enumerate(statements):
             if number == until:
                 behind = statement.lineno
                 break
+            watch.unset = passed_over(body, statement)
+            main |= namespace
             code = compile(ast.Module([statement], []), file, "exec", dont_inherit=True)
             imports = isinstance(statement, (ast.Import, ast.ImportFrom, ast.Try))
             found = _watched(watch, lambda code=code: exec(code, namespace), left if imports else Left())  # type: ignore[misc]
@@ -141,24 +143,22 @@ def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
         namespace |= {"__package__": spec.parent, "__spec__": spec}
     else:
         file = os.path.abspath(words[0])
-    namespace["__file__"] = file
-    return file, namespace, ast.parse(Path(file).read_bytes(), file).body
+    tree = ast.parse(Path(file).read_bytes(), file)
+    namespace |= {"__file__": file, "__doc__": ast.get_docstring(tree, clean=False)}
+    return file, namespace, tree.body
 
 
 @contextmanager
-def _as_main(namespace: dict[str, Any]) -> Iterator[None]:
-    """While the opening runs: `__main__` says of itself what it says while the script runs. Python fills it in anew for the script."""
+def _as_main(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """While the opening runs: the names of `__main__`, which are what the script has by then. Python fills it in anew for the script."""
     main = vars(sys.modules["__main__"])
-    before, names = dict(main), list(namespace)
-    main |= namespace
+    before = dict(main)
     try:
-        yield
+        yield main
     finally:
-        for name in names:
-            if name in before:
-                main[name] = before[name]
-            else:
-                del main[name]
+        for name in namespace.keys() - before.keys():
+            main.pop(name, None)
+        main |= before
 
 
 @contextmanager

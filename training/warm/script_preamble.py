@@ -20,6 +20,20 @@ def opening(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
     return ahead, behind
 
 
+def passed_over(body: list[ast.stmt], end: ast.stmt) -> set[str]:
+    """The names that the script gives before the statement `end` of its opening, and that are not given ahead."""
+    before = (each for each in body[: body.index(end)] if _runs(each) is False)
+    named = (
+        getattr(node, "id", getattr(node, "name", "")) for each in before for node in ast.walk(each) if _names(node)
+    )
+    return set(named)
+
+
+def _names(node: ast.AST) -> bool:
+    stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    return stored or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
 def _leading(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         runs = _runs(statement)

@@ -70,6 +70,8 @@ class Watch(importlib.abc.MetaPathFinder):
         """By library: the state of its generator of random numbers, as the system has seeded it at the import."""
         self.after: dict[str, Callable[[], None]] = {}
         """What to call once the module of that name has been executed."""
+        self.unset: Collection[str] = ()
+        """Names that the script has by now and `__main__` has not."""
         self._before = self._look()
 
     @contextmanager
@@ -78,6 +80,8 @@ class Watch(importlib.abc.MetaPathFinder):
         plain, watched = os.environ.__class__, _environ(self._strange, self._ask)
         for environ in both:
             environ.__class__ = watched
+        main: Any = sys.modules["__main__"]
+        main.__class__ = _main(self.unset, self._ask)
         sys.meta_path.insert(0, self)
         streams: list[Any] = [sys.stdout, sys.stderr] if self._terminal else []
         for stream in streams:
@@ -89,6 +93,7 @@ class Watch(importlib.abc.MetaPathFinder):
                 del stream.isatty
             sys.setprofile(None)
             sys.meta_path.remove(self)
+            main.__class__ = ModuleType
             for environ in both:
                 environ.__class__ = plain
 
@@ -205,6 +210,18 @@ def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
             return super().__iter__()
 
     return Environ
+
+
+def _main(unset: Collection[str], ask: Callable[[str], None]) -> type:
+    """The class of a `__main__` that tells who reads what the script has and it has not yet."""
+
+    class Main(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            if name in unset or (name == "__dict__" and sys.getprofile()):
+                ask(f"reads {name} of the script")
+            return super().__getattribute__(name)
+
+    return Main
 
 
 def _differ(before: Any, now: Any) -> bool:

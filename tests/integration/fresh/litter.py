@@ -13,6 +13,13 @@ LITTER = {
             started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
             return [RANK == os.environ["RANK"], BEGAN >= started - 0.02]
     """,
+    "constant of the script": """
+        import __main__
+        SCALE = getattr(__main__, "SCALE", 1.0)
+        def seen():
+            return SCALE
+    """,
+    "names of the script": "import __main__; NAMES = sorted(vars(__main__))",
     "rank by get": "import os; RANK = os.environ.get('RANK', 0)",
     "rank by getenv": "import os; RANK = os.getenv('LOCAL_RANK')",
     "rank asked for": "import os; DISTRIBUTED = 'WORLD_SIZE' in os.environ",

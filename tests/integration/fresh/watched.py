@@ -25,6 +25,7 @@ def main(place: str, first: str, *names: str) -> None:
     sys.path.insert(0, place)
     answers = os.open(f"{place}/found", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     watch = Watch({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"}, terminal=True)
+    watch.unset = {"SCALE"}
     with watch.running():
         importlib.import_module(first)
     os.write(answers, json.dumps([first, watch.found()]).encode() + b"\n")
