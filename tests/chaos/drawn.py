@@ -442,11 +442,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     global DEVICE
-    DEVICE = torch.device(args.device, int(os.environ.get("LOCAL_RANK", 0)) if args.device != "cpu" else None)
-    if DEVICE.type == "cuda":
+    apart = args.device == "cuda" and torch.cuda.device_count() >= int(os.environ.get("WORLD_SIZE", 1))
+    if args.device == "cuda":
+        DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if apart else 0)
         torch.cuda.set_device(DEVICE)
     if "RANK" in os.environ:
-        distributed.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
+        distributed.init_process_group("nccl" if apart else "gloo")  # NCCL wants a device for each rank
     first, end = map(int, args.states.split(":"))
     left_out = set(map(int, filter(None, args.without.split(","))))
     states = {seed: state_of(seed) for seed in range(first, end) if seed not in left_out}

@@ -111,7 +111,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
     for how, run in runs.items():
         run.end()
         assert run.process.returncode == 0, run.said
-        found[how] = {"codes": run.report("codes"), "files": told(run)}
+        found[how] = {"said": run.said, "codes": run.report("codes"), "files": told(run)}
         says = (_TORCHRUN_SAYS if how == PLAIN else _WE_SAY).findall(run.said)
         found[how]["ranks"] = [int(left or f"-{killed}") for left, killed in says]
     assert runs[WARM].launches == ["warm"] * 3
@@ -121,7 +121,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
 @pytest.mark.parametrize("how", [COLD, WARM])
 def test_a_rank_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], how: str) -> None:
     """In whatever way; those that a life has taken have left a second line in their files."""
-    plain, ours = ({**endings[each], "ranks": []} for each in (PLAIN, how))
+    plain, ours = ({**endings[each], "ranks": [], "said": ""} for each in (PLAIN, how))
     if how == COLD:
         for seen in (plain, ours):
             seen["files"] = {way: files for way, files in seen["files"].items() if way not in LIVES}  # type: ignore[attr-defined]
@@ -132,8 +132,8 @@ def test_a_rank_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], 
 
 def test_the_exit_codes_of_ranks_are_told_as_by_torchrun(endings: dict[str, dict[str, object]]) -> None:
     codes = [WAYS[way][0] for way in LIVES]
-    assert endings[PLAIN]["ranks"] == codes
-    assert endings[WARM]["ranks"] == [-9, *codes]
+    assert endings[PLAIN]["ranks"] == codes, endings[PLAIN]["said"]
+    assert endings[WARM]["ranks"] == [-9, *codes], endings[WARM]["said"]
 
 
 # -- what imports leave behind ----------------------------------------------------------------------------------------------
