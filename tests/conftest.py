@@ -26,7 +26,9 @@ _NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is given SIG_IGN, and hands it on
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's job in the background is given SIG_IGN, and hands it on
     if hasattr(config, "workerinput"):
         for name in ("COLUMNS", "LINES"):  # readline has put them there for the workers; tests ask the terminal
             os.environ.pop(name, None)
@@ -40,7 +42,9 @@ def _in_namespaces_of_its_own() -> None:
     """From now on this worker of xdist, with all that it starts, has a /dev/shm and a loopback interface that no other one sees."""
     address = socket.gethostbyname(socket.gethostname())
     if not shutil.which("ip") or ctypes.CDLL(None).unshare(_NEW_MOUNTS | _NEW_NETWORK):
-        raise pytest.UsageError("tests run side by side in namespaces, which takes root and iproute2; without them: -n 0")
+        raise pytest.UsageError(
+            "tests run side by side in namespaces, which takes root and iproute2; without them: -n 0"
+        )
     names = Path(os.environ[SHARED], "nsswitch.conf")
     names.write_text("hosts: files\n")  # no name server is there to ask, and torch would warn that none answers
     if address.startswith("127."):
