@@ -74,7 +74,6 @@ class Array:
         """The document zarr.json."""
         dtype = self.data_type
         zero: Any = False if dtype == "bool" else [0.0, 0.0] if dtype.startswith("complex") else 0
-        endian = {"configuration": {"endian": "little"}} if ITEM_BYTES[dtype] > 1 else {}
         return {
             "zarr_format": 3,
             "node_type": "array",
@@ -83,7 +82,9 @@ class Array:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunk)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": zero,
-            "codecs": [{"name": "bytes", **endian}],
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}}
+            ],  # zarr 3.4 wants it of one-byte floats, too
             "attributes": {"name": self.tensor.name, "dtype": self.tensor.dtype},
         }
 

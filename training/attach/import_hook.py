@@ -35,13 +35,13 @@ def activate() -> None:
     for name in LOOPS:
         if name in sys.modules:  # forked from a process that had imported it
             _wrap(sys.modules[name])
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(dict.fromkeys(LOOPS, _wrap)))
+    if not any(isinstance(finder, LoopFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, LoopFinder(dict.fromkeys(LOOPS, _wrap)))
 
 
 def listen_to_launcher() -> None:
     """Where this process is torchrun itself: have it tell how its ranks end."""
-    sys.meta_path.insert(0, _Finder({launcher_report.MODULE: launcher_report.wrap}))
+    sys.meta_path.insert(0, LoopFinder({launcher_report.MODULE: launcher_report.wrap}))
 
 
 def _wrap(module: ModuleType) -> None:
@@ -51,7 +51,7 @@ def _wrap(module: ModuleType) -> None:
     importlib.import_module(LOOPS[module.__name__]).wrap(module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class LoopFinder(importlib.abc.MetaPathFinder):
     """Finds nothing itself: asks all other finders for the modules that are wrapped, and adds to their loaders."""
 
     def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:

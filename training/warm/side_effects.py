@@ -126,6 +126,9 @@ class Watch(importlib.abc.MetaPathFinder):
                 signal.getitimer(each) for each in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
             ],
             "sets what a signal does": (list(map(signal.getsignal, signal.valid_signals())), *_signal_masks()),
+            "starts a profiler": [tools.get_tool(number) for number in range(6)]
+            if (tools := getattr(sys, "monitoring", None))
+            else [],
             "replaces a hook or a stream of sys": [getattr(sys, name) for name in _REPLACED],
             "makes a temporary file": getattr(tempfile, "_name_sequence", None) is not None,
             "changes sys.path": list(sys.path),

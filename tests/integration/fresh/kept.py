@@ -158,7 +158,7 @@ KEPT_BY_A_FORK = {
         sys.addaudithook(lambda event, words: heard.append(event) if event == "kept" else None)
         def seen():
             sys.audit("kept")
-            collector = [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()]
+            collector = [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 1000]  # Python 3.12 starts with some
             return [*collector, sys.getrecursionlimit(), round(sys.getswitchinterval(), 3), sys.dont_write_bytecode, heard]
     """,
     "locale": """
