@@ -25,6 +25,9 @@ _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _NO_LEAVES = PLAIN | _MAPPINGS.keys() | {list, tuple, Tagged}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _INT = range(-(1 << 63), 1 << 63)
+MOST_LEVELS = 200
+"""Of containers within each other. Reading takes two of Python's frames a level, of the 1,000 that the script may have used half of; Python
+3.12 would write more than it can read."""
 TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
 
@@ -46,7 +49,7 @@ class Walk:
     def _down(self, state: Any) -> None:
         kinds, keys, values, leaves = self.kinds, self.keys, self.values, self.leaves
 
-        def down(value: Any) -> None:  # at a boundary, thousands of times: every test counts
+        def down(value: Any, level: int) -> None:  # at a boundary, thousands of times: every test counts
             kind = type(value)
             kinds.append(kind)
             if kind in PLAIN:
@@ -55,6 +58,8 @@ class Walk:
             if kind not in _NO_LEAVES:
                 leaves.append(value)
                 return
+            if level > MOST_LEVELS:
+                raise SnapshotError(TOO_DEEP)
             kinds.append(len(value))
             items: Iterable[Any] = value
             if kind in _MAPPINGS:
@@ -69,9 +74,9 @@ class Walk:
                 values.extend(items)
             else:
                 for item in items:
-                    down(item)  # noqa: F821 (it is deleted behind)
+                    down(item, level + 1)  # noqa: F821 (it is deleted behind)
 
-        down(state)
+        down(state, 1)
         del down  # it knows itself, and would hold on to all leaves
 
 

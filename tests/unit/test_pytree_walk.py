@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.arena.staging import Stager
 from mt_resilient.checkpoint.format import pytree
-from mt_resilient.checkpoint.format.pytree_walk import flatten
+from mt_resilient.checkpoint.format.pytree_walk import MOST_LEVELS, flatten
 from mt_resilient.checkpoint.format.tensor_table import Table
 from mt_resilient.resilience.errors import SnapshotError
 
@@ -137,10 +137,11 @@ def test_a_refusal_is_forgotten():
         as_if_anew(stager, {"a": torch.zeros(3, 3)})
 
 
-def test_nested_too_deep_for_json_is_refused_before_it_is_written():
+def test_what_is_nested_too_deep_to_be_read_is_refused_before_it_is_written():
     deep: object = 0
-    for _ in range(500):
+    for _ in range(MOST_LEVELS):
         deep = {"a": deep}
+    assert pytree.unflatten(flatten(deep, torch.is_tensor)[0], {}) == deep
     with pytest.raises(SnapshotError, match="nested hundreds of levels deep"):
-        Stager().plan(deep, torch.is_tensor)
+        Stager().plan([deep], torch.is_tensor)
     assert pytree.unflatten(flatten([[[[0]]]], torch.is_tensor)[0], {}) == [[[[0]]]]
