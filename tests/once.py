@@ -12,11 +12,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 SHARED = "MT_RESILIENT_TESTS_SHARE"
-"""Environment variable: the folder that all workers of a session share."""
+"""Environment variable: the folder that all workers of a session share; where there is no session, nothing is shared."""
 
 
 def once(work: Callable[..., T], *arguments: object) -> T:
     """`work(*arguments)`. The arguments' reprs tell them apart."""
+    if SHARED not in os.environ:
+        return work(*arguments)
     name = sha256(repr((work.__module__, work.__name__, arguments)).encode()).hexdigest()
     with Path(os.environ[SHARED], name).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # whoever comes second waits

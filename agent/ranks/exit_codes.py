@@ -66,12 +66,13 @@ def send(pid: int, pidfd: int, number: int) -> None:
 
 def born(pid: int) -> str:
     """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
-    and nobody has asked for its exit code."""
+    and nobody has asked for its exit code. While other threads of it still end, it cannot be asked for: then it is not dead."""
     try:
         state, *fields = _stat(pid)
     except OSError:
         return ""
-    return "" if state in "ZX" else fields[18]
+    threads = int(fields[16])
+    return "" if state == "X" or (state == "Z" and threads <= 1) else fields[18]
 
 
 def exit_code(pid: int, pidfd: int) -> int | None:

@@ -3,8 +3,11 @@
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from mt_resilient.agent.ranks.exit_codes import born, exit_code, open_pidfd
@@ -48,6 +51,28 @@ def test_a_rank_that_has_called_itself_what_is_no_text() -> None:
     os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
     assert exit_code(rank.pid, -1) == -signal.SIGKILL
     rank.communicate()
+
+
+MAIN_THREAD_ENDS_FIRST = """
+import ctypes, os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(3))).start()
+print(flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_alone_has_ended_lives() -> None:
+    """Its exit code is not there yet: a launcher that ends so was told to have died without a word, where the kernel has no pidfds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN_THREAD_ENDS_FIRST], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert born(process.pid)
+    process.communicate(b"")
+    assert (born(process.pid), process.returncode) == ("", 3)
 
 
 def test_another_process_of_the_rank_trains(two: tuple[int, int]) -> None:
