@@ -26,9 +26,8 @@ _NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's job in the background is given SIG_IGN, and hands it on
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its jobs in the background ignore these two
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if hasattr(config, "workerinput"):
         for name in ("COLUMNS", "LINES"):  # readline has put them there for the workers; tests ask the terminal
             os.environ.pop(name, None)
