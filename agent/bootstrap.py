@@ -20,7 +20,6 @@ from ..checkpoint.durable.save_interval import SnapshotPolicy
 from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.decide import observe_only
-from ..resilience.decide.node_exclusion import QuarantinePolicy
 from ..resilience.decide.policy import Policy
 from ..resilience.detect.hang_rules import HangPolicy
 from ..resilience.detect.straggler import StragglerPolicy
@@ -29,6 +28,7 @@ from ..resilience.inprocess.fallback import RescuePolicy
 from ..resilience.inprocess.loss_spike import SpikePolicy
 from ..resilience.inprocess.rewind_ladder import LadderPolicy
 from ..resilience.inprocess.tally import RankPolicy
+from ..resilience.membership.quarantine import QuarantinePolicy
 from ..resilience.membership.rank_assignment import NodesPolicy
 from ..resilience.model.data_windows import Window, merged
 from ..resilience.model.types import NodeId

@@ -34,7 +34,6 @@ from measure import Result, median, report, say
 
 from mt_resilient.resilience.decide.decide import decide
 from mt_resilient.resilience.decide.policy import Policy
-from mt_resilient.resilience.model.cluster_state import world_of
 from mt_resilient.resilience.model.generation import Decision, GenerationRecord
 from mt_resilient.resilience.model.node import Ack, AckKind, NodeRecord, Spec
 from mt_resilient.resilience.model.signals import RankExit
@@ -42,6 +41,7 @@ from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, Rank
 from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.parsed_cache import Values
+from mt_resilient.resilience.store.state_reader import world_of
 
 TARGET_S = 0.1
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import grpc
 
-from mt_resilient.resilience.detect.node_divergence import KEPT, Held
+from mt_resilient.resilience.detect.node_divergence import KEPT
 from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.node import Ack, AckKind, Copy, NodeRecord, NodeStatus
+from mt_resilient.resilience.model.signals import Held
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, NodeId, Step
 from mt_resilient.resilience.store.codec import dumps, loads

@@ -14,19 +14,20 @@ from itertools import islice
 
 from .decide.decide import decide
 from .decide.policy import Policy
-from .model.cluster_state import World, world_of
+from .model.cluster_state import World
 from .model.generation import Decision, GenerationRecord
 from .model.node import NodeStatus
 from .model.state_machine import Phase
 from .model.types import NodeId
+from .report import status_view
 from .store.codec import dumps
 from .store.election import Election
 from .store.keys import Keys
 from .store.parsed_cache import Values
 from .store.protocol import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
+from .store.state_reader import world_of
 from .store.watch_cache import Mirror
 from .store.write_rates import campaign_after_s
-from .text import sentences
 
 RETURN_S = 3.0
 """When this agent has lost its lease, others have too: etcd was away or has lost its data, or everybody slept. So long they may
@@ -97,7 +98,7 @@ class Controller:
         key = self._keys.generation
         if decision.record:
             puts.append(Put(key, dumps(decision.record)))
-        self.awaits = sentences.awaited(world, now, self._policy.nodes.join_s) if not puts else ""
+        self.awaits = status_view.awaited(world, now, self._policy.nodes.join_s) if not puts else ""
         if not puts:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)

@@ -21,7 +21,7 @@ from ...checkpoint.durable.load_resharded import Saved
 from ...checkpoint.durable.save_interval import SnapshotPolicy
 from ...resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS
-from ...resilience.model.cluster_state import World, read_world
+from ...resilience.model.cluster_state import World
 from ...resilience.model.incident import Incident
 from ...resilience.report import explain as story
 from ...resilience.report.journal import Journal
@@ -29,6 +29,7 @@ from ...resilience.store.codec import loads
 from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
+from ...resilience.store.state_reader import read_world
 from ...resilience.text import formatting
 from ..run_directory import RunDirectory
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...resilience.clock import wall_s
-from ...resilience.decide import node_exclusion
 from ...resilience.decide.operator_requests import waiting
+from ...resilience.membership import quarantine
 from ...resilience.membership.node_roles import leader, roles
 from ...resilience.model.cluster_state import World
 from ...resilience.report import explain, status_view
@@ -90,7 +90,7 @@ def _object(world: World | None, finished: bool, agent: bool) -> dict[str, Any]:
         "generation": json.loads(dumps(world.record)) if world.record else None,
         "leader": leader(world),
         "roles": roles(world, now),
-        "quarantine": {node: json.loads(dumps(entry)) for node, entry in node_exclusion.in_force(world, now).items()},
+        "quarantine": {node: json.loads(dumps(entry)) for node, entry in quarantine.in_force(world, now).items()},
         "orders": [json.loads(dumps(request)) for request in waiting(world)],
         "nodes": {node: json.loads(dumps(said)) for node, said in world.status.items()},
         "incidents": [json.loads(dumps(i)) for i in world.incidents],

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ...resilience.detect.registry import Cause
+from ...resilience.model.cause import Cause
 from ...resilience.model.data_windows import Window, merged
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.incident import Incident

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ...resilience.clock import wall_s
-from ...resilience.detect.registry import Cause
 from ...resilience.ipc.board_layout import Page
+from ...resilience.model.cause import Cause
 from ...resilience.model.generation import Decision
 from ...resilience.model.incident import Incident
 from ...resilience.model.node import NodeStatus

@@ -17,9 +17,9 @@ from ...checkpoint.arena.slot_header import Stamp, complete
 from ...checkpoint.format import replica_agreement
 from ...checkpoint.format.replica_agreement import Apart, Ledger
 from ...checkpoint.format.tensor_table import Table
-from ...resilience.detect.node_divergence import KEPT, Held, Snapshot
+from ...resilience.detect.node_divergence import KEPT
 from ...resilience.errors import SnapshotError
-from ...resilience.model.signals import Mismatch
+from ...resilience.model.signals import Held, Mismatch, Snapshot
 from ...resilience.model.types import Generation, Rank, Step
 from ...resilience.plan.resume_point import StabilityPolicy, stable
 from .fingerprint_source import Sight, seen

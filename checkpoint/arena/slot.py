@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...resilience.errors import MachineError
+from ...resilience.errors import MachineError, SnapshotError
 from ...resilience.ipc.descriptor_client import opened
 from ...resilience.ipc.file_descriptors import high
 from ...resilience.ipc.shared_memory import mapped
 from ..format.shard_image import PAGE_BYTES, pages
+from ..format.tensor_table import Table
 from .memory_limits import available_bytes
 from .slot_header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
 
@@ -259,3 +260,14 @@ def _fingerprints_at(table_bytes: int) -> int:
 
 def image_offset(table_bytes: int, pieces: int) -> int:
     return pages(_fingerprints_at(table_bytes) + 8 * pieces)
+
+
+def table_of(header: Header, data: bytes) -> Table:
+    """The table of a slot's content. Raises SnapshotError for anything else, and for one of another content."""
+    table = Table.from_json(data)
+    described, held = (table.payload_bytes, len(table.pieces)), (header.payload_bytes, header.pieces)
+    if described != held:
+        raise SnapshotError(
+            f"rank {header.rank}'s slot holds {held} bytes and tensors, and its table is of another payload, {described}"
+        )
+    return table

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ...resilience.errors import SnapshotError, UsageError
+from ..arena.slot import table_of
 from ..arena.slot_header import HEADER_BYTES, Header, Stamp, State
-from ..format.tensor_table import Table
 
 NONCE_BYTES = PROOF_BYTES = 32
 TOKEN_BYTES = 16
@@ -97,7 +97,7 @@ class Offer:
         )
         if not meant:
             raise Strange("an offer that cannot be meant")
-        Table.of_slot(header, table)
+        table_of(header, table)
         return cls(row=row, rows=rows, header=header, table=table)
 
 

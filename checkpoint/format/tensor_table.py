@@ -17,7 +17,6 @@ from typing import Any
 from msgspec.structs import asdict
 
 from ...resilience.errors import SnapshotError
-from ..arena.slot_header import Header
 from .pytree import Json, unflatten
 from .schema import MOST_AXES, MOST_ELEMENTS, MOST_NAME, PartForm, PieceForm, TableForm, checked, parse
 from .shard_image import CHUNK_BYTES, Image, padded
@@ -121,17 +120,6 @@ class Table(Layout):
     def from_json(cls, data: bytes) -> Table:
         """The table in `data`. Raises SnapshotError for anything else."""
         return cls.from_object(parse(data, "the tensor table"))
-
-    @classmethod
-    def of_slot(cls, header: Header, data: bytes) -> Table:
-        """The table of a slot's content. Raises SnapshotError for one of another content too."""
-        table = cls.from_json(data)
-        described, held = (table.payload_bytes, len(table.pieces)), (header.payload_bytes, header.pieces)
-        if described != held:
-            raise SnapshotError(
-                f"rank {header.rank}'s slot holds {held} bytes and tensors, and its table is of another payload, {described}"
-            )
-        return table
 
     @classmethod
     def of(cls, layout: Layout, data: bytes) -> Table:

@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from ...resilience.errors import SnapshotError
 from ..arena.arena import View
+from ..arena.slot import table_of
 from ..backend import paths
 from ..backend.filesystem import Files
 from ..backend.object_store import Objects
@@ -42,7 +43,7 @@ class Share:
     @classmethod
     def whole(cls, view: View) -> Share:
         """All that the rank holds. Raises SnapshotError where the slot's table is not that of its content."""
-        table = Table.of_slot(view.header, view.table)
+        table = table_of(view.header, view.table)
         return cls(view, table, Sources.whole(view.header.rank, table.image.chunks))
 
     @property

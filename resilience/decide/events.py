@@ -7,7 +7,7 @@ from collections.abc import Set
 
 from ..detect.registry import suspect
 from ..diagnose.root_cause import Verdict, judge, settled
-from ..membership import rank_assignment
+from ..membership import quarantine, rank_assignment
 from ..model.cluster_state import World
 from ..model.node import AckKind
 from ..model.state_machine import Event, Phase
@@ -58,7 +58,7 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
 
 def _out(world: World, now: float, verdict: Verdict) -> Set[NodeId]:
     """Nodes that are shut out, and are not to train next all the same because the job cannot do without them."""
-    shut_out = node_exclusion.in_force(world, now).keys()
+    shut_out = quarantine.in_force(world, now).keys()
     return shut_out - rank_assignment.again(world, now, struck=verdict.early).members.keys() if shut_out else shut_out
 
 

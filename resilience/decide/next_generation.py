@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from ..errors import UsageError
 from ..incidents.membership_changes import bereft, moved
-from ..inprocess.rewind_ladder import Turn
-from ..membership import buddy_sources, rank_assignment
-from ..membership.rank_assignment import NodesPolicy, Seats
+from ..membership import buddy_sources, quarantine, rank_assignment
+from ..membership.rank_assignment import NodesPolicy
 from ..model.cluster_state import World
-from ..model.generation import Decision, GenerationRecord
+from ..model.generation import Decision, GenerationRecord, Seats
 from ..model.incident import Incident
 from ..model.request import Answer, Wish
+from ..model.rewind import Turn
 from ..model.state_machine import Event, Phase
 from ..model.types import Generation, Step
 from ..plan import recoverable_state
 from ..text import formatting, sentences
-from . import node_exclusion, observe_only
+from . import observe_only
 from .operator_requests import leaving, waiting
 from .rewind_orders import carried, lost, pending
 
@@ -70,7 +70,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         several = world.spec is not None and world.spec.nodes > 1
         drained = f"node {asked.node}{', which the job cannot do without,' * several} is drained"
         what, hint = drained if asked.kind == Wish.DRAIN else "asked", ""
-        barred = [node for node in node_exclusion.in_force(world, now) if node in world.nodes]
+        barred = [node for node in quarantine.in_force(world, now) if node in world.nodes]
         if barred and asked.kind == Wish.DRAIN:
             hint = f"; {formatting.listed(barred)} could train in its place, once readmitted"
         record = replace(

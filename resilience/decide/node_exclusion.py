@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 
-from ..detect.registry import Cause
 from ..diagnose.root_cause import Verdict
-from ..errors import UsageError
 from ..incidents.lifecycle import bare_incident
 from ..membership import rank_assignment
+from ..membership.quarantine import QuarantinePolicy
+from ..model.cause import Cause
 from ..model.cluster_state import World, once
 from ..model.generation import Quarantine
 from ..model.incident import Incident
@@ -29,39 +29,6 @@ from ..plan.restart_history import RANKS_ENDED
 from ..text import formatting
 
 _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuarantinePolicy:
-    hardware_faults: int = 2
-    """So many faults that its hardware is blamed for shut a node out. One flipped bit is bad luck (Llama 3: 6 in 54 days of 16,384
-    GPUs)."""
-    faults: int = 3
-    """And so many that have struck it, whatever was to blame: most nodes have none in a month, and a few lemons have most of all
-    faults (StepFun; Meta, arXiv:2410.21680, section 4)."""
-    within_h: float = 24.0
-    """Hours that faults are counted over."""
-    lasts_h: float = 24.0
-    """Hours that it lasts."""
-
-    def __post_init__(self) -> None:
-        for name in ("hardware_faults", "faults"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"quarantine.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("within_h", "lasts_h"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"quarantine.{name} is {getattr(self, name)}; it must be more than 0")
-
-
-def readmitted(by: str, now: float) -> Quarantine:
-    """A node's entry, once somebody has it back. now: wall-clock seconds."""
-    return Quarantine(reason=f"readmitted by {by}", until_s=now, readmitted_s=now)
-
-
-def in_force(world: World, now: float) -> dict[NodeId, Quarantine]:
-    """By node, in the order of their names, whether the nodes are there or not. now: wall-clock seconds."""
-    nodes = sorted(world.quarantine, key=rank_assignment.natural)
-    return {node: world.quarantine[node] for node in nodes if now < world.quarantine[node].until_s}
 
 
 def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | None = None) -> dict[NodeId, Quarantine]:

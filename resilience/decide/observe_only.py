@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..detect.registry import Cause
 from ..diagnose import alternatives
 from ..diagnose.root_cause import Verdict
 from ..incidents import lifecycle
-from ..inprocess.loss_spike import Finding, Kind
-from ..inprocess.rewind_ladder import LadderPolicy, Remedy
+from ..inprocess.loss_spike import Finding
+from ..inprocess.rewind_ladder import LadderPolicy
+from ..model.cause import Cause, Kind
 from ..model.cluster_state import World
 from ..model.incident import Incident
+from ..model.rewind import Remedy
 from ..model.signals import Sighting
 from ..model.state_machine import Event
 from ..model.types import Step

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..errors import MachineError, UsageError
-from ..membership import rank_assignment
+from ..membership import quarantine, rank_assignment
 from ..model.cluster_state import World
 from ..model.generation import Decision, GenerationRecord, answered
 from ..model.node import AckKind
@@ -27,7 +27,6 @@ from ..model.request import Answer, Request, Wish
 from ..model.state_machine import Phase
 from ..model.types import NodeId, Step
 from ..text import formatting
-from . import node_exclusion
 from .rewind_orders import given_up, ordered
 
 LEAVING = (Wish.STOP, Wish.DRAIN)
@@ -222,7 +221,7 @@ def _snapshot(request: Request, world: World, now: float, reached: Step) -> Deci
 
 
 def _readmit(request: Request, world: World, now: float) -> Decision:
-    node, shut_out = NodeId(request.node), node_exclusion.in_force(world, now)
+    node, shut_out = NodeId(request.node), quarantine.in_force(world, now)
     if node not in shut_out:
         others = (
             f"{formatting.listed([*shut_out])} {'is' if len(shut_out) == 1 else 'are'}" if shut_out else "no node is"
@@ -230,7 +229,7 @@ def _readmit(request: Request, world: World, now: float) -> Decision:
         return answered(
             request, f"node {node} is not shut out; {others}. Nothing was done", exit_code=UsageError.exit_code
         )
-    entry = node_exclusion.readmitted(request.by, now)
+    entry = quarantine.readmitted(request.by, now)
     done = answered(request, f"node {node} may train again, and what has struck it so far counts no more")
     return replace(done, quarantine={node: entry})
 

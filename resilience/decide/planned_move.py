@@ -16,6 +16,7 @@ from ..membership import rank_assignment
 from ..model.cluster_state import World
 from ..model.generation import Decision
 from ..model.state_machine import Phase
+from ..plan.recoverable_state import saved
 from ..text import sentences
 from .policy import Policy
 from .rewind_orders import pending
@@ -60,16 +61,6 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
     if waited_s <= (SAVE_S if there else policy.recovery.in_place_s):
         return Move.WAIT, why
     return (Move.GO if forced else Move.LATE), why
-
-
-def saved(world: World) -> bool:
-    """Whether all ranks wait, and the disk has the state that they wait at; before the first step, nothing has to be there."""
-    told = world.statuses()
-    done = max((said.max_step for said in told), default=-1)
-    at = (
-        done if done >= 0 or world.record is None else world.record.resume_step
-    )  # they may have gone back behind that, in place
-    return len(told) == len(world.members) and all(s.paused and (at < 0 or at in s.durable_steps) for s in told)
 
 
 def begun(world: World, now: float, policy: Policy) -> Decision:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..inprocess.rewind_ladder import LadderPolicy
+from ..membership.quarantine import QuarantinePolicy
 from ..membership.rank_assignment import NodesPolicy
 from ..plan.escalation import RecoveryPolicy
-from .node_exclusion import QuarantinePolicy
 
 
 @dataclass(frozen=True, kw_only=True)

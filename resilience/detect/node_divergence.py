@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..model.signals import Held, Parted, Snapshot
 from ..model.types import NodeId, Step
 
 TRUSTED = 4
@@ -24,43 +24,6 @@ KEPT = 16
 
 MOST = 64
 """Different texts of one model: more are not told by replicas, of which most are at the same snapshot, nor read at each look."""
-
-Snapshot: TypeAlias = tuple[int, ...]
-"""Generation, rewinds and step: ordered as they were taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """What the ranks of a node have held at the last snapshots that all nodes look at: what goes to disk or into another node's memory. Its
-    text is a word each: whoever leads hears that of thousands of nodes at a time, mostly the same, and reads what differs."""
-
-    model: str
-    """Equal on nodes whose ranks, one by one, are replicas of each other."""
-    words: Mapping[Snapshot, int]
-    """One number for the bits of all ranks."""
-
-    def __str__(self) -> str:
-        return " ".join((self.model, *(".".join(map(str, (*at, word))) for at, word in sorted(self.words.items()))))
-
-    @classmethod
-    def parse(cls, text: str) -> Held:
-        model, *words = text.split(" ")
-        found = [[*map(int, word.split("."))] for word in words]
-        return cls(model=model, words={(*at,): word for *at, word in found})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parted:
-    """Nodes that held the same bits at one snapshot, and did not at the next one that all of them have told."""
-
-    agreed: Step
-    """The former,"""
-    seen: Snapshot
-    """and the latter."""
-    nodes: tuple[NodeId, ...]
-    """That should hold the same,"""
-    wrong: tuple[NodeId, ...] = ()
-    """and of these the ones that differ from more than half; none: there is no such majority."""
 
 
 def parted(told: Mapping[NodeId, str]) -> list[Parted]:

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from statistics import median
 
 from ..errors import UsageError
+from ..model.signals import Lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +55,6 @@ class StragglerPolicy:
         for name, least in (("window_samples", 4), ("baseline_samples", 10)):
             if getattr(self, name) < least:
                 raise UsageError(f"stragglers.{name} is {getattr(self, name)}; it must be at least {least}")
-
-
-class Lost(StrEnum):
-    """Where a straggler's further time goes."""
-
-    COMPUTING = "computing"
-    """On a processor: more work, or a slower core."""
-    QUEUED = "queued"
-    """Waiting for a processor: somebody else has it."""
-    ASLEEP = "asleep"
-    """Neither, and in no collective: its data, a disk, a lock."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from ..detect.registry import Cause, Suspicion
+from ..detect.registry import Suspicion
+from ..model.cause import Cause
 from ..model.cluster_state import World
 from ..model.incident import Because, Weighed
 from ..model.node import NodeStatus

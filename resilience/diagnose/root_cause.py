@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..detect.registry import Cause, Suspicion
+from ..detect.registry import Suspicion
+from ..model.cause import Cause
 from ..model.types import NodeId, Step
 from ..text import formatting
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..detect.registry import Cause
+from ..model.cause import Cause
 from ..model.cluster_state import World
 from ..model.incident import Incident
 from ..model.node import NodeStatus

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from ..detect.registry import Cause
 from ..diagnose import alternatives
 from ..diagnose.root_cause import Verdict
-from ..inprocess.loss_spike import Kind
+from ..model.cause import Cause, Kind
 from ..model.cluster_state import World, once_said
 from ..model.incident import PHASES, Incident
 from ..model.node import NodeStatus

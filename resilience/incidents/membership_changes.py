@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..decide import planned_move
-from ..detect.registry import Cause
 from ..membership import rank_assignment
-from ..membership.rank_assignment import Seats
+from ..model.cause import Cause
 from ..model.cluster_state import World
+from ..model.generation import Seats
 from ..model.incident import Incident
 from ..model.state_machine import Phase
 from ..model.types import NodeId, Step
+from ..plan import recoverable_state
 from ..plan.escalation import REPLACE_NODE, REPLAN, RESTARTS
 from ..text import sentences
 from .lifecycle import next_id
@@ -26,7 +26,7 @@ def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> In
     """Other nodes train from here on, and nothing was wrong."""
     assert world.record
     there = "with their state on disk; the next ones begin there"
-    if not planned_move.saved(world):
+    if not recoverable_state.saved(world):
         there = "and their state has not come to the disk; the next ones begin with an older one"
     return Incident(
         id=next_id(world),

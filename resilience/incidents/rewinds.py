@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from ..diagnose import alternatives
 from ..diagnose.root_cause import Verdict
-from ..inprocess.loss_spike import Finding, Kind
-from ..inprocess.rewind_ladder import AGAIN, LadderPolicy, Remedy, near, origin
+from ..inprocess.loss_spike import Finding
+from ..inprocess.rewind_ladder import LadderPolicy, near, origin
+from ..model.cause import Kind
 from ..model.cluster_state import World
 from ..model.incident import Incident
+from ..model.rewind import AGAIN, Remedy
 from ..model.signals import InPlaceRewind
 from ..plan.escalation import REWIND_IN_PLACE
 from ..text import sentences

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from .rewind_ladder import Remedy, Turn
+from ..model.rewind import Remedy, Turn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,26 +29,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
 from ..errors import UsageError
+from ..model.cause import Kind
 from ..model.types import Step
 
 NORMAL_95 = 1.96
 """Half the range of the middle 95 % of a normal distribution, in σ."""
 _COARSEST = 2.0**-7
 """The grain of bfloat16, as a share of the figure: that of figures which are all the same is not seen."""
-
-
-class Kind(StrEnum):
-    """What is wrong with a step. The values are causes of incidents."""
-
-    NON_FINITE = "non_finite"
-    LOSS_SPIKE = "loss_spike"
-    GRADIENT_SPIKE = "gradient_spike"
 
 
 @dataclass(frozen=True, kw_only=True)

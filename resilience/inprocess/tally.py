@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from ..model.cause import Kind
+from ..model.rewind import Remedy, Turn
 from ..model.types import Order, Step
 from .fallback import RescuePolicy
-from .loss_spike import Figure, Finding, Kind, SpikePolicy, spike
-from .rewind_ladder import Answer, LadderPolicy, Remedy, Turn, answer
+from .loss_spike import Figure, Finding, SpikePolicy, spike
+from .rewind_ladder import Answer, LadderPolicy, answer
 
 ROW = 14
 """Numbers in a contribution: step, -step, loss, gradient norm, and what mostly stays as it is from step to step: non-finite, the two latest

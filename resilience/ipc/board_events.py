@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from ..inprocess.loss_spike import Kind
-from ..inprocess.rewind_ladder import Remedy
+from ..model.cause import Kind
 from ..model.data_windows import Window
+from ..model.rewind import Remedy
 from ..model.types import OrderedBy, Rank
 
 RANKS_NAMED = 3

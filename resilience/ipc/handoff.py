@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..inprocess.rewind_ladder import Turn
 from ..inprocess.tally import RankPolicy
 from ..model.data_windows import Window
 from ..model.generation import RewindOrder
+from ..model.rewind import Turn
 from ..model.types import Generation, Step
 from ..store.codec import dumps, loads
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..inprocess.loss_spike import Kind
+from ..model.cause import Kind
 from ..model.types import Doing, RankPhase
 from .board_events import REWINDS, SIGHTINGS, Noted, Rewound, Sighted
 from .board_layout import Page

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ..decide import node_exclusion
-from ..detect.registry import Cause
+from ..model.cause import Cause
 from ..model.cluster_state import World
 from ..model.types import NodeId
-from . import rank_assignment
+from . import quarantine, rank_assignment
 
 
 class Role(StrEnum):
@@ -51,6 +50,6 @@ def _role(world: World, node: NodeId, member: bool, now: float) -> Role:
         return Role.DRAINED
     if here.fit:
         return Role.NOT_FIT
-    if node in node_exclusion.in_force(world, now) and not member:  # else the job cannot do without it
+    if node in quarantine.in_force(world, now) and not member:  # else the job cannot do without it
         return Role.SHUT_OUT
     return Role.TRAINS if member else Role.STANDS_BY

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 from ..errors import UsageError
 from ..model.cluster_state import World, once
+from ..model.generation import Seats
 from ..model.node import NodeRecord
 from ..model.state_machine import Phase
 from ..model.types import NodeId
@@ -44,22 +45,6 @@ class NodesPolicy:
             raise UsageError(f"nodes.spares is {self.spares}; it cannot be negative")
         if self.join_s < 0:
             raise UsageError(f"nodes.join_s is {self.join_s}; it cannot be negative")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seats:
-    members: dict[NodeId, str]
-    """Node to agent instance, in the order of node ranks."""
-    successors: dict[NodeId, NodeId] = field(default_factory=dict)
-    """By the node that is gone: the spare that takes its place."""
-    dropped: tuple[NodeId, ...] = ()
-    """Gone, and the job goes on with fewer."""
-    joined: tuple[NodeId, ...] = ()
-    """Places that were not there before."""
-    missed: tuple[NodeId, ...] = ()
-    """Gone, and waited for."""
-    at_work: bool = False
-    """They are waited for although others would do: their ranks may be at work, and nobody who is there would end them."""
 
 
 def sizes(text: str) -> tuple[int, ...]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..store.keys import Keys
-from ..store.parsed_cache import Values
 from .generation import GenerationRecord, Quarantine
 from .incident import Incident
 from .node import Ack, AckKind, Death, NodeRecord, NodeStatus, Spec
@@ -139,33 +137,3 @@ def _uncalm(world: World) -> dict[NodeId, NodeStatus]:
         or told.complaints
         or told.frozen >= 0
     }
-
-
-def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
-    """The World from all values under the job's prefix."""
-    return world_of(keys, Values(values))
-
-
-def world_of(keys: Keys, values: Values) -> World:
-    """The same, for who has parsed most of them before."""
-    record = values.one(keys.generation, GenerationRecord)
-    acks = values.under(f"{keys.acks}{record.number}/", Ack) if record else {}
-    members: Mapping[NodeId, str] = record.members if record else {}
-    nodes, dead = _by_node(values.under(keys.nodes, NodeRecord)), values.under(keys.deaths, Death)
-    return World(
-        spec=values.one(keys.spec, Spec),
-        record=record,
-        nodes={name: node for name, node in nodes.items() if node.instance not in dead} if dead else nodes,
-        dead=dead,
-        status=_by_node(values.under(keys.statuses, NodeStatus)),
-        acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},
-        incidents=tuple(values.under(keys.incidents, Incident).values()),
-        requests=tuple(replace(found, id=name) for name, found in values.under(keys.requests, Request).items()),
-        answers=values.under(keys.answers, Answer),
-        quarantine=_by_node(values.under(keys.quarantines, Quarantine)),
-        leader=values.text(keys.leader),
-    )
-
-
-def _by_node(found: dict[str, T]) -> dict[NodeId, T]:
-    return found  # type: ignore[return-value]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from ..inprocess.rewind_ladder import Turn
 from .incident import Incident
 from .request import Answer, Request
+from .rewind import Turn
 from .state_machine import Phase
 from .types import Generation, NodeId, OrderedBy, Step
 
@@ -178,3 +178,19 @@ class Decision:
 def answered(request: Request, sentence: str, step: int = -1, exit_code: int = 0) -> Decision:
     """Nothing but an answer."""
     return Decision(answers={request.id: Answer(sentence=sentence, step=Step(step), exit_code=exit_code)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seats:
+    members: dict[NodeId, str]
+    """Node to agent instance, in the order of node ranks."""
+    successors: dict[NodeId, NodeId] = field(default_factory=dict)
+    """By the node that is gone: the spare that takes its place."""
+    dropped: tuple[NodeId, ...] = ()
+    """Gone, and the job goes on with fewer."""
+    joined: tuple[NodeId, ...] = ()
+    """Places that were not there before."""
+    missed: tuple[NodeId, ...] = ()
+    """Gone, and waited for."""
+    at_work: bool = False
+    """They are waited for although others would do: their ranks may be at work, and nobody who is there would end them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from ..inprocess.rewind_ladder import Remedy, Turn
 from .data_windows import Window
+from .rewind import Remedy, Turn
 from .types import Generation, NodeId, Rank, Step
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")

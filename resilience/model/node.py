@@ -85,7 +85,7 @@ class NodeStatus:
     mismatches: tuple[Mismatch, ...] = ()
     """Of this agent's life, the last few."""
     held: str = ""
-    """What its ranks held at the last snapshots, for whoever leads to compare with other nodes' (`node_divergence.Held`)."""
+    """What its ranks held at the last snapshots, for whoever leads to compare with other nodes' (`signals.Held`)."""
     frozen: Step = Step(-1)
     """Step since which no parameter has changed, while many were done; -1: they change."""
     paused: bool = False

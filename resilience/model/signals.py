@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from .data_windows import Window
-from .types import Generation, Rank, Step
+from .types import Generation, NodeId, Rank, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +182,7 @@ class Straggler:
     usual: float
     """The ratio of the two, as it was before."""
     lost: str
-    """Where the further time goes (`straggler.Lost`)."""
+    """Where the further time goes (`Lost`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,3 +206,52 @@ class Mismatch:
     replayed: bool = False
     """It took computing the step again to know who was wrong."""
     at_s: float
+
+
+Snapshot: TypeAlias = tuple[int, ...]
+"""Generation, rewinds and step: ordered as they were taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the ranks of a node have held at the last snapshots that all nodes look at: what goes to disk or into another node's memory. Its
+    text is a word each: whoever leads hears that of thousands of nodes at a time, mostly the same, and reads what differs."""
+
+    model: str
+    """Equal on nodes whose ranks, one by one, are replicas of each other."""
+    words: Mapping[Snapshot, int]
+    """One number for the bits of all ranks."""
+
+    def __str__(self) -> str:
+        return " ".join((self.model, *(".".join(map(str, (*at, word))) for at, word in sorted(self.words.items()))))
+
+    @classmethod
+    def parse(cls, text: str) -> Held:
+        model, *words = text.split(" ")
+        found = [[*map(int, word.split("."))] for word in words]
+        return cls(model=model, words={(*at,): word for *at, word in found})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """Nodes that held the same bits at one snapshot, and did not at the next one that all of them have told."""
+
+    agreed: Step
+    """The former,"""
+    seen: Snapshot
+    """and the latter."""
+    nodes: tuple[NodeId, ...]
+    """That should hold the same,"""
+    wrong: tuple[NodeId, ...] = ()
+    """and of these the ones that differ from more than half; none: there is no such majority."""
+
+
+class Lost(StrEnum):
+    """Where a straggler's further time goes."""
+
+    COMPUTING = "computing"
+    """On a processor: more work, or a slower core."""
+    QUEUED = "queued"
+    """Waiting for a processor: somebody else has it."""
+    ASLEEP = "asleep"
+    """Neither, and in no collective: its data, a disk, a lock."""

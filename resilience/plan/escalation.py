@@ -12,7 +12,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ..detect.registry import Cause
 from ..diagnose.root_cause import Verdict
 from ..errors import (
     BudgetSpent,
@@ -25,11 +24,11 @@ from ..errors import (
     StateError,
     UsageError,
 )
-from ..inprocess.loss_spike import Kind
-from ..inprocess.rewind_ladder import BLIND
-from ..membership.rank_assignment import Seats
+from ..model.cause import Cause, Kind
+from ..model.generation import Seats
 from ..model.incident import Incident
 from ..model.node import NodeStatus
+from ..model.rewind import BLIND
 from ..model.state_machine import Event
 from ..model.types import NodeId, Step
 from ..text import formatting, sentences

@@ -55,3 +55,13 @@ def newest(world: World) -> Step:
 def sound(world: World, onset: Step) -> Step:
     """The newest state from before `onset` at which the replicas agreed; -1: none."""
     return choose(said(world), unreadable(world.incidents), onset).step
+
+
+def saved(world: World) -> bool:
+    """Whether all ranks wait, and the disk has the state that they wait at; before the first step, nothing has to be there."""
+    told = world.statuses()
+    done = max((said.max_step for said in told), default=-1)
+    at = (
+        done if done >= 0 or world.record is None else world.record.resume_step
+    )  # they may have gone back behind that, in place
+    return len(told) == len(world.members) and all(s.paused and (at < 0 or at in s.durable_steps) for s in told)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from ..detect.registry import Cause
 from ..diagnose.root_cause import Verdict
+from ..model.cause import Cause
 from ..model.incident import Incident
 from ..model.types import NodeId
 

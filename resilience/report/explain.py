@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..detect.registry import Cause
-from ..inprocess.rewind_ladder import AGAIN, Origin
+from ..model.cause import Cause
 from ..model.incident import PHASES, Because, Incident, Weighed
+from ..model.rewind import AGAIN, Origin
 from ..model.types import OrderedBy
 from ..plan.escalation import OBSERVE, RESTARTS, STOP
 from ..text import formatting

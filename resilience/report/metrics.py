@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
-from ..detect.registry import Cause
 from ..errors import MachineError
+from ..model.cause import Cause
 from ..model.incident import PHASES, Incident
 
 disable_created_metrics()  # they would double the page

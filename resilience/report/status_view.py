@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ..decide import node_exclusion
 from ..decide.operator_requests import waiting
 from ..detect import node_divergence
 from ..incidents import membership_changes
-from ..membership import rank_assignment
+from ..membership import quarantine, rank_assignment
 from ..membership.node_roles import Role, away, leader, roles
-from ..membership.rank_assignment import Seats
 from ..model.cluster_state import World
+from ..model.generation import Seats
 from ..model.node import NodeStatus
 from ..model.state_machine import Phase
-from ..text import sentences
+from ..text import formatting, sentences
 from . import explain
 
 COLUMNS = ("node", "role", "ranks alive", "step", "in memory", "on disk", "started", "said")
@@ -26,8 +25,8 @@ _LONG_S = 120.0
 def headline(world: World, now: float) -> str:
     """What the job is doing, and since what; empty: nothing is known of it. now: wall-clock seconds."""
     record = world.record
-    if (awaited := sentences.awaited(world, now)) or record is None or not world.begun:
-        return awaited
+    if (waits := awaited(world, now)) or record is None or not world.begun:
+        return waits
     if record.phase not in _DOING:
         return f"generation {record.number}, {record.phase}: {record.reason}"
     doing = f"generation {record.number}, {_DOING[record.phase]}"
@@ -63,7 +62,7 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     for request in waiting(world):
         said.append(f"ordered by {request.by}, {when(request.at_s)}, and not done yet: {sentences.wish(request)}")
     part = roles(world, now) if world.quarantine else {}
-    for node, entry in node_exclusion.in_force(world, now).items():
+    for node, entry in quarantine.in_force(world, now).items():
         shut_out = f"is shut out until {when(entry.until_s)}: {entry.reason}"
         if part.get(node) is Role.TRAINS:
             said.append(f"{node} {shut_out}; it trains, for the job cannot do without it")
@@ -73,7 +72,7 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     members = [world.status[node] for node in world.members if node in world.status]
     if certified := [status.certified_steps[-1] for status in members if status.certified_steps]:
         said.append(f"newest certified snapshot: step {min(certified)}")
-    said.append(sentences.compared(*node_divergence.compared(world.held())))
+    said.append(compared(*node_divergence.compared(world.held())))
     if any(status.observes for status in members):
         said.append("observing: nothing is done about faults")
     return [line for line in said if line]
@@ -104,3 +103,58 @@ def _told(said: NodeStatus, gone: bool, now: float, when: Callable[[float], str]
 
 def _steps(kept: tuple[int, ...]) -> str:
     return ", ".join(map(str, kept)) or "–"
+
+
+def awaited(world: World, now: float, join_s: float | None = None) -> str:
+    """For which nodes a job waits that has not begun, or not anew; empty: it has. now: wall-clock seconds; join_s: how long,
+    where those that are there would do; None: who looks does not know."""
+    spec = world.spec
+    if _unheard(world):
+        return f"waiting for {formatting.listed(world.members)}, which do not reach etcd: {sentences.AT_WORK}"
+    if spec is None or (world.record and world.begun and not _short(world, now)):
+        return ""
+    unfit = [node for node, here in world.nodes.items() if here.fit]
+    there = (
+        f"{formatting.listed(sorted(world.nodes, key=str))} {'is' if len(world.nodes) == 1 else 'are'} here"
+        if world.nodes
+        else "none is here"
+    )
+    spares = f" and {formatting.count(spec.spares, 'spare')}" if spec.spares else ""
+    not_fit = f", of which {formatting.listed(unfit)} cannot be used" if unfit else ""
+    sizes = rank_assignment.allowed(world, now)
+    enough = len(world.nodes) - len(unfit) >= min(sizes)
+    how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
+    until = f"; it begins with them once nobody has come for {how_long}" if enough and not world.begun else ""
+    return (
+        f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(formatting.few(sizes))}{spares}{until}"
+    )
+
+
+def _short(world: World, now: float) -> bool:
+    """All had died, and the job has been given again for more nodes than have come; or the script does not start on so many."""
+    record = world.record
+    return record is not None and not record.over and not rank_assignment.will_do(world, record.members, now)
+
+
+def _unheard(world: World) -> bool:
+    """All members are gone, and have to be waited for: who joins now is told, too."""
+    cut = {
+        n
+        for i in world.incidents
+        if i.open and i.cause == "cut_off" and world.record and i.generation == world.record.number
+        for n in i.nodes
+    }
+    return bool(world.members) and cut.issuperset(world.members) and world.nodes.keys().isdisjoint(world.members)
+
+
+def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
+    """Of which nodes it would be found out, and of which not; empty: no nodes are compared. replicas: by model."""
+    if not replicas:
+        return ""
+    who = (
+        formatting.listed(replicas[0])
+        if len(replicas) == 1
+        else f"{sum(map(len, replicas)):,} nodes, of {len(replicas)} models"
+    )
+    left_out = f"; not {formatting.listed(own)}, which hold{'s' if len(own) == 1 else ''} something else" if own else ""
+    return f"replicas are compared across nodes: {who}{left_out}"

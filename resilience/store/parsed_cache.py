@@ -1,5 +1,5 @@
 """What lies under the job's keys, as records, each parsed once: whoever looks at thousands of nodes several times a second finds nearly all
-as it was. `Mirror.changed` → `Values` → `cluster_state.world_of`."""
+as it was. `Mirror.changed` → `Values` → `state_reader.world_of`."""
 
 from __future__ import annotations
 

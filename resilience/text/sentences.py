@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..detect.node_divergence import Parted
-from ..detect.straggler import Lost
-from ..inprocess.loss_spike import Finding, Kind
-from ..inprocess.rewind_ladder import BLIND, SKIPS, Remedy
-from ..membership import rank_assignment
-from ..membership.rank_assignment import Seats
-from ..model.cluster_state import World
+from ..inprocess.loss_spike import Finding
+from ..model.cause import Kind
 from ..model.data_windows import Window
+from ..model.generation import Seats
 from ..model.incident import Incident
 from ..model.request import Request, Wish
-from ..model.signals import Complaint, Mismatch, Shortage, Straggler
+from ..model.rewind import BLIND, SKIPS, Remedy
+from ..model.signals import Complaint, Lost, Mismatch, Parted, Shortage, Straggler
 from ..model.types import Rank
 from . import formatting
 
-_AT_WORK = (
+AT_WORK = (
     "no others begin while they may be at work, for of the nodes that were announced (--nodes, --spares) too few are left for that; start "
     "their agents again or, where they are gone for good, stop the job and give the same command again"
 )
@@ -37,7 +34,7 @@ def seats(found: Seats) -> str:
     if found.missed:
         said.append(f"{formatting.listed(found.missed)} {'is' if len(found.missed) == 1 else 'are'} waited for")
     if found.at_work:
-        said.append(_AT_WORK)
+        said.append(AT_WORK)
     return "; ".join(said)
 
 
@@ -49,7 +46,7 @@ def cut_off(node: str, unseen: bool) -> str:
 def left_alone(unseen: bool) -> str:
     """Why nothing is done about it."""
     if unseen:
-        return f"nothing is done: {_AT_WORK}"
+        return f"nothing is done: {AT_WORK}"
     return (
         "nothing is done as long as steps are made: its place is given away when they stop; look after its way to etcd"
     )
@@ -151,48 +148,6 @@ def wish(request: Request) -> str:
     return request.kind
 
 
-def awaited(world: World, now: float, join_s: float | None = None) -> str:
-    """For which nodes a job waits that has not begun, or not anew; empty: it has. now: wall-clock seconds; join_s: how long,
-    where those that are there would do; None: who looks does not know."""
-    spec = world.spec
-    if _unheard(world):
-        return f"waiting for {formatting.listed(world.members)}, which do not reach etcd: {_AT_WORK}"
-    if spec is None or (world.record and world.begun and not _short(world, now)):
-        return ""
-    unfit = [node for node, here in world.nodes.items() if here.fit]
-    there = (
-        f"{formatting.listed(sorted(world.nodes, key=str))} {'is' if len(world.nodes) == 1 else 'are'} here"
-        if world.nodes
-        else "none is here"
-    )
-    spares = f" and {formatting.count(spec.spares, 'spare')}" if spec.spares else ""
-    not_fit = f", of which {formatting.listed(unfit)} cannot be used" if unfit else ""
-    sizes = rank_assignment.allowed(world, now)
-    enough = len(world.nodes) - len(unfit) >= min(sizes)
-    how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
-    until = f"; it begins with them once nobody has come for {how_long}" if enough and not world.begun else ""
-    return (
-        f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(formatting.few(sizes))}{spares}{until}"
-    )
-
-
-def _short(world: World, now: float) -> bool:
-    """All had died, and the job has been given again for more nodes than have come; or the script does not start on so many."""
-    record = world.record
-    return record is not None and not record.over and not rank_assignment.will_do(world, record.members, now)
-
-
-def _unheard(world: World) -> bool:
-    """All members are gone, and have to be waited for: who joins now is told, too."""
-    cut = {
-        n
-        for i in world.incidents
-        if i.open and i.cause == "cut_off" and world.record and i.generation == world.record.number
-        for n in i.nodes
-    }
-    return bool(world.members) and cut.issuperset(world.members) and world.nodes.keys().isdisjoint(world.members)
-
-
 def remedies(done: Sequence[Remedy]) -> str:
     """`2 replays of the same data and 1 window of data left out`."""
     skips = sum(remedy in SKIPS for remedy in done)
@@ -229,19 +184,6 @@ def parted(found: Parted) -> str:
         f"at step {found.seen[-1]} the replicas on {formatting.listed([*found.nodes])} do not hold the same bits, as they had at step "
         f"{found.agreed}; {who}"
     )
-
-
-def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
-    """Of which nodes it would be found out, and of which not; empty: no nodes are compared. replicas: by model."""
-    if not replicas:
-        return ""
-    who = (
-        formatting.listed(replicas[0])
-        if len(replicas) == 1
-        else f"{sum(map(len, replicas)):,} nodes, of {len(replicas)} models"
-    )
-    left_out = f"; not {formatting.listed(own)}, which hold{'s' if len(own) == 1 else ''} something else" if own else ""
-    return f"replicas are compared across nodes: {who}{left_out}"
 
 
 _PARTED = "fingerprint_mismatch:nodes:"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ...resilience.decide.node_exclusion import readmitted
+from ...resilience.membership.quarantine import readmitted
 from ...resilience.model.cluster_state import World
 from ...resilience.model.generation import Decision, GenerationRecord, Quarantine
 from ...resilience.model.incident import Incident

@@ -3,10 +3,11 @@ the ranks go back in place."""
 
 from __future__ import annotations
 
-from ...resilience.detect.straggler import Lost
 from ...resilience.inprocess import rewind_ladder
-from ...resilience.inprocess.loss_spike import Finding, Kind
-from ...resilience.model.signals import InPlaceRewind, Mismatch, Straggler
+from ...resilience.inprocess.loss_spike import Finding
+from ...resilience.model.cause import Kind
+from ...resilience.model.rewind import EARLIER, SKIPS, Turn
+from ...resilience.model.signals import InPlaceRewind, Lost, Mismatch, Straggler
 from ...resilience.model.types import Generation, NodeId, Rank, Step
 from ..scenario.faults import Fault
 from .accounting import TRAINING
@@ -125,15 +126,13 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
     finding = Finding(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
     answer = rewind_ladder.answer(finding, spike.turns, policy, skippable=True)
     held = [step for step in play.training.held(play.now_s) if step < spike.onset]
-    other = min if answer.remedy in rewind_ladder.EARLIER else max
+    other = min if answer.remedy in EARLIER else max
     to = Step(max((step for step in held if step <= answer.at_most), default=other(held, default=0)))
     remedy = rewind_ladder.done(answer, spike.turns, to)
     windows = [turn.window for turn in spike.turns if turn.window]
     window = answer.window(Step(spike.onset), to, windows)
-    spike.turns.append(
-        rewind_ladder.Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window)
-    )
-    if remedy in rewind_ladder.SKIPS or not spike.again:
+    spike.turns.append(Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window))
+    if remedy in SKIPS or not spike.again:
         play.spike = None
     told = InPlaceRewind(
         ordinal=len(gang.rewinds) + 1,

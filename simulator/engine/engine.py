@@ -17,8 +17,8 @@ from random import Random
 
 from ...resilience.decide.decide import decide
 from ...resilience.errors import InternalError
-from ...resilience.inprocess.rewind_ladder import Turn
 from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.rewind import Turn
 from ...resilience.model.state_machine import Phase
 from ...resilience.model.types import Generation, NodeId
 from ..scenario.config import Setting

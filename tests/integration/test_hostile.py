@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import Slot, State
-from mt_resilient.checkpoint.arena.slot import image_offset
+from mt_resilient.checkpoint.arena.slot import image_offset, table_of
 from mt_resilient.checkpoint.arena.slot_header import HEADER_BYTES, Header
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
@@ -201,7 +201,7 @@ def test_a_slot(drawn: list[int], sound_ones: int, signed: bool, data: st.DataOb
                 assert len(view.fingerprints) == header.pieces
                 assert image_offset(len(view.table), header.pieces) <= header.image_offset
                 with suppress(*Refused):
-                    Table.of_slot(view.header, view.table)
+                    table_of(view.header, view.table)
                 del view
         slot.close()
     finally:

@@ -30,7 +30,7 @@ import pytest
 from mt_resilient.agent.etcd.binary import find_server
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.errors import StoreUnavailable
-from mt_resilient.resilience.model.cluster_state import World, read_world
+from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.model.types import NodeId
@@ -38,6 +38,7 @@ from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.codec import loads
 from mt_resilient.resilience.store.etcd.client import EtcdStore
 from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.state_reader import read_world
 
 from ..harness import BIN, PLAIN, digest_of, environment
 

@@ -14,7 +14,7 @@ from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.inprocess.tally import RankPolicy
 from mt_resilient.resilience.membership.rank_assignment import NodesPolicy, sizes
-from mt_resilient.resilience.model.cluster_state import World, read_world
+from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.generation import Decision, GenerationRecord
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.request import Request
@@ -26,6 +26,7 @@ from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.election import Election
 from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry
+from mt_resilient.resilience.store.state_reader import read_world
 from mt_resilient.resilience.text import formatting
 
 from .etcd import Client, Etcd

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mt_resilient.resilience.detect.registry import Cause
 from mt_resilient.resilience.membership.rank_assignment import proves
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.data_windows import Window, batch
 from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.incident import Incident

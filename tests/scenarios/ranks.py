@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.resilience.inprocess import rewind_ladder
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy, Turn
 from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.ipc.board_events import Rewound, Sighted
 from mt_resilient.resilience.ipc.handoff import Handoff
 from mt_resilient.resilience.model import data_windows
 from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
+from mt_resilient.resilience.model.rewind import EARLIER, Remedy, Turn
 from mt_resilient.resilience.model.types import Doing, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.text import sentences
 from mt_resilient.training.boundary.lineage import Course
@@ -455,7 +455,7 @@ class Ranks(Processes):
         to = -1
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step <= answer.at_most), default=-1)
-        if to < 0 and answer.remedy in rewind_ladder.EARLIER:
+        if to < 0 and answer.remedy in EARLIER:
             to = min((step for step in {*sealed, *self.job.disk} if step < finding.onset), default=-1)
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)

@@ -3,7 +3,7 @@
 import random
 
 from mt_resilient.resilience.detect.node_divergence import TRUSTED
-from mt_resilient.resilience.detect.registry import Cause
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.plan.escalation import RecoveryPolicy
 
 from ..scenarios.cluster import Job

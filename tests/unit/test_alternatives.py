@@ -8,9 +8,10 @@ import pytest
 
 from mt_resilient.resilience.decide.decide import decide
 from mt_resilient.resilience.decide.policy import Policy
-from mt_resilient.resilience.detect.registry import Cause, Suspicion, suspect
+from mt_resilient.resilience.detect.registry import Suspicion, suspect
 from mt_resilient.resilience.diagnose.alternatives import against
 from mt_resilient.resilience.diagnose.root_cause import Verdict, judge
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.incident import Because, Incident, Weighed
 from mt_resilient.resilience.model.signals import Complaint

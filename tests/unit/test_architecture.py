@@ -45,36 +45,6 @@ ORDER = {
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
 
-CLIMBING = {
-    (
-        "resilience/incidents/membership_changes",
-        "resilience/decide/planned_move",
-    ): "planned_move.saved belongs into plan/recoverable_state",
-    (
-        "resilience/membership/node_roles",
-        "resilience/decide/node_exclusion",
-    ): "who is in quarantine belongs into membership/quarantine",
-    ("resilience/membership/node_roles", "resilience/detect/registry"): "Cause belongs into model/cause",
-    ("resilience/model/generation", "resilience/inprocess/rewind_ladder"): "Turn belongs into model/rewind",
-    ("resilience/model/incident", "resilience/inprocess/rewind_ladder"): "Origin and Remedy belong into model/rewind",
-    (
-        "resilience/model/cluster_state",
-        "resilience/store/keys",
-    ): "read_world and world_of belong into store/state_reader",
-    (
-        "resilience/model/cluster_state",
-        "resilience/store/parsed_cache",
-    ): "read_world and world_of belong into store/state_reader",
-    ("resilience/text/sentences", "resilience/detect/node_divergence"): "Held and Parted belong into model/signals",
-    ("resilience/text/sentences", "resilience/detect/straggler"): "Lost belongs into model/signals",
-    ("resilience/text/sentences", "resilience/membership/rank_assignment"): "Seats belongs into model/generation",
-    (
-        "checkpoint/format/tensor_table",
-        "checkpoint/arena/slot_header",
-    ): "Table.of_slot belongs into arena/slot, which knows headers and tables",
-}
-"""Imports that climb still → the split that will end this. The list only gets shorter."""
-
 ONLY_IN = {
     "tensorstore": {"checkpoint/slabs/zarr_slab.py", "checkpoint/backend/object_store.py"},
     "grpc": {
@@ -252,7 +222,7 @@ def test_rooms_import_those_before_them(package: str) -> None:
         for found in targets(source)
         if not found.endswith("__init__.py") and place.get(unit_of(found), -1) > place[unit_of(source)]
     }
-    assert climbing == {pair for pair in CLIMBING if pair[0].startswith(f"{package}/")}
+    assert climbing == set()
 
 
 def test_a_room_has_at_most_fourteen_modules() -> None:

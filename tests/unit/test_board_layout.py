@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.inprocess.loss_spike import Kind
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy
 from mt_resilient.resilience.inprocess.tally import ROW
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, REWINDS, Rewound
 from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.data_windows import Window
+from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.types import OrderedBy
 
 INTS = [name for name, field in vars(Page).items() if type(field) is type(vars(Page)["step"])]

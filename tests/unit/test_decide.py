@@ -15,7 +15,7 @@ from mt_resilient.resilience.model.signals import InPlaceRewind
 from mt_resilient.resilience.model.state_machine import TABLE, Event, Move, Phase
 from mt_resilient.resilience.model.types import Generation, NodeId, Step
 from mt_resilient.resilience.plan.recoverable_state import step_reached
-from mt_resilient.resilience.text import sentences
+from mt_resilient.resilience.report import status_view
 
 from .worlds import NOW, A, B, ack, gone, incident, mismatch, node, record, status, world
 
@@ -83,9 +83,9 @@ def test_there_is_nothing_to_drain_before_a_job_has_begun() -> None:
 def test_for_whom_a_job_waits_is_said_until_it_has_begun() -> None:
     spec = Spec(command=("torchrun",), sizes=(2, 3), spares=1)
     waits = world(record=None, spec=spec, status={}, acks={})
-    assert sentences.awaited(waits, NOW, 60) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
-    assert sentences.awaited(world(spec=spec, record=record(members=("a", "b"))), NOW, 60) == ""
-    assert sentences.awaited(world(spec=spec), NOW, 60), "all had died, and it has been given again for more"
+    assert status_view.awaited(waits, NOW, 60) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
+    assert status_view.awaited(world(spec=spec, record=record(members=("a", "b"))), NOW, 60) == ""
+    assert status_view.awaited(world(spec=spec), NOW, 60), "all had died, and it has been given again for more"
 
 
 # -- what the World amounts to ---------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from mt_resilient.resilience.detect.registry import (
-    Cause,
     Suspicion,
     dead_ranks,
     hung_ranks,
@@ -14,6 +13,7 @@ from mt_resilient.resilience.detect.registry import (
     suspect,
 )
 from mt_resilient.resilience.diagnose.root_cause import judge
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.signals import Mismatch, Place, RankExit
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, Rank

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.detect.registry import Cause, Suspicion
+from mt_resilient.resilience.detect.registry import Suspicion
 from mt_resilient.resilience.diagnose.root_cause import Verdict
 from mt_resilient.resilience.errors import (
     BudgetSpent,
@@ -15,7 +15,7 @@ from mt_resilient.resilience.errors import (
     SnapshotError,
     UsageError,
 )
-from mt_resilient.resilience.inprocess.loss_spike import Kind
+from mt_resilient.resilience.model.cause import Cause, Kind
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.state_machine import Event
 from mt_resilient.resilience.model.types import NodeId, Step

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.inprocess.rewind_ladder import Origin
+from mt_resilient.resilience.model.rewind import Origin
 from mt_resilient.resilience.model.types import Rank
 from mt_resilient.resilience.report import explain
 

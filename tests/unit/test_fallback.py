@@ -8,9 +8,9 @@ from torch import nn
 
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.inprocess.fallback import RescuePolicy, careful
-from mt_resilient.resilience.inprocess.loss_spike import Kind
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy, Turn
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.data_windows import Window
+from mt_resilient.resilience.model.rewind import Remedy, Turn
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.training.boundary.fallback import Rescue
 from mt_resilient.training.state.sources import source_of

@@ -8,12 +8,13 @@ from mt_resilient.resilience.detect.registry import suspect
 from mt_resilient.resilience.diagnose.root_cause import judge
 from mt_resilient.resilience.incidents.lifecycle import open_incident, phases_told
 from mt_resilient.resilience.incidents.rewinds import rewinds_told
-from mt_resilient.resilience.inprocess.loss_spike import Kind
-from mt_resilient.resilience.inprocess.rewind_ladder import AGAIN, LadderPolicy, Origin, Remedy, Turn
+from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.model.rewind import AGAIN, Origin, Remedy, Turn
 from mt_resilient.resilience.model.signals import InPlaceRewind
 from mt_resilient.resilience.model.state_machine import Event, Phase
 from mt_resilient.resilience.model.types import Generation, Step

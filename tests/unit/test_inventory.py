@@ -13,7 +13,7 @@ from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.format.tensor_table import plan
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy
+from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.signals import InPlaceRewind
 from mt_resilient.resilience.model.types import Generation, Step
 from mt_resilient.resilience.plan.resume_point import StabilityPolicy

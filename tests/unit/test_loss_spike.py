@@ -8,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, Kind, SpikePolicy, spike
+from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, SpikePolicy, spike
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.types import Step
 
 POLICY = SpikePolicy()

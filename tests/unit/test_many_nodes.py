@@ -6,8 +6,8 @@ import pytest
 
 from mt_resilient.resilience.decide.decide import decide
 from mt_resilient.resilience.decide.policy import Policy
-from mt_resilient.resilience.detect.registry import Cause
 from mt_resilient.resilience.membership.buddy_sources import apart, fetchable, own
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.node import Spec

@@ -5,8 +5,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from mt_resilient.resilience.detect.registry import Cause
 from mt_resilient.resilience.errors import MachineError
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.incident import PHASES
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.plan.escalation import RESTART_GANG, REWIND_IN_PLACE, STOP

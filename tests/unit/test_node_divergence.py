@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from mt_resilient.resilience.detect.node_divergence import TRUSTED, Held, compared, parted
+from mt_resilient.resilience.detect.node_divergence import TRUSTED, compared, parted
 from mt_resilient.resilience.detect.registry import nodes_apart
+from mt_resilient.resilience.model.signals import Held
 from mt_resilient.resilience.model.types import NodeId, Step
-from mt_resilient.resilience.text import sentences
+from mt_resilient.resilience.report import status_view
 
 from .worlds import NOW, incident, node, record, status, world
 
@@ -99,9 +100,9 @@ def test_which_nodes_are_known_for_replicas(told: tuple[str, ...], replicas: lis
 
 def test_what_is_compared_is_told() -> None:
     two = [["a", "b"], ["c", "d", "e"]]
-    assert sentences.compared([], []) == ""
-    assert sentences.compared(two[:1], []) == "replicas are compared across nodes: a and b"
-    assert sentences.compared(two, ["f"]) == (
+    assert status_view.compared([], []) == ""
+    assert status_view.compared(two[:1], []) == "replicas are compared across nodes: a and b"
+    assert status_view.compared(two, ["f"]) == (
         "replicas are compared across nodes: 5 nodes, of 2 models; not f, which holds something else"
     )
 

@@ -7,9 +7,10 @@ import pytest
 
 from mt_resilient.resilience.decide import node_exclusion
 from mt_resilient.resilience.decide.decide import decide
-from mt_resilient.resilience.decide.node_exclusion import QuarantinePolicy
 from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.membership import quarantine
+from mt_resilient.resilience.membership.quarantine import QuarantinePolicy
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.generation import Quarantine
 from mt_resilient.resilience.model.incident import Incident
@@ -246,7 +247,7 @@ def test_the_reason_in_the_singular_too(bound: dict[str, int], faults: tuple[Inc
 def test_only_what_is_in_force_is_told() -> None:
     over, still = Quarantine(reason="x", until_s=NOW), Quarantine(reason="x", until_s=NOW + 1)
     entries = {NodeId("n10"): still, NodeId("n9"): still, A: over}
-    assert [*node_exclusion.in_force(world(quarantine=entries), NOW)] == ["n9", "n10"]
+    assert [*quarantine.in_force(world(quarantine=entries), NOW)] == ["n9", "n10"]
 
 
 def test_the_controller_writes_it_before_anything_else() -> None:

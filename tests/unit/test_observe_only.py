@@ -9,9 +9,10 @@ import pytest
 
 from mt_resilient.resilience.decide.decide import decide
 from mt_resilient.resilience.decide.policy import Policy
-from mt_resilient.resilience.inprocess.loss_spike import Finding, Kind
+from mt_resilient.resilience.inprocess.loss_spike import Finding
 from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy, goes_on
 from mt_resilient.resilience.inprocess.tally import Directive, Held, RankPolicy, Tally, judge
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.generation import Decision
 from mt_resilient.resilience.model.node import AckKind, NodeStatus

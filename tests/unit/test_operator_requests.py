@@ -10,12 +10,12 @@ from mt_resilient.resilience.decide.operator_requests import HURRY_S, cut_short,
 from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.diagnose.root_cause import Verdict
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy, Turn
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.generation import Decision, Quarantine, RewindOrder
 from mt_resilient.resilience.model.node import AckKind, Spec
 from mt_resilient.resilience.model.request import Answer, Request, Wish
+from mt_resilient.resilience.model.rewind import Remedy, Turn
 from mt_resilient.resilience.model.signals import InPlaceRewind
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, NodeId, OrderedBy, Step

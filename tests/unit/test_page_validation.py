@@ -15,14 +15,14 @@ from mt_resilient.agent.ranks import status_report
 from mt_resilient.agent.ranks.board import Board
 from mt_resilient.agent.ranks.worker_group import Gang, Watched
 from mt_resilient.resilience.detect.straggler import StragglerPolicy
-from mt_resilient.resilience.inprocess.loss_spike import Kind
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound, Sighted
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.ipc.page_validation import MOST, Orders, nonsense
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.generation import RewindOrder
 from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.types import Generation, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.store.codec import dumps, loads
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.errors import InternalError
-from mt_resilient.resilience.model.cluster_state import read_world, world_of
 from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.node import AckKind, Spec
 from mt_resilient.resilience.model.request import Request
@@ -16,6 +15,7 @@ from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.parsed_cache import Values
+from mt_resilient.resilience.store.state_reader import read_world, world_of
 from mt_resilient.resilience.store.watch_cache import Mirror
 
 from .worlds import ack, incident, node, record, status

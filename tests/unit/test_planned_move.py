@@ -10,6 +10,7 @@ from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.node import Spec
 from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.plan import recoverable_state
 
 from .worlds import NOW, A, B, node, record, status, world
 
@@ -61,12 +62,12 @@ def test_the_state_is_that_at_which_the_ranks_wait() -> None:
     waits = cluster(1.0, saved=True)
     assert waits.record
     behind = replace(waits, record=replace(waits.record, resume_step=Step(12)))
-    assert planned_move.saved(behind)
+    assert recoverable_state.saved(behind)
     fresh = cluster(1.0)
     first = replace(fresh, status={A: replace(fresh.status[A], max_step=-1, min_step=-1)})
-    assert planned_move.saved(first)
+    assert recoverable_state.saved(first)
     assert first.record
-    assert not planned_move.saved(replace(first, record=replace(first.record, resume_step=Step(12))))
+    assert not recoverable_state.saved(replace(first, record=replace(first.record, resume_step=Step(12))))
 
 
 def test_a_growth_whose_state_has_not_come_to_the_disk_is_not_tried_again_at_once() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.membership import rank_assignment
-from mt_resilient.resilience.membership.rank_assignment import NodesPolicy, Seats
+from mt_resilient.resilience.membership.rank_assignment import NodesPolicy
 from mt_resilient.resilience.model.cluster_state import World
-from mt_resilient.resilience.model.generation import Quarantine
+from mt_resilient.resilience.model.generation import Quarantine, Seats
 from mt_resilient.resilience.model.node import Spec
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import NodeId

@@ -2,10 +2,10 @@
 
 from mt_resilient.agent.monitor.rank_progress import LONGEST_ROUND_S, Hearing
 from mt_resilient.resilience.detect.hang_rules import Progress
-from mt_resilient.resilience.inprocess.loss_spike import Kind
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound
 from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.cause import Kind
+from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.types import Doing, RankPhase
 
 SECOND = 1_000_000_000

@@ -28,8 +28,9 @@ from mt_resilient.checkpoint.format.pytree_walk import flatten
 from mt_resilient.checkpoint.format.replica_agreement import TRUSTED
 from mt_resilient.checkpoint.format.sharding import Part
 from mt_resilient.checkpoint.format.tensor_table import Table, plan
-from mt_resilient.resilience.detect.node_divergence import KEPT, Held
+from mt_resilient.resilience.detect.node_divergence import KEPT
 from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.model.signals import Held
 from mt_resilient.resilience.plan.resume_point import StabilityPolicy
 
 RUN = "5eed5eed"

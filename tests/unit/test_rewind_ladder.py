@@ -3,20 +3,19 @@
 import pytest
 
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.inprocess.loss_spike import Finding, Kind
+from mt_resilient.resilience.inprocess.loss_spike import Finding
 from mt_resilient.resilience.inprocess.rewind_ladder import (
     Answer,
     LadderPolicy,
-    Origin,
-    Remedy,
-    Turn,
     answer,
     done,
     goes_on,
     origin,
     same_fault,
 )
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.data_windows import Window
+from mt_resilient.resilience.model.rewind import Origin, Remedy, Turn
 from mt_resilient.resilience.model.types import OrderedBy, Step
 
 POLICY = LadderPolicy()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.detect.registry import Cause, Suspicion
+from mt_resilient.resilience.detect.registry import Suspicion
 from mt_resilient.resilience.diagnose.root_cause import HEARD_S, TOGETHER_S, judge, settled
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.types import NodeId, Step
 
 

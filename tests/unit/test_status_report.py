@@ -7,11 +7,11 @@ import pytest
 
 from mt_resilient.agent.ranks.status_report import ended_well, exits, rewinds, status
 from mt_resilient.agent.ranks.worker_group import Gang, Watched
-from mt_resilient.resilience.inprocess.loss_spike import Kind
-from mt_resilient.resilience.inprocess.rewind_ladder import Remedy
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound
 from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.node import NodeStatus
+from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.signals import RankExit
 from mt_resilient.resilience.model.types import Rank, RankPhase
 

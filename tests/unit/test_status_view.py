@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.detect.node_divergence import Held
 from mt_resilient.resilience.membership.node_roles import leader, roles
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.generation import Quarantine
 from mt_resilient.resilience.model.node import NodeStatus, Spec
 from mt_resilient.resilience.model.request import Answer, Request, Wish
+from mt_resilient.resilience.model.signals import Held
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, NodeId, Step
 from mt_resilient.resilience.report import status_view

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.agent.monitor.step_times import Strides
-from mt_resilient.resilience.detect.straggler import Answer, Lost, Sample, Spent, StragglerPolicy, look, over
+from mt_resilient.resilience.detect.straggler import Answer, Sample, Spent, StragglerPolicy, look, over
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.signals import Lost
 from mt_resilient.resilience.model.types import RankPhase
 
 POLICY = StragglerPolicy()

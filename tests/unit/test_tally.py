@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.inprocess.fallback import RescuePolicy
-from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, Kind, SpikePolicy
-from mt_resilient.resilience.inprocess.rewind_ladder import Answer, Remedy, Turn
+from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, SpikePolicy
+from mt_resilient.resilience.inprocess.rewind_ladder import Answer
 from mt_resilient.resilience.inprocess.tally import (
     REST,
     ROW,
@@ -23,6 +23,8 @@ from mt_resilient.resilience.inprocess.tally import (
     row,
     tally,
 )
+from mt_resilient.resilience.model.cause import Kind
+from mt_resilient.resilience.model.rewind import Remedy, Turn
 from mt_resilient.resilience.model.types import Order, Step
 
 POLICY = RankPolicy(spikes=SpikePolicy(baseline_steps=16))

@@ -12,11 +12,12 @@ from ...resilience.clock import monotonic_ns
 from ...resilience.errors import BudgetSpent, InternalError
 from ...resilience.inprocess import rewind_ladder
 from ...resilience.inprocess.loss_spike import Finding
-from ...resilience.inprocess.rewind_ladder import Answer, Remedy, Turn
+from ...resilience.inprocess.rewind_ladder import Answer
 from ...resilience.inprocess.tally import REST, Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
 from ...resilience.ipc.board_events import Rewound, Sighted
 from ...resilience.model import data_windows
 from ...resilience.model.generation import RewindOrder
+from ...resilience.model.rewind import EARLIER, Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
 from ...resilience.text import sentences
 from ..attach.attach import Attachment
@@ -294,6 +295,6 @@ def _note(
 def _older(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
     """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
     to = newest(answer.at_most)
-    if to < 0 and answer.remedy in rewind_ladder.EARLIER and (kept := oldest()) < onset:
+    if to < 0 and answer.remedy in EARLIER and (kept := oldest()) < onset:
         return int(kept)
     return to if to >= 0 else newest(onset - 1)

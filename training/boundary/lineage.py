@@ -13,11 +13,11 @@ import torch
 
 from ...resilience.inprocess import fallback
 from ...resilience.inprocess.loss_spike import Figure
-from ...resilience.inprocess.rewind_ladder import Turn
 from ...resilience.inprocess.spike_screen import Usual
 from ...resilience.ipc.handoff import Handoff
 from ...resilience.model import data_windows
 from ...resilience.model.data_windows import Window
+from ...resilience.model.rewind import Turn
 from ...resilience.model.types import Step
 from ..data.batches import Batches
 from ..state.tensors.in_place import Nested

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from ...resilience.inprocess.loss_spike import Finding, Kind
+from ...resilience.inprocess.loss_spike import Finding
 from ...resilience.ipc.board_events import RANKS_NAMED
+from ...resilience.model.cause import Kind
 from ...resilience.model.types import Rank
 from ..state.tensors.in_place import whole
 from .allreduce import Sentinel

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from ...checkpoint.arena.arena import RankArena, Slot, State
+from ...checkpoint.arena.slot import table_of
 from ...checkpoint.arena.slot_header import Header
 from ...checkpoint.arena.staging import Stager, fill
 from ...checkpoint.backend import place
@@ -302,9 +303,7 @@ class Tape:
             try:
                 known, encoded = self._layouts.get(slot, (None, b""))
                 same = known is not None and encoded == view.table
-                table = (
-                    Table.of(known, encoded) if known is not None and same else Table.of_slot(view.header, view.table)
-                )
+                table = Table.of(known, encoded) if known is not None and same else table_of(view.header, view.table)
                 for name, objects in self._objects[slot].items() if same else ():
                     cast(Modules | Optimizers, self._sources[name]).put_back(objects)
                 if offload is None:
