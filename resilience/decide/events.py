@@ -13,7 +13,8 @@ from ..model.node import AckKind
 from ..model.state_machine import Event, Phase
 from ..model.types import NodeId
 from ..plan import recoverable_state
-from ..plan.escalation import Plan, may_resume, plan, unreadable
+from ..plan.escalation import Plan, may_resume, plan
+from ..plan.restart_history import unreadable
 from . import node_exclusion, observe_only, planned_move
 from .operator_requests import leaving
 from .policy import Policy

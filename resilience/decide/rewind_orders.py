@@ -13,7 +13,8 @@ from ..model.request import Request
 from ..model.state_machine import Phase
 from ..model.types import OrderedBy, Step
 from ..plan import recoverable_state
-from ..plan.escalation import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, unreadable
+from ..plan.escalation import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
+from ..plan.restart_history import unreadable
 from ..plan.resume_point import common_steps
 from ..text import formatting, sentences
 

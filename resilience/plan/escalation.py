@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from ..diagnose.root_cause import Verdict
 from ..errors import (
@@ -30,9 +29,16 @@ from ..model.incident import Incident
 from ..model.node import NodeStatus
 from ..model.rewind import BLIND
 from ..model.state_machine import Event
-from ..model.types import NodeId, Step
+from ..model.types import NodeId
 from ..text import formatting, sentences
-from .restart_history import NO_LIFE, RANKS_ENDED, failed_starts, without_progress
+from .restart_history import (
+    NO_LIFE,
+    RANKS_ENDED,
+    failed_behind,
+    failed_starts,
+    since_ordered,
+    without_progress,
+)
 from .resume_point import ResumePoint
 
 OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
@@ -135,8 +141,7 @@ def plan(
             said = f"the script {what} {alike} times in the same way before its first step"
             return _give_up(ScriptError, f"{said}: an error of its own")
     if verdict.cause is Cause.SCRIPT_RAISED and verdict.through:
-        behind = takewhile(lambda incident: incident.step_at_fault >= reached, reversed(restarts))
-        alike = 1 + sum(incident.signature == verdict.signature and not _began_earlier(incident) for incident in behind)
+        alike = failed_behind(restarts, verdict.signature, reached)
         if alike >= policy.same_failure_at_start:
             said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
             return _give_up(ScriptError, f"{said}: an error of its own")
@@ -245,41 +250,8 @@ def _leave(said: str, restart: Plan, size: int, trained: int, left: bool) -> Pla
     return replace(restart, reason=reason, unfit=size, pause_s=_LONGEST_PAUSE_S)
 
 
-def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
-    """Those after the last rewind that somebody has ordered, and after the last change to another number of nodes because the script did
-    not start: budgets begin anew with it, for older states, and what failed there, are no lack of progress then."""
-    last = max((at for at, i in enumerate(past) if i.cause == Cause.ORDERED or i.unfit), default=-1)
-    return past[last + 1 :]
-
-
-def bound(past: Sequence[Incident]) -> Step:
-    """The state to go on from is older than this step; -1: any is. It holds until the job has gone on."""
-    return min((i.onset for i in _unanswered(past) if i.onset >= 0), default=Step(-1))
-
-
-def skipped_to(past: Sequence[Incident]) -> Step:
-    """The last step, where ranks that began at it have failed behind their loop: what they lack may be what the loop's body makes, so the
-    next ones begin earlier. -1: none have. Like the bound, it holds until the job has gone on."""
-    return max((i.step_at_fault for i in _unanswered(past) if i.loop_skipped), default=Step(-1))
-
-
-def _began_earlier(incident: Incident) -> bool:
-    """Whether what it lacked behind the loop was made up for: the next ranks ran the loop's body."""
-    return incident.loop_skipped and incident.resume_step is not None and incident.resume_step < incident.step_at_fault
-
-
-def _unanswered(past: Sequence[Incident]) -> list[Incident]:
-    return [i for i in past if i.would is None and i.open and i.resume_step is None]
-
-
 def _give_up(error: type[ResilientError], reason: str) -> Plan:
     return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=error.exit_code, reason=reason)
-
-
-def unreadable(past: Sequence[Incident]) -> set[Step]:
-    """Steps on disk that two lives of the gang in turn could not read. They stay where they are: storage may come to itself."""
-    failed = [i.step_at_fault for i in past if i.cause == Cause.SNAPSHOT_UNREADABLE]
-    return {step for step in failed if failed.count(step) > 1}
 
 
 def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool, onset: int = -1) -> Plan | None:

@@ -9,7 +9,7 @@ from ..model.cluster_state import World, once, once_said
 from ..model.node import NodeStatus
 from ..model.state_machine import Phase
 from ..model.types import Step
-from .escalation import bound, skipped_to, unreadable
+from .restart_history import bound, skipped_to, unreadable
 from .resume_point import ResumePoint, choose, exactly
 
 

@@ -19,16 +19,8 @@ from mt_resilient.resilience.model.cause import Cause, Kind
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.state_machine import Event
 from mt_resilient.resilience.model.types import NodeId, Step
-from mt_resilient.resilience.plan.escalation import (
-    REWIND_IN_PLACE,
-    STOP,
-    RecoveryPolicy,
-    bound,
-    may_resume,
-    plan,
-    skipped_to,
-    unreadable,
-)
+from mt_resilient.resilience.plan.escalation import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan
+from mt_resilient.resilience.plan.restart_history import bound, skipped_to, unreadable
 from mt_resilient.resilience.plan.resume_point import ResumePoint
 
 from .worlds import A, B, incident, status

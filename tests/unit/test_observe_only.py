@@ -19,7 +19,7 @@ from mt_resilient.resilience.model.node import AckKind, NodeStatus
 from mt_resilient.resilience.model.signals import Sighting
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, Step
-from mt_resilient.resilience.plan import escalation
+from mt_resilient.resilience.plan import restart_history
 
 from .worlds import NOW, A, ack, gone, mismatch, node, record, status, world
 
@@ -108,7 +108,7 @@ def test_whoever_starts_the_command_again_has_the_ranks_started() -> None:
 def test_what_was_observed_spends_no_budget() -> None:
     judged = world(status={A: status(mismatches=(mismatch(onset=8),), max_step=Step(9))})
     past = [replace(observed(judged).incidents[0], id=f"{n:04d}") for n in range(5)]
-    assert escalation.bound(past) == -1
+    assert restart_history.bound(past) == -1
     acting = decide(replace(judged, incidents=tuple(past)), NOW, Policy())
     assert acting.record
     assert acting.record.phase is Phase.GATHER, "the first mismatch that is acted upon, not the sixth"
