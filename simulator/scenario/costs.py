@@ -66,7 +66,7 @@ class Costs:
     compare_s: float = 1.0
     """From a sealed snapshot until its replicas have been compared: the newest one once a second (docs/guarantees.md)."""
     straggler_s: float = 90.0
-    """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (docs/limits.md)."""
+    """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (docs/configuration.md)."""
     operator_s: float = 3600.0
     """Until somebody takes a broken node away that has been shut out, or starts a job again that has given up (assumption)."""
 
