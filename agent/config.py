@@ -19,7 +19,7 @@ class AgentPolicy:
     observe: bool = False
     """Detect and report everything, and change nothing. Short: `--observe`."""
     warm: bool = True
-    """After the first step, keep a process that has run the script's imports, and fork the next ranks from it
+    """After the first step, keep a process that has run the script's imports. The agent forks the next ranks from it
     ([starts.md](starts.md)). Short for false: `--no-warm`."""
     warm_wait_s: float = 60.0
     """How long a start waits for that process while it is still importing. Then the start is cold."""
@@ -28,7 +28,7 @@ class AgentPolicy:
     last_snapshot: bool = False
     """Take a snapshot before the job ends on Ctrl-C, too. Short: `--last-snapshot`."""
     stop_grace_s: float = 60.0
-    """How long the ranks may take to reach a boundary for that snapshot, and how long the write to disk may take.
+    """How long the ranks may take to reach a boundary for that snapshot. The write to disk may take as long again.
     After a scheduler's signal `preemption.budget_s` holds instead."""
     lease_ttl_s: int = 0
     """Lifetime of the agent's lease in etcd, at least 2. A node without power or network goes unnoticed for this

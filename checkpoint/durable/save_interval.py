@@ -50,8 +50,8 @@ class SnapshotPolicy(RetentionPolicy):
     """Snapshots in memory and on disk: how often, how many, and for how long."""
 
     every_steps: int = AUTO
-    """Steps between snapshots in memory. A fault costs at most this many steps, plus the step that it strikes and
-    the steps until the snapshot is sealed. 0: as often as the measured cost stays below 1 % of the time, and at
+    """Steps between snapshots in memory. A fault costs at most this many steps. The step that it
+    strikes and the steps until a snapshot is sealed come on top. 0: as often as the measured cost stays below 1 % of the time, and at
     least once a minute. Short: `--snapshot-every`."""
     durable_every_steps: int = AUTO
     """Steps between snapshots on disk. The loss of the agent or of the machine costs at most this many steps. Each
@@ -89,8 +89,8 @@ class CopiesPolicy:
     """Copies of snapshots in another node's memory, when several nodes train."""
 
     every_s: float = 30.0
-    """Seconds between snapshots that every node copies into another node's memory, or twice the duration of a copy
-    if that is longer. The loss of a node costs at most the steps since the last copy. The copies take memory for
+    """Seconds between snapshots that every node copies into another node's memory. If twice the duration of a copy is
+    longer, that counts. The loss of a node costs at most the steps since the last copy. The copies take memory for
     four more snapshots of each rank: two in its own node, two of another node's. 0: no copies; the loss of a node
     then costs the steps since the last snapshot on disk."""
     stall_s: float = 10.0

@@ -36,7 +36,7 @@ class StragglerPolicy:
     enabled: bool = True
     """Whether ranks are compared by the time that their steps take them without waiting for each other."""
     shift: float = 0.1
-    """A rank is a straggler if it became slower by this share and is slower than its peers by this share.
+    """A straggler became slower than it was, and is slower than its peers, each by at least this share.
 
     FALCON: 10 %."""
     factor: float = 2.0

@@ -27,8 +27,8 @@ class StabilityPolicy:
     found wrong with an older state has shown by then."""
 
     compare_nodes: bool = True
-    """Whether nodes whose ranks are replicas of each other are compared. Set it to false for a training whose nodes
-    diverge on purpose after a while, such as local SGD after a warm-up."""
+    """Whether nodes whose ranks are replicas of each other are compared. Set it to false if nodes
+    begin to diverge on purpose, as in local SGD after a warm-up."""
 
     def __post_init__(self) -> None:
         if self.certify_after_steps < 1:
