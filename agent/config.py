@@ -14,22 +14,28 @@ ALONE_S = 10
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPolicy:
+    """The agent of each node."""
+
     observe: bool = False
-    """Judge and tell everything, and do nothing about it."""
+    """Detect and report everything, and change nothing. Short: `--observe`."""
     warm: bool = True
-    """Keep a warm process to fork the next gang from."""
+    """After the first step, keep a process that has run the script's imports. The agent forks the next ranks from it
+    ([starts.md](starts.md)). Short for false: `--no-warm`."""
     warm_wait_s: float = 60.0
-    """How long a start waits for a warm process that is still importing, before it is cold."""
+    """How long a start waits for that process while it is still importing. Then the start is cold."""
     metrics_port: int = 9464
-    """Port of /metrics; 0 takes a free one."""
+    """Port of `/metrics`. 0: a free one. Short: `--metrics-port`."""
     last_snapshot: bool = False
-    """Take a snapshot before leaving on Ctrl-C, too."""
+    """Take a snapshot before the job ends on Ctrl-C, too. Short: `--last-snapshot`."""
     stop_grace_s: float = 60.0
-    """How long the ranks may take to reach a boundary for that snapshot, and the drain process to write it (where it was a scheduler's
-    signal: `preemption.budget_s`)."""
+    """How long the ranks may take to reach a boundary for that snapshot. The write to disk may take as long again.
+    After a scheduler's signal `preemption.budget_s` holds instead."""
     lease_ttl_s: int = 0
-    """Life of this agent's lease in etcd, renewed at a third of it; 0: 10 s where it is alone, else by the number of nodes
-    (`write_rates.pace`)."""
+    """Lifetime of the agent's lease in etcd, at least 2. A node without power or network goes unnoticed for this
+    long. 0: 3 s for up to 300 nodes, 5 s for up to 1,000, 10 s for up to 7,500, 15 s for up to 11,000, 30 s beyond.
+    A node that trains alone has 10 s.
+
+    The agent renews it at a third of its life (`write_rates.pace`)."""
 
     def lease_s(self, nodes: int) -> int:
         """nodes: that are expected, spares included."""
@@ -55,14 +61,19 @@ class AgentPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionPolicy:
-    """A scheduler takes the machine away: the ranks take a last snapshot and leave, and no fault is seen in it."""
+    """A scheduler's signal takes the machine away. The ranks take a last snapshot and exit; it does not count as a
+    fault."""
 
     signals: str = "SIGTERM,SIGUSR1,SIGUSR2"
-    """Signals to the agent that mean it, separated by commas; empty: none. Kubernetes and Slurm send TERM, Slurm also what its
-    `--signal` says."""
+    """Signals to the agent that announce a preemption, separated by commas. Possible are SIGTERM, SIGUSR1, SIGUSR2,
+    SIGHUP and SIGXCPU. Empty: none.
+
+    Kubernetes and Slurm send TERM, Slurm also what its `--signal` says."""
     budget_s: float = 25.0
-    """From the signal until all is over: the snapshot taken and written. Kubernetes and Slurm kill 30 s after TERM, unless they are told
-    otherwise."""
+    """Time from such a signal until the job has exited. Half of it is for the ranks to reach a boundary, the rest
+    for the disk.
+
+    Kubernetes and Slurm kill 30 s after TERM, unless they are told otherwise."""
 
     def __post_init__(self) -> None:
         _ = self.numbers

@@ -21,34 +21,46 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightPolicy:
+    """Checks of each node before it joins."""
+
     enabled: bool = False
-    """Check each node before it joins."""
+    """Check each node before it joins. A node that fails is not used. A job of one node does not start then, with
+    exit code 8. Short: `--preflight`."""
     device_s: float = 3.0
-    """How long each device multiplies matrices; 0: not at all. An H200 takes 11 ms for a product in float32, 0.3 for one in bfloat16
-    (measured): some hundred of each."""
+    """How long each device multiplies matrices of whole numbers, whose product has only one right answer. 0: no such
+    check.
+
+    An H200 takes 11 ms for a product in float32, 0.3 for one in bfloat16 (measured): some hundred of each."""
     device_free_share: float = 0.8
-    """Of a device's memory, that must be free: less, and a process of somebody else's is still there. The check's own context takes
-    about half a GB."""
+    """Share of a device's memory that must be free.
+
+    Less, and a process of somebody else's is still there. The check's own context takes about half a GB."""
     memory_free_mib: int = 1024
-    """Of the host, that must be free."""
+    """Host memory that must be free, in MiB."""
     disk_free_mib: int = 1024
-    """In the run directory, and where snapshots go."""
+    """Space that must be free in the run directory and in the place of the snapshots, in MiB."""
     disk_mib: int = 64
-    """How much is written there and read back; 0: nothing."""
+    """How many MiB the check writes there, reads back past the page cache, and compares. 0: none."""
     disk_mb_per_s: float = 0.0
-    """How fast that has to be, in 10⁶ bytes a second; 0: any."""
+    """How fast that must be, in 10⁶ bytes per second. 0: any speed."""
     links: bool = True
-    """Whether nodes that start together measure each other."""
+    """Whether nodes that start together measure their links to each other."""
     link_s: float = 0.5
-    """How long, in each direction of each pairing: several times what TCP takes to find its window."""
+    """Duration of such a measurement, in each direction of two pairings.
+
+    Several times what TCP takes to find its window."""
     link_share: float = 0.5
-    """Of the median bandwidth, below which a link is slow. DLRover calls a node a straggler whose check takes twice the median time
-    (`rdzv_manager._detect_stragglers`)."""
+    """A link is slow below this share of the median bandwidth of all links. A node all of whose links are slow is
+    not used.
+
+    DLRover calls a node a straggler whose check takes twice the median time (`rdzv_manager._detect_stragglers`)."""
     clock_s: float = 1.0
-    """How far two clocks may be apart, half the round trip off: etcd warns of the same between its members (rafthttp's
-    `maxClockDifference`). Leases do not depend on it; times in stories do."""
+    """Largest allowed difference between two clocks.
+
+    Half the round trip is taken off. etcd warns of the same between its members (rafthttp's `maxClockDifference`).
+    Leases do not depend on it; times in stories do."""
     wait_s: float = 30.0
-    """How long a node waits for the others before it measures with those that are there."""
+    """How long a node waits for the others. Then it measures with the nodes that are present."""
 
     def __post_init__(self) -> None:
         for name in ("device_s", "memory_free_mib", "disk_free_mib", "disk_mib", "disk_mb_per_s", "clock_s", "wait_s"):

@@ -22,13 +22,15 @@ from ..backend.paths import Attempt
 @dataclass(frozen=True, kw_only=True)
 class RetentionPolicy:
     keep: int = 3
-    """Snapshots that stay on disk, the newest ones; and the one that the present ranks have started from."""
+    """Number of newest snapshots that stay on disk. The snapshot that the current ranks started from and the newest
+    certified snapshot stay in addition."""
     keep_every_steps: int = 0
-    """Of the older ones, the first of every so many steps stays too; 0: none does; 1: all do."""
+    """Of the older snapshots, the first one of every this many steps stays too. 0: none; 1: all."""
     max_age_h: float = 0.0
-    """Hours until those older ones go; 0: they do not for their age."""
+    """Hours after which those older snapshots are deleted. 0: no limit."""
     max_bytes: int = 0
-    """As long as all snapshots are larger together, the oldest of those older ones go; 0: no limit."""
+    """While all snapshots together are larger than this, the oldest of those older snapshots are deleted. 0: no
+    limit."""
 
     def __post_init__(self) -> None:
         for name, least in (("keep", 1), ("keep_every_steps", 0), ("max_bytes", 0)):

@@ -47,24 +47,30 @@ def durable_interval_s(save_s: float, devices: int, failures: int, uptime_s: flo
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotPolicy(RetentionPolicy):
+    """Snapshots in memory and on disk: how often, how many, and for how long."""
+
     every_steps: int = AUTO
-    """Steps between snapshots in memory: what a fault can cost at most, plus the step it struck in and those that seal. 0: as many as
-    keep their cost below 1 % of the time, and a minute."""
+    """Steps between snapshots in memory. A fault costs at most this many steps. The step that it
+    strikes and the steps until a snapshot is sealed come on top. 0: as often as the measured cost stays below 1 % of the time, and at
+    least once a minute. Short: `--snapshot-every`."""
     durable_every_steps: int = AUTO
-    """Steps between snapshots on disk: what losing the whole node can cost. Such a step is kept in memory too. 0: by the time a save takes
-    and the failures that are seen and known, at most half an hour."""
+    """Steps between snapshots on disk. The loss of the agent or of the machine costs at most this many steps. Each
+    such step has a snapshot in memory too. 0: the interval of Young and Daly, from the measured save time and the
+    seen and known failure rates. Then the first one comes after a minute, and the later ones at least every half
+    hour. Short: `--durable-every`."""
     slots: int = memory_ring.AT_WORK
-    """Snapshots in memory per rank: one sealed, one being staged, one being written to disk; each further one keeps an older snapshot,
-    two of them one that is `reach_steps` old, and those beyond fill the ages between."""
+    """Snapshots in memory per rank, at least 3. Each is as large as the rank's state: one sealed, one being staged,
+    one being written to disk. A 4th and a 5th keep older snapshots. Further ones fill the ages in between."""
     reach_steps: int = memory_ring.REACH_STEPS
-    """With at least five `slots`: how many steps back one can go in memory at least; the oldest is at most twice as old, and a snapshot's
-    interval. With four it is up to so old; with three there are the newest ones only."""
+    """With 5 slots or more: how many steps back the memory reaches at least. The oldest snapshot is at most twice as
+    old, plus one snapshot interval. With 4 slots the memory reaches up to this far; with 3 it holds only the newest
+    snapshots."""
     max_write_mb_per_s: float = 0.0
-    """Limit of this node's stream of snapshots to disk, in 10^6 bytes a second; 0 for none."""
+    """Limit of a node's stream of snapshots to disk, in 10⁶ bytes per second. 0: no limit."""
     endpoint: str = ""
-    """http(s)://host:port of the S3 server, for --snapshots s3://…; empty: that of AWS."""
+    """`http(s)://host:port` of the S3 server, for `--snapshots s3://…`. Empty: AWS."""
     region: str = ""
-    """Of the bucket; empty: as the server says."""
+    """Region of the bucket. Empty: the server names it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,13 +86,19 @@ class SnapshotPolicy(RetentionPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesPolicy:
+    """Copies of snapshots in another node's memory, when several nodes train."""
+
     every_s: float = 30.0
-    """Where several nodes train: from one snapshot that all of them copy into another node's memory to the next, or twice what a copy
-    takes, if that is longer: what losing a node can cost. It takes memory for four more snapshots of each rank. 0: none is copied."""
+    """Seconds between snapshots that every node copies into another node's memory. If twice the duration of a copy is
+    longer, that counts. The loss of a node costs at most the steps since the last copy. The copies take memory for
+    four more snapshots of each rank: two in its own node, two of another node's. 0: no copies; the loss of a node
+    then costs the steps since the last snapshot on disk."""
     stall_s: float = 10.0
-    """When nothing moves for so long, the other node counts as lost, as far as copies go."""
+    """A copy that moves no bytes for this long is given up."""
     hold_s: float = 60.0
-    """What a copy may take at most: its slots are held meanwhile, so that a rank may have to leave snapshots out."""
+    """A copy that takes longer than this is given up.
+
+    Its slots are held meanwhile, so a rank may have to skip snapshots."""
 
     def __post_init__(self) -> None:
         if self.every_s < 0 or min(self.stall_s, self.hold_s) <= 0:

@@ -21,28 +21,42 @@ from .stack_traces import Frame, Spot
 
 @dataclass(frozen=True, kw_only=True)
 class HangPolicy:
+    """How long ranks may be silent before they are suspected of a hang."""
+
     act: bool = True
-    """Whether a hang restarts the ranks; otherwise it is told, with the stacks, and nothing is done."""
+    """Whether a hang restarts the ranks. False: the agent only reports it, with the stacks."""
     factor: float = 5.0
-    """A step is overdue after so many times the usual one, the median of the last 64 that were seen (5: HyperPod's and DLRover's order
-    of magnitude; a step with a snapshot or a validation in it stays below)."""
+    """A step is overdue after this many times the usual step time, the median of the last 64 steps.
+
+    5 is HyperPod's and DLRover's order of magnitude; a step with a snapshot or a validation in it stays below."""
     warmup_steps: int = 5
-    """First steps of each life, which compile, and fill caches: they have the budget of a start, or, in later lives, so many times what
-    the slowest of them took before."""
+    """Number of first steps after each start that have a larger budget. It is `start_s`. In later starts it is
+    `factor` times the slowest such step so far.
+
+    These steps compile and fill caches."""
     floor_s: float = 60.0
-    """And after so long at the least: a garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
+    """No step is overdue before this many seconds.
+
+    A garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
     start_s: float = 1800.0
-    """Silence in a start, in between the marks: attached, built, restored, stepped (torch lets a rendezvous wait as long)."""
+    """Allowed silence while ranks start, between two of these marks: attached, built, restored, first step.
+
+    torch lets a rendezvous wait as long."""
     evaluation_s: float = 1800.0
-    """Silence in an evaluation that is known as one."""
+    """Allowed silence in an evaluation: Megatron's, or `session.pausing("evaluation")`."""
     checkpoint_s: float = 1800.0
-    """Silence while the script writes a checkpoint of its own."""
+    """Allowed silence while the script writes its own checkpoint: Megatron's, or `session.pausing("checkpoint")`."""
     teardown_s: float = 120.0
-    """Silence when all loops are over and ranks put their process groups away, in which gloo hangs now and then (torch 2.13)."""
+    """Allowed silence after all loops have ended, while the ranks destroy their process groups.
+
+    gloo hangs there now and then (torch 2.13)."""
     confirm_s: float = 10.0
-    """Between two looks; each time that they do not agree, twice as long, up to a minute."""
+    """Time between two looks at the stacks, which must agree. The time doubles after each disagreement, up to a
+    minute."""
     busy_s: float = 1800.0
-    """How long a rank that uses the processor, but whose stack stands still, is left alone: a wait for a device may spin."""
+    """How long a rank is left alone whose stack stands still while it uses the processor.
+
+    A wait for a device may spin."""
 
     def __post_init__(self) -> None:
         if self.factor <= 1:

@@ -32,18 +32,24 @@ from ..model.signals import Lost
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerPolicy:
+    """When a rank counts as a straggler."""
+
     enabled: bool = True
-    """Whether ranks are compared."""
+    """Whether ranks are compared by the time that their steps take them without waiting for each other."""
     shift: float = 0.1
-    """By what share a rank has to have become slower, and to be slower than its peers (FALCON: 10 %)."""
+    """A straggler became slower than it was, and is slower than its peers, each by at least this share.
+
+    FALCON: 10 %."""
     factor: float = 2.0
-    """So many times its peers' time is too much without any change (DLRover: twice the median)."""
+    """A rank is also a straggler, without any change, if it takes this many times its peers' time.
+
+    DLRover: twice the median."""
     sample_s: float = 2.0
-    """Steps of so many seconds at the least make one sample."""
+    """Steps of at least this many seconds together make one sample."""
     window_samples: int = 10
-    """The last few, by which a rank is judged,"""
+    """Number of newest samples that a rank is judged by."""
     baseline_samples: int = 60
-    """and those before them, by which it is measured; half as many are enough to begin with."""
+    """Number of earlier samples that those are compared with. Half as many are enough to begin with."""
 
     def __post_init__(self) -> None:
         if self.shift <= 0:

@@ -17,10 +17,14 @@ from ..model.rewind import Remedy, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class RescuePolicy:
+    """What changes when the ranks skipped data and the same fault came again."""
+
     lr_scale: float = 1.0
-    """What the learning rate of the steps of a rescue is multiplied by; 1: it stays."""
+    """Factor on the learning rate of the steps around the data that the ranks skip next. Afterwards the schedule's
+    own learning rate holds again. 1: no change."""
     precision: bool = False
-    """Whether the steps of a rescue are computed without FP8."""
+    """Whether those steps are computed without FP8. For Megatron this switches `config.fp8` off. In a loop with
+    `Session`, `session.careful` is true and the loop decides."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lr_scale <= 1:

@@ -45,16 +45,20 @@ _COARSEST = 2.0**-7
 
 @dataclass(frozen=True, kw_only=True)
 class SpikePolicy:
+    """When a loss or a gradient norm counts as a spike."""
+
     enabled: bool = True
-    """Judge loss and gradient norm; NaN and Inf are judged anyway."""
+    """Whether the ranks judge loss and gradient norm. They always judge NaN and Inf."""
     baseline_steps: int = 128
-    """Steps that say what is to be expected; as many pass before the first judgement."""
+    """Number of steps that the expected loss is computed from. No step is judged before this many have passed."""
     run_steps: int = 3
-    """Steps that a loss spike lasts at least: found at the last of them."""
+    """A loss spike lasts at least this many steps. It is found at the last of them."""
     each_sigma: float = 2.0
+    """Each step of a loss spike lies more than this many scales above the expected loss."""
     mean_sigma: float = 4.0
+    """The mean of the steps of a loss spike lies more than this many scales above the expected loss."""
     gradient_factor: float = 100.0
-    """A gradient norm so many times the median of the baseline is a spike by itself."""
+    """A gradient norm of this many times the baseline's median is a spike by itself."""
 
     def __post_init__(self) -> None:
         if self.baseline_steps < 16:

@@ -30,19 +30,30 @@ from .loss_spike import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class LadderPolicy:
+    """What the ranks try, in this order, after a NaN or a spike: replay, replay from an older state, skip data,
+    stop."""
+
     max_replays: int = 2
-    """How often the ranks replay the same data before they leave it out: first from the newest state, then from older ones."""
+    """How often the ranks replay the same data before they skip it. The first replay starts from the newest state,
+    the next ones from an older state."""
     distance_steps: int = 100
-    """How far before the onset of a spike they go back once a replay has not helped (PaLM, arXiv:2204.02311, 5.1: about 100 steps)."""
+    """How many steps before the onset of a spike that older state lies. If no state is that old, the ranks take the
+    oldest one.
+
+    PaLM (arXiv:2204.02311, 5.1) went back about 100 steps."""
     skip_steps: int = 200
-    """Batches around the onset of a spike that are left out, twice as many each further time (PaLM: 200 to 500). Of NaN, whose onset is
-    certain, the batch that gave it."""
+    """How many batches around the onset of a spike the ranks skip; each further time twice as many. Of a NaN they
+    skip the one batch that gave it.
+
+    PaLM: 200 to 500."""
     max_skips: int = 3
-    """How often data is left out because of one fault, before the job stops."""
+    """How often the ranks skip data because of one fault before the job stops."""
     same_fault_steps: int = 200
-    """A fault whose onset is no further than this from the last one's is taken to be the same."""
+    """A fault counts as the same fault if its onset is at most this many steps from the previous onset."""
     settled_steps: int = 3
-    """So many steps behind the one at which a fault was found, it is gone: a spike is found within three (`loss_spike`)."""
+    """A fault counts as gone this many steps after the step at which the ranks found it.
+
+    A spike is found within three steps (`loss_spike`)."""
 
     def __post_init__(self) -> None:
         for name in ("max_replays", "skip_steps"):

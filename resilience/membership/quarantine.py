@@ -13,16 +13,23 @@ from . import rank_assignment
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantinePolicy:
+    """When a node is put into quarantine. It happens only while the job can continue without that node."""
+
     hardware_faults: int = 2
-    """So many faults that its hardware is blamed for shut a node out. One flipped bit is bad luck (Llama 3: 6 in 54 days of 16,384
-    GPUs)."""
+    """Number of faults blamed on a node's hardware that put it into quarantine. Such a fault is a replica that
+    differs from all others.
+
+    One flipped bit is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs)."""
     faults: int = 3
-    """And so many that have struck it, whatever was to blame: most nodes have none in a month, and a few lemons have most of all
-    faults (StepFun; Meta, arXiv:2410.21680, section 4)."""
+    """Number of faults that struck a node first and put it into quarantine. Such a fault is a killed rank, a hung
+    rank or a lost agent. Two in a row are enough if the second came before the first step. One before the first step
+    is enough on a node that has never trained, in a job that has.
+
+    Most nodes have none in a month, and a few have most of all faults (StepFun; Meta, arXiv:2410.21680, section 4)."""
     within_h: float = 24.0
-    """Hours that faults are counted over."""
+    """Hours over which faults are counted."""
     lasts_h: float = 24.0
-    """Hours that it lasts."""
+    """Hours that a quarantine lasts."""
 
     def __post_init__(self) -> None:
         for name in ("hardware_faults", "faults"):

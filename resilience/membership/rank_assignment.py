@@ -27,16 +27,21 @@ TRUE_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodesPolicy:
+    """How many nodes train."""
+
     number: str = ""
-    """How many nodes train: N, MIN:MAX, or the numbers that will do as N,M,…; empty: what the command says with --nnodes."""
+    """How many nodes train: `N`, `MIN:MAX`, or the allowed numbers `N,M,…`. Empty: torchrun's `--nnodes`. Short:
+    `--nodes`."""
     spares: int = 0
-    """Further nodes that are expected, to take the place of others."""
+    """Additional nodes that are expected and stand by. Short: `--spares`."""
     join_s: float = 60.0
-    """How long the first start waits for nodes that are expected, after the last one has joined, before it does with those that are
-    there."""
+    """How long the first start waits for expected nodes after the last one joined. Then it starts with the nodes
+    that are present."""
 
     grow_after_s: float = 60.0
-    """How long a node that has come back has to have been there until the job grows by it, which costs a restart."""
+    """How long a returned node must be present before the job grows by it.
+
+    Growing costs a restart."""
 
     def __post_init__(self) -> None:
         if self.grow_after_s < 0:

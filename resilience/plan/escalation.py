@@ -52,26 +52,37 @@ _STARTS_ELSEWHERE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
+    """Budgets: when recoveries end the job."""
+
     max_without_progress: int = 3
-    """Restarts in a row after which there is no newer state to go back to than before, until the job stops (NVRx stops after three). Those
-    that a node has ended which is shut out since count half: on another one the next may go well, and there are only so many."""
+    """Restarts in a row without a newer snapshot to resume from, until the job stops. Restarts that were caused by a
+    node in quarantine count half.
+
+    NVRx stops after three. On another node the next restart may succeed, and there are only so many nodes."""
     unwatched_progress_s: float = 600.0
-    """A script that tells no steps (no Session, no loop that is known) is taken to have made progress when it has lived so long."""
+    """A script whose steps are not visible counts as having made progress after it has lived this long.
+
+    Such a script has no Session and none of the known loops."""
     same_failure_at_start: int = 2
-    """How often the script may fail in the same way before its first step, or behind its last one, until that counts as an error in the
-    script."""
+    """The script counts as faulty after this many identical failures before its first step or behind its last one. A
+    script that has trained since the command was given falls under `failed_starts` instead."""
     failed_starts: int = 7
-    """So many starts in a row that fail before any step, in whatever way, stop a job that has trained before: what has changed is around
-    the script (its data is away, a disk is full), and may come back. After the second and each further one the next waits: 1, 5, 25, 125,
-    300 s. Five at the most are tried on another number of nodes than it has trained on, and then that number is left; where no number is
-    left over, there is another try every 300 s, until other nodes come."""
+    """This many failed starts in a row, in whatever way, stop a job that has trained before. The cause may be
+    temporary, such as a full disk or missing data. So the second and each further failure is followed by a wait: 1,
+    5, 25, 125, 300 s. On a number of nodes on which the job has not trained, five failures are the limit. The job
+    then tries another allowed number; if none is left, it tries again every 300 s."""
     max_mismatches: int = 3
-    """How often within `mismatch_window_h` replicas may go apart on the same nodes, in the same way, or no later than before, until the job
-    stops rather than train on a machine that computes wrongly. What else was seen on nodes that are shut out does not count."""
+    """How often replicas may diverge within `mismatch_window_h` until the job stops. Divergences count if they hit
+    the same nodes, have the same signature, or start no later than an earlier one. Those on nodes in quarantine do
+    not count."""
     in_place_s: float = 30.0
-    """How long ranks that are told to go back in place may take to come to a boundary, until the gang is started again for it."""
+    """How long ranks may take to reach a boundary when they are told to rewind in place because replicas diverged.
+    Then all ranks are restarted."""
     mismatch_window_h: float = 24.0
-    """Hours. One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad part."""
+    """Hours over which `max_mismatches` counts.
+
+    One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad
+    part."""
 
     def __post_init__(self) -> None:
         for name in ("max_without_progress", "same_failure_at_start", "failed_starts", "max_mismatches"):

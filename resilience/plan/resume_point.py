@@ -18,13 +18,17 @@ from ..model.types import Step
 
 @dataclass(frozen=True, kw_only=True)
 class StabilityPolicy:
+    """When a snapshot counts as certified."""
+
     certify_after_steps: int = 100
-    """Clean steps after a snapshot until it is certified: a loss spike is answered by going back about as many (PaLM, arXiv:2204.02311,
-    section 5.1), so whatever will be found wrong with an older state has shown by then."""
+    """Clean steps after a snapshot whose replicas agreed, until it is certified.
+
+    A loss spike is answered by going back about as many (PaLM, arXiv:2204.02311, section 5.1), so whatever will be
+    found wrong with an older state has shown by then."""
 
     compare_nodes: bool = True
-    """Whether nodes whose ranks are replicas of each other are compared (`node_divergence`); false for a training whose nodes go apart on
-    purpose after a time in which they did not (local SGD after a warm-up)."""
+    """Whether nodes whose ranks are replicas of each other are compared. Set it to false if nodes
+    begin to diverge on purpose, as in local SGD after a warm-up."""
 
     def __post_init__(self) -> None:
         if self.certify_after_steps < 1:

@@ -1,7 +1,7 @@
 """What each part of a recovery and of a snapshot costs: the section `costs` of the configuration. Where a default was measured it says
 where, and where it was not it says *assumption*. Pure.
 
-H200: this program on two H200s of one host, NCCL, ranks forked, 8.46 GB of state a rank, SIGKILL of one (README.md, *What is not*; the
+H200: this program on two H200s of one host, NCCL, ranks forked, 8.46 GB of state a rank, SIGKILL of one (docs/limits.md, *Hardware*; the
 parts from a trial with the same state: old gang gone 0.7 to 0.9 s, context 1.2 to 1.5, first all-reduce 2.1 to 2.2, state back 2.9 to
 3.0, first step 3.06 to 3.07, where nothing overlapped yet).
 """
@@ -64,9 +64,9 @@ class Costs:
     jitter_s: float = 0.1
     """Mean of what a node takes longer than that in a phase; the slowest of all counts. Exponential (assumption)."""
     compare_s: float = 1.0
-    """From a sealed snapshot until its replicas have been compared: the newest one once a second (README.md)."""
+    """From a sealed snapshot until its replicas have been compared: the newest one once a second (docs/guarantees.md)."""
     straggler_s: float = 90.0
-    """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (README.md)."""
+    """Until a slow node is told: a minute to know what is usual, and ten samples of two seconds (docs/configuration.md)."""
     operator_s: float = 3600.0
     """Until somebody takes a broken node away that has been shut out, or starts a job again that has given up (assumption)."""
 
