@@ -324,7 +324,52 @@ def loader(dataset: Any = None, **how: Any) -> DataLoader[torch.Tensor]:
     return DataLoader(dataset or Numbers(), batch_size=2, **how)
 
 
+class Mixing:
+    """A collate function with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(5)
+
+    def __call__(self, samples: list[Any]) -> torch.Tensor:
+        return torch.stack([torch.tensor(sample) * self.random.random() for sample in samples])
+
+
+class OnTheWay(Sampler[int]):
+    """Draws bucket by bucket, from the generators that the training draws from, too."""
+
+    def __iter__(self) -> Iterator[int]:
+        for first in range(0, 12, 4):
+            yield from (first + torch.randperm(4)).tolist()
+            yield 12 + random.randrange(4)
+
+    def __len__(self) -> int:
+        return 15
+
+
+class Epochs(DataLoader[Any]):
+    """A loader that is told its epoch, and collates by that."""
+
+    def __init__(self, **how: Any) -> None:
+        self.epoch = 0
+        super().__init__(range(16), collate_fn=self.mixed, **how)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def mixed(self, samples: list[int]) -> torch.Tensor:
+        return torch.tensor(samples) * (self.epoch + 1)
+
+
 FACTORIES: dict[str, Callable[[], Any]] = {
+    "that collates with a generator of its own, by workers": lambda: DataLoader(
+        range(16), batch_size=2, num_workers=2, collate_fn=Mixing()
+    ),
+    "with a sampler that draws on the way": lambda: DataLoader(range(16), batch_size=2, sampler=OnTheWay()),
+    "with a sampler that draws on the way, by workers": lambda: DataLoader(
+        range(16), batch_size=2, sampler=OnTheWay(), num_workers=2
+    ),
+    "that is told its epoch": lambda: Epochs(batch_size=3),
+    "that is told its epoch, by workers": lambda: Epochs(batch_size=3, num_workers=2),
     "a function that shuffles a list": lambda: of_a_list([*range(7)]),
     "a function that shuffles a list of tensors": lambda: of_a_list([torch.tensor([at, 0.0]) for at in range(7)]),
     "a function that shuffles large tensors": lambda: of_a_list([torch.full((9000,), float(at)) for at in range(7)]),

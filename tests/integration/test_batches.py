@@ -416,6 +416,41 @@ def test_a_loader_is_put_back(sort: str) -> None:
         assert fresh.run(step) == expected[step:], f"in a new process, at step {step}"
 
 
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_the_loader_stays_the_script_s(how: dict[str, Any]) -> None:
+    """What the script gives it on the way counts from the next epoch on, as in a loop without us; and the script may go through it, too."""
+
+    def half(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples) / 2
+
+    def seen(epochs: Iterator[Iterator[Any]], loader: Any) -> list[Any]:
+        found = []
+        for epoch, batches in enumerate(epochs):
+            found += [batch.tolist() for batch in batches]
+            found += [batch.tolist() for batch in loader]
+            if epoch == 0:
+                loader.collate_fn = half
+        return found
+
+    def loader() -> Any:
+        seed()
+        return DataLoader(Numbers(), batch_size=4, shuffle=True, **how)
+
+    def ours(loader: Any) -> Iterator[Iterator[Any]]:
+        data = Batches(loader, EPOCHS, 1, None)
+        data.keep(Randomness(()), 0)
+        for epoch in range(EPOCHS):
+            yield (data.take(4 * epoch + at) for at in range(4))
+
+    plain, mine = loader(), loader()
+    expected = seen(((batch for batch in plain) for _ in range(EPOCHS)), plain)
+    mine = loader()
+    found = seen(ours(mine), mine)
+    if not how.get("persistent_workers"):  # torch's own keeps the workers of the first epoch, and their functions
+        assert found == expected
+    assert not any(isinstance(batch, dict) for batch in found)
+
+
 def test_what_was_used_already_is_not_loaded_again() -> None:
     class Counted(Numbers):
         loaded: ClassVar[list[int]] = []
@@ -465,7 +500,7 @@ def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureF
             go_to = copy.deepcopy(state_of(data))
         random.random()
         data.take(step)
-    assert capsys.readouterr().err.count("draw from the same random generators") == 1
+    assert capsys.readouterr().err.count("from the random generators that the training draws from") == 1
     assert len(data.collect()["draws"]) == MOST
     put_back(data, go_to)
     assert len(data.collect()["draws"]) == 2

@@ -64,8 +64,6 @@ class Batches:
         self._begun: dict[int, Nested] = {}
         """and as they were where new workers have to begin."""
         self._draws = Draws()
-        self._again_drawn: dict[int, Nested] = {}
-        """What this epoch's loader drew from, while it is gone through again."""
         self._place: torch.Tensor | None = None
         """Where to go back to,"""
         self._kept: Nested | None = None
@@ -172,7 +170,7 @@ class Batches:
     def _next(self, live: Iterator[Any]) -> Any:
         if self._randomness is None or self._loader.skips or self._loader.stateful:
             return next(live)
-        return self._draws.watched(self.offset, lambda: next(live), self._again_drawn)
+        return self._draws.watched(self.offset, lambda: next(live))
 
     def _begin(self) -> None:
         """The next epoch."""
@@ -184,13 +182,15 @@ class Batches:
             self._workers = {}
         self._begun = dict(self._workers)
         self._set_epoch(self.epoch)
-        self._live = self._loader.iterate()
+        self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
 
     # -- as a source of state -----------------------------------------------------------------------------------------------
 
     def place(self) -> torch.Tensor:
         return (
-            torch.tensor([self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples])
+            torch.tensor(
+                [self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples], device="cpu"
+            )
             if self._place is None
             else self._place
         )
@@ -198,7 +198,7 @@ class Batches:
     def go_to(self, place: torch.Tensor) -> None:
         """`put_back` has to follow."""
         self._place, self._kept, self._live, self._step = place, None, None, iter(())
-        self._loader.let_go()
+        self._loader.go_back()
 
     def collect(self) -> Nested:
         """What of this is this rank's alone."""
@@ -249,17 +249,17 @@ class Batches:
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested]) -> None:
         """goes_on: the loader is there by itself. drawn: what `Draws` kept."""
-        self._draws, self._again_drawn = self._draws.following(), drawn
+        self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
         before = self._to_start if self._kept_workers else None
-        self._live = self._loader.iterate(skip, self._begun, before)
+        self._live = self._loader.iterate(skip, self._begun, before, self._draws.watched)
         if goes_on:
             return
         self.offset = skip
         for _ in self._taken(used - skip):
             pass
-        self._again_drawn = {}
+        self._draws.again = {}
         if not self._loader.skips and self._tells:
             self._tells = False
             say(

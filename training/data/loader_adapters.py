@@ -7,18 +7,31 @@ anything else                    from the start of the epoch only: the first bat
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...resilience.errors import UsageError
 from .worker_rng import Beginning, Telling
 
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
+Watched = Callable[[int, Callable[[], Any]], Any]
+_DRAW_AT_THEIR_START = (
+    sampler.SequentialSampler,
+    sampler.RandomSampler,
+    sampler.SubsetRandomSampler,
+    sampler.WeightedRandomSampler,
+    sampler.BatchSampler,
+    DistributedSampler,
+)
+"""For the whole epoch, from the rank's generators: so nobody draws in between."""
+
+
+_OVER = object()
 
 
 class Loader:
@@ -56,21 +69,45 @@ class Loader:
             self.every = getattr(self.thing, "snapshot_every_n_steps", 1)
         elif self.skips:
             self.every = int(getattr(loader, "num_workers", 0))
-        self._beginning = Beginning(getattr(loader, "worker_init_fn", None))
+        self._beginning = Beginning()
         self._behind = Behind(())
+        self._listens = False
+        self._workers: Any = None
+        """An iterator of ours whose workers are kept for the next epoch."""
 
     def listen(self) -> None:
-        """From now on its workers tell their generators, and batches can be left out. What the script has in its hands stays as it is."""
-        if not (self._plain or (self._torchs and self.stateful)):
-            return
-        theirs, self.thing = self.thing, copy.copy(self.thing)
-        if theirs.num_workers:
-            self.thing.worker_init_fn, self.thing.collate_fn = self._beginning, Telling(theirs.collate_fn)
+        """From now on its workers tell their generators, and batches can be left out."""
+        self._listens = self._plain or (self._torchs and self.stateful)
         if self._plain:
-            which = "sampler" if theirs.batch_sampler is None else "batch_sampler"
-            self._behind = Behind(getattr(theirs, which))
-            vars(self.thing)[which] = self._behind
-        self.let_go()
+            self._behind = Behind(getattr(self.thing, self._which))
+
+    @property
+    def _which(self) -> str:
+        return "sampler" if self.thing.batch_sampler is None else "batch_sampler"
+
+    @contextmanager
+    def _listened_to(self) -> Iterator[None]:
+        """While an iterator is made, which takes what it needs of the loader: then its functions are ours, around those that the script has
+        given it by now. Before and after it is as the script has it, who may go through it, too, with workers of its own."""
+        if not self._listens:
+            yield
+            return
+        held, ours = vars(self.thing), dict[str, Any]()
+        if self.thing.num_workers:
+            self._beginning.begin, self._beginning.collate = self.thing.worker_init_fn, self.thing.collate_fn
+            ours |= {"worker_init_fn": self._beginning, "collate_fn": Telling(self.thing.collate_fn)}
+        if self._plain:
+            ours |= {self._which: self._behind, "_iterator": self._workers}
+        theirs = {name: held[name] for name in ours if name in held}
+        held.update(ours)
+        try:
+            yield
+        finally:
+            if self._plain:
+                self._workers = held.get("_iterator")
+            for name in ours:
+                held.pop(name)
+            held.update(theirs)
 
     def __len__(self) -> int:
         return len(self.thing)
@@ -79,17 +116,19 @@ class Loader:
     def samples(self) -> int:
         """In a batch of all ranks together; 0: not known."""
         batches = getattr(self.thing, "batch_sampler", None)
-        samplers = (getattr(self.thing, "sampler", None), getattr(batches, "sampler", None), batches)
-        replicas = max(int(getattr(sampler, "num_replicas", 1)) for sampler in samplers)
+        replicas = max((int(getattr(sampler, "num_replicas", 1)) for sampler in self._samplers()), default=1)
         return int(getattr(batches, "batch_size", None) or getattr(self.thing, "batch_size", None) or 0) * replicas
+
+    def _samplers(self) -> list[Any]:
+        batches = getattr(self.thing, "batch_sampler", None)
+        found = (getattr(self.thing, "sampler", None), getattr(batches, "sampler", None), batches)
+        return [sampler for sampler in found if sampler is not None]
 
     @property
     def keeps_workers(self) -> bool:
         """Of the epoch before, for the next one."""
-        return (
-            bool(getattr(self.thing, "persistent_workers", False))
-            and getattr(self.thing, "_iterator", None) is not None
-        )
+        workers = self._workers if self._plain and self._listens else getattr(self.thing, "_iterator", None)
+        return bool(getattr(self.thing, "persistent_workers", False)) and workers is not None
 
     def set_epoch(self, epoch: int) -> None:
         batches = getattr(self.thing, "batch_sampler", None)
@@ -100,24 +139,40 @@ class Loader:
             part.set_epoch(epoch)
 
     def iterate(
-        self, skip: int = 0, states: Mapping[int, Any] | None = None, before: Callable[[], None] | None = None
+        self,
+        skip: int = 0,
+        states: Mapping[int, Any] | None = None,
+        before: Callable[[], None] | None = None,
+        watched: Watched | None = None,
     ) -> Iterator[Any]:
         """The batches of the next epoch; where it `skips`, after the first `skip`. states: of new workers' generators. before: called right
-        before a sampler begins."""
+        before a sampler begins. watched: gives what a call gives for the batch of that number, and knows what is drawn for it."""
         self._beginning.states = states or {}
         self._behind.skip, self._behind.before = skip, before
-        live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
+        self._behind.watched = None if all(map(_draws_at_its_start, self._samplers())) else watched
+        with self._listened_to():
+            live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
         self._behind.leave_out()
         return live
 
     def let_go(self) -> None:
-        """Of workers that are kept for the next epoch."""
-        if hasattr(self.thing, "_iterator"):
+        """Of workers of ours that are kept for the next epoch."""
+        self._workers = None
+
+    def go_back(self) -> None:
+        """The iterator that there is has gone too far."""
+        self.let_go()
+        if self.stateful and hasattr(self.thing, "_iterator"):
             vars(self.thing)["_iterator"] = None
 
     def state(self, begun: bool) -> dict[str, Any]:
         """Its own; empty: it has none. (One of torchdata's that has not begun draws a seed when it is asked.)"""
         return dict(self.thing.state_dict()) if self.stateful and (begun or not self._torchs) else {}
+
+
+def _draws_at_its_start(found: Any) -> bool:
+    kind: Any = type(found)
+    return kind in _DRAW_AT_THEIR_START
 
 
 class Behind:
@@ -127,18 +182,27 @@ class Behind:
         self._whole = sampler
         self.skip = 0
         self.before: Callable[[], None] | None = None
+        self.watched: Watched | None = None
         self._begun: Iterator[Any] = iter(())
+        self._number = 0
+        """How many batches it has given."""
 
     def __iter__(self) -> Iterator[Any]:
         """A loader may do this twice before it takes anything."""
         if self.before is not None:
             self.before()
-        self._begun = iter(self._whole)
+        self._begun, self._number = iter(self._whole), 0
         return self._taken()
 
     def _taken(self) -> Iterator[Any]:
         self.leave_out()
-        yield from self._begun
+        while (batch := self._next()) is not _OVER:
+            yield batch
+
+    def _next(self) -> Any:
+        number, self._number = self._number, self._number + 1
+        take = partial(next, self._begun, _OVER)
+        return take() if self.watched is None else self.watched(number, take)
 
     def __len__(self) -> int:
         return len(self._whole)  # type: ignore[arg-type]
@@ -150,5 +214,5 @@ class Behind:
     def leave_out(self) -> None:
         """Now, where that has not been done: some samplers draw with their first batch."""
         skip, self.skip, self.before = self.skip, 0, None
-        for _ in islice(self._begun, skip):
-            pass
+        for _ in range(skip):
+            self._next()

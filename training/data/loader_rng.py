@@ -1,6 +1,6 @@
-"""The random numbers that a loader gets, where it can only be gone through again.
+"""The random numbers that a loader gets, where it can only be gone through again; and a sampler that does not draw all at its start.
 
-Such a loader may draw from the rank's generators in the midst of an epoch: a shorter loader beside another begins anew, in another order.
+Such a one may draw from the rank's generators in the midst of an epoch: a shorter loader beside another begins anew, in another order.
 The training draws from them, too (dropout). So each generator is kept as it was before a batch that the loader drew for, where others
 had drawn since the batch before; and when the loader is gone through again, it draws the same.
 """
@@ -17,27 +17,29 @@ from ..attach.rank_stderr import say
 from ..state.rng import collect_host, restore_host
 from ..state.tensors.in_place import Nested
 
-MOST = 64
+MOST = 256
 """Batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a rule."""
 
 
 class Draws:
     """Of one epoch."""
 
-    def __init__(self, tells: bool = False) -> None:
+    def __init__(self, tells: bool = False, again: dict[int, Nested] | None = None) -> None:
+        """again: what was kept when these batches were taken before."""
         self.kept: dict[int, Nested] = {}
         """By batch: generators, by their names, as bytes."""
+        self.again = again or {}
         self._after: Nested = {}
         self._tells = tells
 
-    def following(self) -> Draws:
+    def following(self, again: dict[int, Nested] | None = None) -> Draws:
         """Those of the next epoch, or of this one again."""
-        return Draws(self._tells)
+        return Draws(self._tells, again)
 
-    def watched(self, number: int, take: Callable[[], Any], again: dict[int, Nested]) -> Any:
-        """What `take` gives, as batch `number`. again: what was kept when it was taken before."""
-        if number in again:
-            restore_host(collect_host() | {name: _generator(name, state) for name, state in again[number].items()})
+    def watched(self, number: int, take: Callable[[], Any]) -> Any:
+        """What `take` gives, as batch `number`."""
+        if known := self.again.get(number):
+            restore_host(collect_host() | {name: _generator(name, state) for name, state in known.items()})
         before = _states()
         taken = take()
         after = _states()
@@ -50,9 +52,9 @@ class Draws:
         elif moved and self._tells:
             self._tells = False
             say(
-                "this loader and the training draw from the same random generators, the loader for each batch. "
-                "A recovery replays the loader with other numbers. A batch that depends on an earlier draw then differs. "
-                "Give session.batches the DataLoader itself, or give the loader a generator of its own"
+                "this loader, or its sampler, draws for each batch from the random generators that the training draws from, too. A "
+                f"recovery can repeat that for {MOST} batches of an epoch. After more it goes on with other batches. Give the "
+                "sampler, or the loader, a generator of its own"
             )
         return taken
 

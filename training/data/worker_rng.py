@@ -18,7 +18,7 @@ from ..state.rng import collect_host, restore_host
 from .loader_state import Own
 
 _own = Own()
-"""What this worker's dataset has for itself."""
+"""What this worker's dataset and collate function have for themselves."""
 
 
 class Generators:
@@ -58,8 +58,9 @@ class Telling:
 class Beginning:
     """A loader's `worker_init_fn`, and then the generators of those workers that `states` knows, as they were."""
 
-    def __init__(self, begin: Callable[[int], None] | None) -> None:
-        self.begin = begin
+    def __init__(self) -> None:
+        self.begin: Callable[[int], None] | None = None
+        self.collate: Callable[[Any], Any] | None = None
         self.states: Mapping[int, Any] = {}
 
     def __call__(self, worker: int) -> None:
@@ -68,7 +69,7 @@ class Beginning:
             self.begin(worker)
         info = get_worker_info()
         if info is not None:
-            _own = Own(dataset=info.dataset)
+            _own = Own(dataset=info.dataset, collate=self.collate)
         if worker in self.states:
             state = self.states[worker]
             restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
