@@ -1,5 +1,6 @@
 """What ranks have imported of a package that the warm process has, it imports too, from the same places; the rest is left to the ranks."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ def noted(site: Path, file: Path) -> Noted:
     sys.path.insert(0, str(site))
     for name in ODD:
         __import__(name)
-    note(file, ["RANK"])
+    note(file, {**os.environ, "RANK": "0"})
     for name in ODD:
         del sys.modules[name]
     return Noted.read(file)
@@ -51,11 +52,30 @@ def test_a_package_that_is_here_is_completed_and_others_are_not_begun(
     __import__("odd_package")
     known.complete()
     assert odd() == ["odd_package", "odd_package.part"]
-    assert (known.environment, known.foreign()) == (["RANK"], "")
+    assert (known.environment, known.foreign()) == ([*os.environ, "RANK"], "")
+
+
+def test_what_a_script_does_to_its_environment_before_its_first_step_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that reads it when the loop wants it must not be imported ahead. No value is written down."""
+    monkeypatch.setenv("BEFORE", "as it was")
+    monkeypatch.setenv("TAKEN", "away")
+    began = dict(os.environ)
+    monkeypatch.setenv("BEFORE", "not for a file")
+    monkeypatch.setenv("COME", "1")
+    monkeypatch.delenv("TAKEN")
+    note(tmp_path / "modules", began)
+    known = Noted.read(tmp_path / "modules")
+    assert known.otherwise() == set()
+    assert "not for a file" not in (tmp_path / "modules").read_text()
+    os.environ |= {"BEFORE": "as it was", "TAKEN": "away"}
+    del os.environ["COME"]
+    assert known.otherwise() == {"BEFORE", "COME", "TAKEN"}
 
 
 def test_the_scripts_own_modules_are_left_to_the_ranks(tmp_path: Path) -> None:
-    own = Noted([], {"odd_package.part": (f"{tmp_path}/odd_package/part.py", [])})
+    own = Noted([], {}, {"odd_package.part": (f"{tmp_path}/odd_package/part.py", [])})
     sys.modules["odd_package"] = sys
     own.complete()
     assert odd() == ["odd_package"]
@@ -76,7 +96,7 @@ def test_a_module_that_cannot_be_imported_without_its_script_is_left_to_it(place
     sys.path.insert(0, str(places[0]))
     __import__("odd_package")
     known = Noted(
-        [], {f"odd_package.{name}": (f"{places[0]}/odd_package/{name}.py", []) for name in ("odd", "missing")}
+        [], {}, {f"odd_package.{name}": (f"{places[0]}/odd_package/{name}.py", []) for name in ("odd", "missing")}
     )
     known.complete()
     assert odd() == ["odd_package"]

@@ -10,7 +10,8 @@ import atexit
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -31,8 +32,8 @@ class Attachment:
     rank: int
     local_rank: int
     world: int
-    environment: tuple[str, ...] = ()
-    """Names of the variables that this process was started with."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The variables that this process was started with."""
 
 
 _attached: dict[int, Attachment] = {}
@@ -110,7 +111,7 @@ def _attach(trains: bool) -> Attachment | None:
         rank=int(os.environ["RANK"]),
         local_rank=local_rank(os.environ),
         world=int(os.environ["WORLD_SIZE"]),
-        environment=tuple(os.environ),
+        environment=dict(os.environ),
     )
 
 

@@ -5,11 +5,13 @@ sys.modules of a cold rank → file → imports of the warm process, behind thos
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -20,9 +22,10 @@ from .side_effects import installed
 Place = tuple[str, list[str]]
 
 
-def note(file: Path, environment: Sequence[str]) -> None:
-    """Write down what this process has imported by now, in order, and the names of the variables that it was started with. Where it
-    cannot be written, the next start is cold."""
+def note(file: Path, environment: Mapping[str, str]) -> None:
+    """Write down what this process has imported by now, in order; the names of the variables of its environment when it was started; and,
+    as digests, what has become of them since. Where it cannot be written, the next start is cold."""
+    changed = {n: digest(now) for n in {*environment, *os.environ} if (now := os.environ.get(n)) != environment.get(n)}
     found = [
         [name, *_place(spec)]
         for name, module in list(sys.modules.items())
@@ -30,7 +33,7 @@ def note(file: Path, environment: Sequence[str]) -> None:
     ]
     fresh = file.with_suffix(".new")
     with suppress(OSError):
-        fresh.write_text(json.dumps({"environment": list(environment), "modules": found}))
+        fresh.write_text(json.dumps({"environment": list(environment), "changed": changed, "modules": found}))
         fresh.replace(file)
 
 
@@ -38,6 +41,8 @@ def note(file: Path, environment: Sequence[str]) -> None:
 class Noted:
     environment: Sequence[str]
     """Names of the environment variables that a rank is started with."""
+    changed: Mapping[str, str]
+    """Those that it had changed by its first boundary, and a digest of what each was then."""
     places: dict[str, Place]
     """By name, in the order of import: the module's file and, for a namespace package, which has none, its folders."""
 
@@ -46,9 +51,14 @@ class Noted:
         """Raises ValueError for what is no such note, OSError where there is none."""
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
-            return cls(known["environment"], {name: (origin, folders) for name, origin, folders in known["modules"]})
+            places = {name: (origin, folders) for name, origin, folders in known["modules"]}
+            return cls(known["environment"], known["changed"], places)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} is no note of modules") from error
+
+    def otherwise(self) -> set[str]:
+        """Variables that are not here what they were when a rank had come to its first boundary."""
+        return {name for name, then in self.changed.items() if digest(os.environ.get(name)) != then}
 
     def complete(self) -> None:
         """Import what ranks have imported of installed packages that are here already: their other modules, which the loop wants later.
@@ -66,6 +76,11 @@ class Noted:
             if spec is not None and _place(spec) != place:
                 return f"the module {name} comes from {_said(_place(spec))} here, and from {_said(place)} in the ranks"
         return ""
+
+
+def digest(value: str | None) -> str:
+    """Of a variable; empty where it is not set."""
+    return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
 def _imported(name: str, place: Place) -> bool:

@@ -101,8 +101,12 @@ def _refused(why: str, **less: int) -> dict[str, Any]:
 
 def _completed(watch: Watch, known: Noted) -> str:
     """Import what packages want later; what that did that is not for a process to fork from. Ranks print it later, if at all."""
-    before = sizes()
-    return _watched(watch, known.complete, Left()) or ("prints something" if sizes() != before else "")
+    before, names = sizes(), known.otherwise()
+    watch.strange |= names
+    # A variable that is as in the ranks afterwards was set by what has read it.
+    return _watched(watch, known.complete, Left(), lambda: watch.settle(names - known.otherwise())) or (
+        "prints something" if sizes() != before else ""
+    )
 
 
 @dataclass
@@ -115,8 +119,9 @@ class Left:
     """What they have added behind the end of sys.path."""
 
 
-def _watched(watch: Watch, run: Callable[[], object], left: Left) -> str:
-    """What `run` did that is not for a process to fork from; empty: nothing. What ranks can be given of it goes into `left`."""
+def _watched(watch: Watch, run: Callable[[], object], left: Left, after: Callable[[], object] = bool) -> str:
+    """What `run` did that is not for a process to fork from; empty: nothing. What ranks can be given of it goes into `left`. after: what to
+    do before that is asked."""
     environment, path = dict(os.environ), list(sys.path)
     try:
         with watch.running():
@@ -126,6 +131,7 @@ def _watched(watch: Watch, run: Callable[[], object], left: Left) -> str:
     names = {*environment, *os.environ}
     left.environment |= {name: now for name in names if (now := os.environ.get(name)) != environment.get(name)}
     left.path += sys.path[len(path) :]
+    after()
     return watch.found()
 
 

@@ -41,6 +41,11 @@ def installed(origin: str | None) -> bool:
     return any(Path(origin).is_relative_to(folder) and _holds_packages(folder) for folder in sys.path[1:])
 
 
+def module_file(kind: type) -> str | None:
+    """Of the module that a class is in."""
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+
+
 @functools.cache
 def _holds_packages(folder: str) -> bool:
     """Whether pip has installed packages there, as `pip install --target` does. The script's own folder is first on sys.path."""
@@ -61,9 +66,9 @@ class Watch(importlib.abc.MetaPathFinder):
     time, files or random numbers only the script's own modules are watched: installed packages are made to be imported and forked."""
 
     def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
-        """strange: environment variables that every rank has and this process has not. terminal: ranks print to one, as this process does
-        not."""
-        self._strange, self._terminal = frozenset(strange), terminal
+        """strange: environment variables that every rank has, and this process has not, or not yet. terminal: ranks print to one, as this
+        process does not."""
+        self.strange, self._terminal = set(strange), terminal
         self._asked: list[str] = []
         self._importing: list[str] = []
         self._fresh: dict[str, Any] = {}
@@ -77,7 +82,7 @@ class Watch(importlib.abc.MetaPathFinder):
     @contextmanager
     def running(self) -> Iterator[None]:
         both: list[Any] = [os.environ, os.environb]
-        plain, watched = os.environ.__class__, _environ(self._strange, self._ask)
+        plain, watched = os.environ.__class__, _environ(self.strange, self._ask)
         for environ in both:
             environ.__class__ = watched
         main: Any = sys.modules["__main__"]
@@ -101,6 +106,11 @@ class Watch(importlib.abc.MetaPathFinder):
         """What this process had before anything was watched, and a child cannot have from it; empty: nothing."""
         alone = {"starts a thread": 1, "starts a process": "", "starts a timer": [(0.0, 0.0)] * 3}
         return next((what for what, usual in alone.items() if (self._before[what] or usual) != usual), "")
+
+    def settle(self, names: Collection[str]) -> None:
+        """These variables were no other ones than in a rank."""
+        harmless = tuple(f"reads {name} from the environment" for name in names)
+        self._asked = [asked for asked in self._asked if not asked.startswith(harmless)]
 
     def found(self) -> str:
         """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
