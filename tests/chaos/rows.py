@@ -225,7 +225,52 @@ def added_up() -> Row:
     return {"model": model, "seldom": seldom, "optimizer": optimizer}, step
 
 
+def begins_and_ceases() -> Row:
+    """A tensor that is trained from some step on, and another one until then."""
+    box = {"early": torch.zeros(4, requires_grad=True), "late": torch.ones(4)}
+
+    def step(number: int) -> None:
+        if number == 3:
+            box["early"], box["late"] = box["early"].detach(), box["late"].clone().requires_grad_()
+        (batch(number, 4) * (box["early"] + box["late"]) + box["early"] * box["late"]).square().sum().backward()
+        for tensor in box.values():
+            if tensor.requires_grad and tensor.grad is not None:
+                tensor.data.sub_(tensor.grad, alpha=0.01)
+                tensor.grad = None
+
+    return {"box": box}, step
+
+
+class Smoothing:
+    """Called by an optimizer, with a number that it moves on with."""
+
+    def __init__(self) -> None:
+        self.norm = 1.0
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.norm = 0.9 * self.norm + 0.1 * float(gradient.norm())
+        return gradient / self.norm
+
+
+def put_on_an_optimizer() -> Row:
+    """An object that is called."""
+    model = network()
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.05)
+    optimizer.smooth = Smoothing()
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(batch(number, 8, 4)).square().mean().backward()
+        for parameter in model.parameters():
+            parameter.grad = optimizer.smooth(parameter.grad)
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
 ROWS = [
+    begins_and_ceases,
+    put_on_an_optimizer,
     attributes,
     parameter_of_nobody,
     groups_change,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import types
 from collections import defaultdict, deque
 from typing import Any
 
@@ -274,3 +276,66 @@ class Turned(Optimizer):
                         state["basis"] = [torch.linalg.qr(torch.eye(p.shape[1]) + 0.1 * p.grad.T @ p.grad)[0]]
                         assert not state["basis"][0].is_contiguous()
                     p.data.sub_(p.grad @ state["basis"][0], alpha=group["lr"])
+
+
+class Smoothing:
+    """Called by an optimizer, with a number that it moves on with."""
+
+    def __init__(self) -> None:
+        self.norm = 1.0
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.norm = 0.9 * self.norm + 0.1 * float(gradient.norm())
+        return gradient / self.norm
+
+
+SCRIPT = types.ModuleType("people")
+"""Where it counts as the script's own."""
+SCRIPT.__file__ = "/people.py"
+sys.modules["people"] = SCRIPT
+Smoothing.__module__ = "people"
+SCRIPT.Smoothing = Smoothing  # type: ignore[attr-defined]
+
+
+def warmed_up(optimizer: Optimizer) -> Optimizer:
+    """Its steps lower what groups that come later begin with; here the first one follows it at once."""
+    step = optimizer.step
+
+    def lowered(closure: Any = None) -> Any:
+        optimizer.defaults["lr"] *= 0.9
+        optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"]
+        return step(closure)
+
+    optimizer.step = lowered  # type: ignore[method-assign]
+    return optimizer
+
+
+class Calling(Optimizer):
+    """What it holds is called, or says where and in which precision it computes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.smooth, self.weigh, self.noise = Smoothing(), Smoothing().__call__, torch.Generator().manual_seed(1)
+        self.precision: torch.dtype | None = None
+        self.steps: dict[Any, int] = {}
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                key = torch.float32, p.dtype, p.device
+                self.steps[key] = self.steps.get(key, 0) + 1
+                state = self.state[p]
+                gradient = self.weigh(self.smooth(p.grad.to(state.setdefault("precision", torch.bfloat16)).to(p.dtype)))
+                gradient = gradient * torch.rand(1, generator=self.noise) / self.steps[key]
+                p.data.sub_(gradient.to(self.precision or p.dtype), alpha=group["lr"])
+        self.precision = torch.float16
+
+
+class CallingAndDeclaring(Calling):
+    """With a state_dict of its own, which says nothing of that."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "version": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({key: value for key, value in state.items() if key != "version"})

@@ -20,6 +20,8 @@ from .peoples_optimizers import (
     ById,
     ByParameter,
     Bytes,
+    Calling,
+    CallingAndDeclaring,
     Counting,
     Declaring,
     Face,
@@ -30,6 +32,7 @@ from .peoples_optimizers import (
     Sam,
     Ticking,
     Turned,
+    warmed_up,
 )
 
 Make = Callable[[nn.Module], Any]
@@ -78,6 +81,9 @@ MADE: dict[str, Make] = {
     "face": lambda m: Face(torch.optim.Adam(m.parameters(), 0.05)),
     "by id": lambda m: ById(m.parameters()),
     "turned": lambda m: Turned(m.parameters()),
+    "changed defaults": lambda m: warmed_up(torch.optim.AdamW(m.parameters(), 0.05)),
+    "calling": lambda m: Calling(m.parameters()),
+    "calling and declaring": lambda m: CallingAndDeclaring(m.parameters()),
     "averaging": lambda m: Averaging(m.parameters(), network()),
 }
 
@@ -124,6 +130,18 @@ def test_goes_on_to_the_same_bits(name: str, kept_at: int) -> None:
     assert (again[0], again[1]) == (lambda s: (s[0], s[1]))(training.life.snapshot()), (
         "and all that is kept is the same"
     )
+
+
+def test_where_the_script_s_tensors_are_made_is_not_where_ours_are() -> None:
+    """`torch.set_default_device`, after the model is built."""
+    training = Training(lambda model: torch.optim.AdamW(model.parameters(), 0.05))
+    training.train(0, 3)
+    kept, fresh = training.life.snapshot(), Training(lambda model: torch.optim.AdamW(model.parameters(), 0.05))
+    expected = training.train(3, 6)
+    with torch.device("meta"):
+        training.life.snapshot()
+        fresh.life.restore(kept)
+    assert fresh.train(3, 6) == expected
 
 
 def test_values_of_groups_come_back_in_value_and_type() -> None:

@@ -107,8 +107,7 @@ class Accumulation:
         """Raises RuntimeError where a wrapper has sums that cannot be taken out of it."""
         _forget_sums(self._models)
         for other in self._others:
-            if other.trained:
-                other.collect()  # what it holds now
+            other.collect()  # what it holds now
         for model in self._models:
             model.trained_attributes(anew=True)
         parameters = [parameter for _, parameter in self._parameters()]

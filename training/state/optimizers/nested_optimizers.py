@@ -78,9 +78,9 @@ def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
     if framework(optimizer):
         averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
         return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
-    lenient = type(optimizer).state_dict is not Optimizer.state_dict
+    declares = type(optimizer).state_dict is not Optimizer.state_dict
     own = [(name, value) for name, value in vars(optimizer).items() if name not in of_every_optimizer()]
-    found = {name: packing.attribute(value, name, lenient=lenient or callable(value)) for name, value in own}
+    found = {name: packing.attribute(value, name, declares=declares) for name, value in own}
     return {name: value for name, value in found.items() if value is not HERE}
 
 
@@ -132,4 +132,4 @@ def _package(optimizer: Optimizer) -> str:
 
 @cache
 def of_every_optimizer() -> frozenset[str]:
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1))) | {"_opt_called"}
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1, device="cpu")], 0.1))) | {"_opt_called"}

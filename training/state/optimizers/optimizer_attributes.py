@@ -1,7 +1,10 @@
-"""What a script puts on an optimizer of torch's: attributes that its class does not have, such as `optimizer.global_step`."""
+"""What a script puts on an optimizer of torch's: attributes that its class does not have, such as `optimizer.global_step`; and what it
+makes of the `defaults` of any optimizer, which groups that come later are made of."""
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import Any
 
 from torch.optim import Optimizer
@@ -23,11 +26,14 @@ class PutOn:
         self._kept: dict[tuple[str, str, type], bool] = {}
         """Of each part, name and type: whether it can be kept."""
         self._began: dict[str, set[str]] = {}
+        self._defaults: dict[str, dict[str, Any]] = {}
+        """Of each part, as they were first."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
         held = _put_on(optimizer)
         self._began.setdefault(part, {*held})
+        held |= self._changed_defaults(part, optimizer)
         if not held:
             return {}
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
@@ -41,12 +47,21 @@ class PutOn:
             return Tagged(("", self._packed.pack(told)))
 
     def restore(self, part: str, optimizer: Optimizer, kept: Any) -> None:
+        if self._changed_defaults(part, optimizer):
+            optimizer.defaults = dict(self._defaults[part])
         live = _put_on(optimizer)
         told = self._packed.unpack(kept[1], dict(live)) if kept else {}
         for name, value in live.items():
             if name not in told and name not in self._began[part] and self._kept.get((part, name, type(value))):
                 delattr(optimizer, name)
         vars(optimizer).update(told)
+
+    def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
+        """Empty where they are as they were."""
+        now = getattr(optimizer, "defaults", {})
+        began = self._defaults.setdefault(part, dict(now))
+        same = now.keys() == began.keys() and all(now[key] is began[key] for key in now)
+        return {} if same else {"defaults": dict(now)}
 
     def _can_be_kept(self, part: str, name: str, value: Any) -> bool:
         place = part, name, type(value)
@@ -69,8 +84,16 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in known and name[:1] != "_" and not (callable(value) or _is_source(value))
+        if name not in known and name[:1] != "_" and not (_is_function(value) or _is_source(value))
     }
+
+
+def _is_function(value: Any) -> bool:
+    """Whether it does something, and holds nothing that a training moves on with: schedulers put some there."""
+    if isinstance(value, types.MethodType):
+        return _is_source(value.__self__)
+    kinds = (types.FunctionType, types.BuiltinFunctionType, functools.partial, type)
+    return isinstance(value, kinds)
 
 
 def _is_source(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import types
 from collections import defaultdict
 from collections.abc import Mapping
 from types import ModuleType
@@ -18,18 +19,20 @@ import torch
 
 from ....checkpoint.arena.staging import refuse
 from ....checkpoint.format.pytree import Tagged
+from ....resilience.errors import LayoutError, SnapshotError
+from ...warm.side_effects import installed, module_file
 from ..modules.module_source import Modules
 from ..tensors.in_place import put
 from ..tensors.tensor_subclasses import only
+from ..values import type_adapters
+from ..values.array_views import Unsavable
 from ..values.class_adapters import NotFound
-from ..values.packing import Packing, has_state_dict
+from ..values.packing import Packing, has_state_dict, is_source
 from ..values.unpacking import Unpacking
 
 HERE = Tagged(("here", ""))
 """In the place of what stays where it is."""
 _STAYS = (
-    torch.device,
-    torch.dtype,
     torch.Event,
     torch.Stream,
     torch.optim.Optimizer,
@@ -41,7 +44,10 @@ _STAYS = (
 )
 """Nested optimizers are parts of their own."""
 _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
-"""Modules whose objects are values."""
+"""Modules whose objects are values,"""
+_KINDS = frozenset(each for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types)
+"""and types that are, wherever they are from: torch's dtypes and generators."""
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class OptimizerPacking(Packing):
@@ -52,19 +58,34 @@ class OptimizerPacking(Packing):
         places = dict(zip(map(id, parameters.values()), parameters, strict=True))
         super().__init__(name, {id(each): key for key, each in apart.items()} | places)
         self._pointers = places
-        self.parameters = parameters
-        self._lenient = False
+        self.parameters, self._apart = parameters, apart
+        self._lenient = self._strict = False
         self.strides: dict[int, list[int]] = {}
         """Of tensors that are not row-major, by number."""
         self.left = False
         """Something stays where it is that only the optimizer's own state_dict knows how to save."""
 
-    def attribute(self, value: Any, name: str, *, lenient: bool) -> Any:
-        """The packed value of one. lenient: functions, and objects of classes that only the optimizer knows, stay where they are."""
-        self._lenient = lenient
+    def attribute(self, value: Any, name: str, *, declares: bool) -> Any:
+        """The packed value of one. What is called stays where it is, if not all of it can be kept. declares: the optimizer has a
+        state_dict of its own; then so do objects of classes that only it knows, and all of other packages."""
+        self._lenient = (declares or callable(value)) and not self._whole(value, declares)
         found = self.pack(value, f".{name}")
         self._lenient = False
         return found
+
+    def _whole(self, value: Any, own: bool) -> bool:
+        """Whether it is made of values alone, which a snapshot gives back: tried. own: of the script's classes, or of known kinds."""
+        kind = type(value)
+        if isinstance(value, _FUNCTIONS) or (own and kind not in _KINDS and installed(module_file(kind))):
+            return False
+        trial = OptimizerPacking(self._name, self.parameters, self._apart)
+        trial._strict = True
+        try:
+            kept = trial.pack(value)
+            OptimizerUnpacking(self._name, {**self._apart, **self.parameters}, trial.strides, False).unpack(kept, None)
+        except (SnapshotError, LayoutError):
+            return False
+        return True
 
     def _elements(self, value: Any) -> Any:
         if type(value) is np.ndarray:
@@ -79,6 +100,8 @@ class OptimizerPacking(Packing):
     def _other(self, kind: type, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._elements(value)
+        if self._strict and (isinstance(value, _STAYS) or is_source(kind)):
+            raise Unsavable("it is no value")
         if isinstance(value, torch.nn.Module):
             if any(id(parameter) in self._pointers for parameter in value.parameters()):
                 return HERE
@@ -92,7 +115,7 @@ class OptimizerPacking(Packing):
         if kind is defaultdict:  # the live one has its factory, which often has no name
             self._number(value)
             return self._mapping(dict, dict(value))
-        if self._lenient and kind.__module__ not in _VALUES:
+        if self._lenient and kind not in _KINDS and kind.__module__ not in _VALUES:
             self.left = True
             return HERE
         return super()._other(kind, value)
@@ -128,10 +151,12 @@ class OptimizerUnpacking(Unpacking):
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
-        if tag not in ("here", "module", "state_dict"):
-            return super()._tagged(tag, content, live)
-        if tag == "here":
+        if tag == "here" or (
+            tag == "torch.device" and isinstance(live, torch.device)
+        ):  # its own, which may have another number
             return live
+        if tag not in ("module", "state_dict"):
+            return super()._tagged(tag, content, live)
         if not (isinstance(live, torch.nn.Module) if tag == "module" else has_state_dict(type(live))):
             raise NotFound(f"an object with a {tag} is not there any more")
         self._own(live)
