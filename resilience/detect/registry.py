@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,8 @@ class Suspicion:
     """First step whose state is known to be wrong; -1: the state is not suspected."""
 
 
+_SENT = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that come from elsewhere. Behind its loop, what else ends a rank is its script: SIGINT is an uncaught KeyboardInterrupt."""
 _KINDS = frozenset(kind.value for kind in Kind)
 
 
@@ -87,7 +90,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
         if gone.out_of_memory:
             how = "was killed by the kernel, for want of memory (OOM killer)"
-        cause, text = Cause.RANK_KILLED, f"{who} on {node} {how}"
+        of_itself = gone.through and gone.code is not None and -gone.code not in _SENT
+        cause, text = Cause.SCRIPT_RAISED if of_itself else Cause.RANK_KILLED, f"{who} on {node} {how}"
     else:
         said = f": {gone.error}" if gone.error else ""
         early = "" if gone.code else ", before its loop was over"

@@ -46,6 +46,8 @@ def suspicion(exited: RankExit) -> Suspicion:
             "rank 1 on a left with exit code 1: KeyError: 'x'",
         ),
         (gone(1, code=0), Cause.SCRIPT_RAISED, "rank 1 on a left with exit code 0, before its loop was over"),
+        (gone(1, code=-2, through=True), Cause.SCRIPT_RAISED, "rank 1 on a was killed by signal 2"),
+        (gone(1, code=-9, through=True), Cause.RANK_KILLED, "rank 1 on a was killed by signal 9"),
         (gone(-1, code=1), Cause.SCRIPT_RAISED, "the launcher (torchrun) on a left with exit code 1"),
         (gone(-1, code=-9), Cause.RANK_KILLED, "the launcher (torchrun) on a was killed by signal 9"),
     ],
