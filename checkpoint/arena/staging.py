@@ -234,7 +234,7 @@ def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
     return {
         piece.name: live[piece.name].detach()
         if fits(live.get(piece.name), piece)
-        else torch.empty(piece.shape, dtype=getattr(torch, piece.dtype))
+        else torch.empty(piece.shape, dtype=getattr(torch, piece.dtype), device="cpu")
         for piece in layout.pieces
     }
 

@@ -202,6 +202,8 @@ THINGS: dict[str, Callable[[], Any]] = {
     "subclass of int": lambda: Dollars(7),
     "numpy.Generator": spawned,
     "numpy.RandomState": lambda: np.random.RandomState(2),
+    "numpy.RandomState of other bits": lambda: np.random.RandomState(np.random.PCG64(3)),
+    "numpy.Generator without seeds": lambda: np.random.Generator(np.random.Philox(key=3)),
     "numpy.MT19937": lambda: np.random.Generator(np.random.MT19937(5)),
     "numpy scalar": lambda: [
         np.float64(0.1),

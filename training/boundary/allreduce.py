@@ -149,7 +149,7 @@ class Group:
         self._group = dist.new_group(backend="gloo", timeout=NO_END)
         # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
         # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
-        self._rows = [torch.zeros(ROW, dtype=torch.float64) for _ in range(2)]
+        self._rows = [torch.zeros(ROW, dtype=torch.float64, device="cpu") for _ in range(2)]
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp.MAX
         self._turn = 0

@@ -37,8 +37,8 @@ class _Hop:
     behind: int
     before: int
     tag: int
-    told: torch.Tensor = field(default_factory=lambda: torch.zeros(ROW, dtype=torch.float64))
-    heard: torch.Tensor = field(default_factory=lambda: torch.zeros(ROW, dtype=torch.float64))
+    told: torch.Tensor = field(default_factory=lambda: torch.zeros(ROW, dtype=torch.float64, device="cpu"))
+    heard: torch.Tensor = field(default_factory=lambda: torch.zeros(ROW, dtype=torch.float64, device="cpu"))
 
 
 class Rounds:

@@ -27,7 +27,8 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
 
 
 def tell_of_hooks(at: Attachment, models: Collection[Modules]) -> None:
-    for hook in filter(None, (model.hooked() for model in models)):
+    first = at.handoff.resume_step < 0  # later on, looking around would cost a recovery 0.15 s, and it has been told
+    for hook in filter(None, (model.hooked(around=first) for model in models)):
         tell(
             at,
             f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "

@@ -270,5 +270,5 @@ def _refused(saved: Saved, why: str) -> LayoutError:
 def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
     dtype = getattr(torch, piece.dtype)
     if not content.size:  # torch lets nobody view that as another type
-        return torch.empty(piece.shape, dtype=dtype)
+        return torch.empty(piece.shape, dtype=dtype, device="cpu")
     return torch.from_numpy(content).view(dtype).view(piece.shape)

@@ -118,7 +118,9 @@ def restore_elsewhere(
     state = {name: sources[name].collect() for name in placed}
     skeleton, leaves = flatten(state, torch.is_tensor)
     parts = _parts_of(sources)
-    buffers = {name: torch.empty(leaf.shape, dtype=leaf.dtype) for name, leaf in leaves if parts.get(name)}
+    buffers = {
+        name: torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu") for name, leaf in leaves if parts.get(name)
+    }
     wanted = []
     for name, buffer in buffers.items():
         dtype = str(buffer.dtype).removeprefix("torch.")
@@ -181,5 +183,5 @@ def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], s
                     inner.state[parameter][state] = (
                         torch.zeros_like(parameter.detach(), dtype=dtype)
                         if alike
-                        else torch.zeros(piece.shape if prod(piece.shape) == 1 else (), dtype=dtype)
+                        else torch.zeros(piece.shape if prod(piece.shape) == 1 else (), dtype=dtype, device="cpu")
                     )

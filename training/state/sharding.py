@@ -175,9 +175,9 @@ def _read_off(name: str, numbers: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     strides = tuple(
         int(numbers.select(axis, 1).flatten()[0]) - start if size > 1 else 0 for axis, size in enumerate(numbers.shape)
     )
-    expected = torch.tensor(start)
+    expected = torch.tensor(start, device="cpu")
     for size, stride in zip(numbers.shape, strides, strict=True):
-        expected = expected[..., None] + torch.arange(size) * stride
+        expected = expected[..., None] + torch.arange(size, device="cpu") * stride
     if any(stride < 0 for stride in strides) or not torch.equal(expected.view(numbers.shape), numbers):
         raise ValueError(f"{name}: its factory reorders elements in a way that strides can't say")
     return start, strides

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ...resilience.errors import LayoutError, MachineError, SnapshotError
+from ...resilience.inprocess.tally import RANDOMNESS
 from .modules.module_attributes import sources_within
 from .modules.module_source import Modules
 from .modules.module_structure import named_modules
@@ -63,10 +64,9 @@ class Unfilled(LayoutError):
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
     """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
-    tried again by others. Models come first, and the script's own values last: they may borrow memory of the others."""
-    for name, source in sorted(
-        sources.items(), key=lambda each: (isinstance(each[1], Values), not isinstance(each[1], Modules))
-    ):
+    tried again by others. Models come first, and the script's own values behind: they may borrow memory of the others. What a rank has for
+    itself is last: gradients belong to tensors among these values."""
+    for name, source in sorted(sources.items(), key=_turn):
         if name in kept:
             try:
                 source.restore(kept[name])
@@ -75,6 +75,11 @@ def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
             except Exception as error:  # of the script's own classes
                 cause = error.__cause__ if isinstance(error, SnapshotError) else None
                 raise Unfilled(name, cause if isinstance(cause, Exception) else error) from error
+
+
+def _turn(named: tuple[str, Source]) -> int:
+    name, source = named
+    return 0 if isinstance(source, Modules) else 3 if name == RANDOMNESS else 2 if isinstance(source, Values) else 1
 
 
 def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool = True) -> dict[str, Source]:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ....checkpoint.arena.staging import refuse
 from ....checkpoint.format.tensor_table import Piece
@@ -66,10 +68,15 @@ class Modules:
         """Parameters by their names in the session, in which the modules are `source`."""
         return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
 
-    def hooked(self) -> str:
+    def hooked(self, *, around: bool) -> str:
         """The communication hook of DistributedDataParallel that has a state (PowerSGD's errors, say); empty: none. torch's private ones,
-        as for mixed precision, keep nothing from step to step."""
-        hooks = (each for chunk in self.chunks for each in getattr(chunk, "_comm_hooks", ()))
+        as for mixed precision, keep nothing from step to step. around: look for wrappers around these modules, too, among all objects."""
+        wrappers = list(self.chunks)
+        if around:
+            mine = {id(module) for chunk in self.chunks for module in chunk.modules()}
+            found = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+            wrappers += [each for each in found if not mine.isdisjoint(map(id, each.modules()))]
+        hooks = (hook for each in wrappers for hook in getattr(each, "_comm_hooks", ()))
         named = ((getattr(hook, "__name__", "of the script"), state) for hook, state in hooks)
         return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
 

@@ -102,7 +102,7 @@ class Packing:
         try:
             return self._down(value)
         except RecursionError:
-            raise SnapshotError(TOO_DEEP) from None
+            raise SnapshotError(f"{self._name}{place}: {TOO_DEEP}. {CURE}") from None
         except (Unsavable, NotFound) as error:
             raise SnapshotError(f"{self._called()} can't be saved: {error}. {CURE}") from None
 

@@ -142,9 +142,7 @@ def _save_bits(value: Any) -> Any:
 
 def _fill_bits(live: Any, content: Any) -> None:
     _, state, seeds = content
-    live.state = state
-    if seeds is not None:
-        live.__setstate__((state, seeds))
+    live.__setstate__((state, seeds))
 
 
 def _fill_generator(live: Any, content: Any) -> None:
@@ -311,8 +309,9 @@ CHANGING = (
         name="numpy.random.RandomState",
         types=(np.random.RandomState,),
         save=lambda v: v.get_state(legacy=False),
-        make=lambda c: np.random.RandomState(),
+        make=lambda c: np.random.RandomState(_BITS[c["bit_generator"]]()),
         fill=lambda live, c: live.set_state(c),
+        fits=lambda live, c: live.get_state(legacy=False)["bit_generator"] == c["bit_generator"],
     ),
     Kind(
         name="torch.Generator",
