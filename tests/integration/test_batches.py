@@ -6,6 +6,7 @@ Between two batches the training draws, too (dropout). What is compared is each 
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import multiprocessing
 import random
@@ -569,6 +570,7 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
 
 
 def test_its_workers_go_with_the_loop() -> None:
+    gc.collect()  # those of the tests before
     data = Batches(DataLoader(Numbers(), persistent_workers=True, **SEVERAL), None, 1, None)
     data.keep(Randomness(()), 0)
     data.take(0)

@@ -7,6 +7,8 @@ had drawn since the batch before; and when the loader is gone through again, it 
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from ..attach.rank_stderr import say
 from ..state.rng import collect_host, restore_host
 from ..state.tensors.in_place import Nested
+from ..state.values.type_adapters import packed
 
 MOST = 256
 """Batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a rule."""
@@ -48,7 +51,7 @@ class Draws:
         }
         self._after = after
         if moved and len(self.kept) < MOST:
-            self.kept[number] = moved
+            self.kept[number] = {name: _bytes(name, state) for name, state in moved.items()}
         elif moved and self._tells:
             self._tells = False
             say(
@@ -59,14 +62,21 @@ class Draws:
         return taken
 
 
-def _states() -> Nested:
-    host = collect_host()
-    version, words, gauss = host["python"]
-    told: Nested = {"python": (version, words.tobytes(), gauss), "torch": host["torch"].numpy().tobytes()}
-    if "numpy" in host:
-        name, keys, *rest = host["numpy"]
+def _states() -> dict[str, Any]:
+    """Compared twice for each batch."""
+    told: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
+    if "numpy" in sys.modules:
+        state: Any = np.random.get_state()
+        name, keys, *rest = state
         told["numpy"] = (name, keys.tobytes(), *rest)
     return told
+
+
+def _bytes(name: str, state: Any) -> Any:
+    if name != "python":
+        return state
+    version, words, gauss = packed(state)
+    return version, words.tobytes(), gauss
 
 
 def _generator(name: str, state: Any) -> Any:
