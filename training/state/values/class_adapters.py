@@ -59,6 +59,10 @@ def find(where: str) -> Any:
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
+    if module not in sys.modules:
+        raise NotFound(
+            f"{where} is not found: import {module} before the Session is made, where a restart looks for it"
+        )
     if not isinstance(found, (type, *_FUNCTIONS)):
         raise NotFound(f"{where} is not found: it needs a name in a module, since a restart finds it by that")
     if not isinstance(found, type) and module.partition(".")[0] in sys.stdlib_module_names and where not in _HELD:
