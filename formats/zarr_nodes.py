@@ -82,9 +82,8 @@ class Array:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunk)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": zero,
-            "codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}}
-            ],  # zarr 3.4 wants it of one-byte floats, too
+            # zarr 3.4 wants the byte order of one-byte floats, too.
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
             "attributes": {"name": self.tensor.name, "dtype": self.tensor.dtype},
         }
 

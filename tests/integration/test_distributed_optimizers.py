@@ -82,6 +82,6 @@ def test_goes_on_to_the_same_bits(make: Callable[[nn.Module], Any]) -> None:
 def test_a_communication_hook_that_has_a_state_is_found(make: Callable[[], Any], told: str) -> None:
     model = DistributedDataParallel(nn.Linear(2, 2))
     model.register_comm_hook(*make())
-    assert Modules([model]).hooked(around=False) == told
-    assert Modules([model.module]).hooked(around=True) == told, "whichever of them the session is given"
-    assert Modules([nn.Linear(2, 2)]).hooked(around=True) == ""
+    assert Modules([model]).hooked() == told
+    assert Modules([model.module]).hooked([model]) == told, "whichever of them the session is given"
+    assert Modules([nn.Linear(2, 2)]).hooked([model]) == ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection
 from pathlib import Path
+
+from torch.nn.parallel import DistributedDataParallel
 
 from ...resilience.errors import UsageError
 from ...resilience.model.data_windows import Window
@@ -27,8 +30,10 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
 
 
 def tell_of_hooks(at: Attachment, models: Collection[Modules]) -> None:
-    first = at.handoff.resume_step < 0  # later on, looking around would cost a recovery 0.15 s, and it has been told
-    for hook in filter(None, (model.hooked(around=first) for model in models)):
+    wrappers: list[DistributedDataParallel] = []
+    if at.handoff.resume_step < 0:  # later on, this look would cost a recovery 0.15 s, and the hook has been reported
+        wrappers = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    for hook in filter(None, (model.hooked(wrappers) for model in models)):
         tell(
             at,
             f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "

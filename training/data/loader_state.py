@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import enum
 import functools
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -21,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.value_source import Known
-from ..warm.side_effects import installed
+from ..warm.side_effects import installed, module_file
 from .held_values import GENERATORS
 from .value_holders import Given, Holder, OfClass, Variables, slots_of
 
@@ -155,8 +154,7 @@ def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
 @functools.cache
 def _of_script(kind: Any) -> bool:
     """Whether the script has written this very class, or one that it derives from."""
-    module = sys.modules.get(kind.__module__)
-    return not installed(getattr(module, "__file__", None)) or any(_methods(kind))
+    return not installed(module_file(kind)) or any(_methods(kind))
 
 
 def _names(code: CodeType) -> Iterator[str]:

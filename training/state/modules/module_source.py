@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -68,15 +67,12 @@ class Modules:
         """Parameters by their names in the session, in which the modules are `source`."""
         return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
 
-    def hooked(self, *, around: bool) -> str:
+    def hooked(self, wrappers: Iterable[DistributedDataParallel] = ()) -> str:
         """The communication hook of DistributedDataParallel that has a state (PowerSGD's errors, say); empty: none. torch's private ones,
-        as for mixed precision, keep nothing from step to step. around: look for wrappers around these modules, too, among all objects."""
-        wrappers = list(self.chunks)
-        if around:
-            mine = {id(module) for chunk in self.chunks for module in chunk.modules()}
-            found = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
-            wrappers += [each for each in found if not mine.isdisjoint(map(id, each.modules()))]
-        hooks = (hook for each in wrappers for hook in getattr(each, "_comm_hooks", ()))
+        as for mixed precision, keep nothing from step to step. wrappers: further ones, which count if they have a module of these."""
+        mine = {id(module) for chunk in self.chunks for module in chunk.modules()}
+        around = (each for each in wrappers if not mine.isdisjoint(map(id, each.modules())))
+        hooks = (hook for each in (*self.chunks, *around) for hook in getattr(each, "_comm_hooks", ()))
         named = ((getattr(hook, "__name__", "of the script"), state) for hook, state in hooks)
         return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
 

@@ -16,6 +16,7 @@ from ..values.borrowed_memory import Lenders
 from ..values.packing import is_source
 from ..values.value_source import Known, Packed
 from .nested_optimizers import of_every_optimizer
+from .optimizer_packing import FUNCTIONS
 
 
 class PutOn:
@@ -92,8 +93,7 @@ def _is_function(value: Any) -> bool:
     """Whether it does something, and holds nothing that a training moves on with: schedulers put some there."""
     if isinstance(value, types.MethodType):
         return _is_source(value.__self__)
-    kinds = (types.FunctionType, types.BuiltinFunctionType, functools.partial, type)
-    return isinstance(value, kinds)
+    return isinstance(value, (*FUNCTIONS, functools.partial))
 
 
 def _is_source(value: Any) -> bool:

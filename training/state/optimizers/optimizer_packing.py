@@ -47,7 +47,7 @@ _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "dateti
 """Modules whose objects are values,"""
 _KINDS = frozenset(each for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types)
 """and types that are, wherever they are from: torch's dtypes and generators."""
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class OptimizerPacking(Packing):
@@ -76,7 +76,7 @@ class OptimizerPacking(Packing):
     def _whole(self, value: Any, own: bool) -> bool:
         """Whether it is made of values alone, which a snapshot gives back: tried. own: of the script's classes, or of known kinds."""
         kind = type(value)
-        if isinstance(value, _FUNCTIONS) or (own and kind not in _KINDS and installed(module_file(kind))):
+        if isinstance(value, FUNCTIONS) or (own and kind not in _KINDS and installed(module_file(kind))):
             return False
         trial = OptimizerPacking(self._name, self.parameters, self._apart)
         trial._strict = True
@@ -151,9 +151,8 @@ class OptimizerUnpacking(Unpacking):
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
-        if tag == "here" or (
-            tag == "torch.device" and isinstance(live, torch.device)
-        ):  # its own, which may have another number
+        device = tag == "torch.device" and isinstance(live, torch.device)  # this process's own may have another number
+        if tag == "here" or device:
             return live
         if tag not in ("module", "state_dict"):
             return super()._tagged(tag, content, live)
