@@ -66,7 +66,7 @@ def send(pid: int, pidfd: int, number: int) -> None:
 
 def born(pid: int) -> str:
     """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
-    and nobody has asked for its exit code. While other threads of it still end, it cannot be asked for: then it is not dead."""
+    and not reaped. While other threads of it still end, the kernel does not give its exit code: then it counts as alive."""
     try:
         state, *fields = _stat(pid)
     except OSError:

@@ -1,6 +1,6 @@
 """The tables of docs/configuration.md, from the policies' own docstrings and defaults.
 
-The first paragraph of a field's docstring is for users, and stands in the table. Further paragraphs are for whoever changes the value.
+The first paragraph of a field's docstring is for users, and stands in the table. Further paragraphs are for developers.
 """
 
 from __future__ import annotations

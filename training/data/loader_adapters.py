@@ -28,7 +28,7 @@ _DRAW_AT_THEIR_START = (
     sampler.BatchSampler,
     DistributedSampler,
 )
-"""For the whole epoch, from the rank's generators: so nobody draws in between."""
+"""For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
 
 
 _OVER = object()
@@ -88,7 +88,7 @@ class Loader:
     @contextmanager
     def _listened_to(self) -> Iterator[None]:
         """While an iterator is made, which takes what it needs of the loader: then its functions are ours, around those that the script has
-        given it by now. Before and after it is as the script has it, who may go through it, too, with workers of its own."""
+        given it by now. Before and after, the loader is as the script has it. The script may go through it too, with workers of its own."""
         if not self._listens:
             yield
             return

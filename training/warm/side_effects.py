@@ -226,7 +226,7 @@ def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
 
 
 def _main(unset: Collection[str], ask: Callable[[str], None]) -> type:
-    """The class of a `__main__` that tells who reads what the script has and it has not yet."""
+    """The class of a `__main__` that reports each read of a name which the script has by now, and `__main__` has not yet."""
 
     class Main(ModuleType):
         def __getattribute__(self, name: str) -> Any:
