@@ -79,6 +79,8 @@ class Node:
         self._orphans = Orphans()
         self._in_order = False
         """The last gang has ended by itself, and well."""
+        self._ran: tuple[int, ...] = ()
+        """Its node rank, and number of nodes."""
         self.held = Holdings(
             [[Slot(path) for path in row] for row in self.paths], root, run, stability or StabilityPolicy(), copies
         )
@@ -122,6 +124,10 @@ class Node:
         self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
         if self.pacing and self.board.orders.generation:
             self.pacing.failures += 1
+        ranks = node_rank, len(record.members)
+        same = record.onset < 0 and record.begins is None and ranks == self._ran
+        reached = status_report.reached(self.board.pages, record.resume_step) if same else ()
+        self._ran = ranks
         self.board.clear(record.number)
         self._door.pids.clear()
         self.told, self.snapshot_asked = (), ""
@@ -136,6 +142,7 @@ class Node:
             snapshots=self.root.address,
             resume_step=record.resume_step,
             replay_until=record.replay_until,
+            reached=reached,
             origin=self.origin.address if self.origin else "",
             every_steps=self.policy.every_steps,
             durable_every_steps=self.policy.durable_every_steps,

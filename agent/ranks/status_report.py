@@ -9,9 +9,10 @@ from typing import Any
 
 from ...resilience.ipc.board_events import REWINDS, SIGHTINGS, Noted
 from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.handoff import Reached
 from ...resilience.ipc.page_validation import MOST
 from ...resilience.model.node import NodeStatus
-from ...resilience.model.signals import InPlaceRewind, RankExit, RankStall, Sighting
+from ...resilience.model.signals import InPlaceRewind, RankExit, RankStall, Repeated, Sighting
 from ...resilience.model.types import Doing, Generation, Rank, RankPhase, Step
 from .worker_group import Gang, Watched
 
@@ -131,6 +132,13 @@ def _any_word(pages: Sequence[Page]) -> str:
     return next((str(words["error"]) for page in pages if (words := page.farewell()).get("error")), "")
 
 
+def reached(pages: Sequence[Page], resume_step: int) -> tuple[Reached, ...]:
+    """The last step of each local rank, where ranks that begin at `resume_step` compute it again and use the same data."""
+    said = (Reached(page.step, page.loss, page.grad_norm) for page in pages)
+    again = all(page.tells == 2 and page.step > resume_step for page in pages)
+    return tuple(said) if again else ()
+
+
 def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
     """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight; not one whose
     place the next is being written to)."""
@@ -234,6 +242,7 @@ def status(
         restored_s=mark("restored_ns"),
         stepped_s=mark("stepped_ns"),
         replayed_s=mark("replayed_ns"),
+        repeated=max(Repeated(page.repeated) for page in pages),
         finished=over and not stopped,
         stopped=over and stopped,
         exits=exits(gang, pages),

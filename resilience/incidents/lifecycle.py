@@ -131,7 +131,7 @@ def _with_phases(incident: Incident, world: World) -> Incident:
         if not end:
             return incident
         incident = incident.with_phase(name, end - start)
-    return replace(incident, open=False)
+    return replace(incident, open=False, repeated=max(status.repeated for status in statuses))
 
 
 def _marks(status: NodeStatus) -> tuple[float, ...]:

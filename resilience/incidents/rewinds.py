@@ -116,4 +116,5 @@ def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: 
     past = [s.finished or s.min_step >= incident.step_at_fault + policy.settled_steps for s in statuses]
     if len(statuses) < len(world.members) or not all(past):
         return incident
-    return replace(incident, open=False, origin=origin(Remedy(incident.remedy)))
+    repeated = max(status.repeated for status in statuses)
+    return replace(incident, open=False, origin=origin(Remedy(incident.remedy)), repeated=repeated)

@@ -7,6 +7,7 @@ row of several has a number that is stored last; that is enough where stores bec
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, overload
@@ -114,6 +115,9 @@ class Page:
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
     """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
 
+    repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
+    """Repeated: what this rank found when it computed steps again."""
+
     launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
     """The process that the launcher has started as this rank, once it ends its ranks; 0 before. It writes this, and the next two."""
     seen = _Int(_SIGHTINGS_COUNT_AT // 8 + 3)
@@ -176,6 +180,7 @@ class Page:
     def rewound(self, done: Rewound) -> None:
         """Note a rewind in place that is done."""
         REWINDS.put(self.raw, self.rewinds + 1, done)
+        self.floats[5] = self.floats[6] = math.nan  # they are of another step
         self.step = done.to
         self.rewinds += 1  # last: from here on the agent reads it
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..inprocess.tally import RankPolicy
 from ..model.data_windows import Window
@@ -13,6 +14,15 @@ from ..model.types import Generation, Step
 from ..store.codec import dumps, loads
 
 VARIABLE = "MT_RESILIENT_HANDOFF"
+
+
+class Reached(NamedTuple):
+    """What a rank has said of a step."""
+
+    step: int
+    loss: float
+    """NaN where it did not know it."""
+    grad_norm: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +38,8 @@ class Handoff:
     """State to start from; -1: none."""
     replay_until: Step
     """Step that the generation before had reached; -1: none."""
+    reached: tuple[Reached, ...] = ()
+    """Per local rank: the last step of the generation before, where the same ranks compute it again."""
     origin: str
     """Address of the snapshot of another job to start from, where `resume_step` is none; empty: of none."""
     every_steps: int

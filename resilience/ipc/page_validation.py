@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..model.cause import Kind
+from ..model.signals import Repeated
 from ..model.types import Doing, RankPhase
 from .board_events import REWINDS, SIGHTINGS, Noted, Rewound, Sighted
 from .board_layout import Page
@@ -36,6 +37,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "sightings": (0, MOST),
     "declined": (0, MOST),
     "left": (0, 1),
+    "repeated": (0, max(Repeated)),
     "tells": (0, 2),
     "listens": (0, 64),
     "launched_pid": (0, MOST_PIDS),

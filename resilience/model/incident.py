@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from .data_windows import Window
 from .rewind import Remedy, Turn
+from .signals import Repeated
 from .types import Generation, NodeId, Rank, Step
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
@@ -89,6 +90,8 @@ class Incident:
     (`rank_assignment.allowed`). 0: it may on any."""
     pause_s: float = 0.0
     """How long the ranks wait before they start again, in seconds: starts fail."""
+    repeated: Repeated = Repeated.UNKNOWN
+    """What the ranks found when they computed the steps up to the fault again."""
     launch: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of PHASES; a phase that is not over yet is missing."""

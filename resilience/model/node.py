@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .data_windows import Window
-from .signals import Complaint, InPlaceRewind, Mismatch, RankExit, RankStall, Shortage, Sighting, Straggler
+from .signals import Complaint, InPlaceRewind, Mismatch, RankExit, RankStall, Repeated, Shortage, Sighting, Straggler
 from .types import Generation, Step
 
 
@@ -42,6 +42,8 @@ class NodeStatus:
     restored_s: float = 0.0
     stepped_s: float = 0.0
     replayed_s: float = 0.0
+    repeated: Repeated = Repeated.UNKNOWN
+    """What the local ranks found when they computed steps again."""
     finished: bool = False
     """All local ranks left their loop in order and the launcher returned 0."""
     stopped: bool = False

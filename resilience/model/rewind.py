@@ -44,6 +44,9 @@ class Origin(StrEnum):
 SKIPS = (Remedy.SKIP, Remedy.RESCUE)
 """Remedies that leave data out."""
 
+REPLAYS = (Remedy.REPLAY, Remedy.REPLAY_EARLIER)
+"""Those after which the same data comes again."""
+
 BLIND = (Remedy.REWIND, Remedy.REWIND_EARLIER)
 """Those that do not know which data comes then."""
 

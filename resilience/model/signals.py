@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
 from .data_windows import Window
@@ -36,6 +36,15 @@ class RankExit:
     (the error says what stood on its page, and cannot be)."""
     step: Step = Step(-1)
     """The step that such an end is about."""
+
+
+class Repeated(IntEnum):
+    """Whether steps that were computed again, on the same data, gave the figures that they had given before."""
+
+    UNKNOWN = 0
+    """None was computed again, or nothing is known of what it gave before."""
+    SAME = 1
+    OTHER = 2
 
 
 class Place(StrEnum):

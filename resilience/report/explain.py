@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..model.cause import Cause
 from ..model.incident import PHASES, Because, Incident, Weighed
 from ..model.rewind import AGAIN, Origin
+from ..model.signals import Repeated
 from ..model.types import OrderedBy
 from ..plan.escalation import OBSERVE, RESTARTS, STOP
 from ..text import formatting
@@ -29,11 +30,21 @@ def phases(incident: Incident) -> str:
     )
 
 
+_COMPUTED_AGAIN = {
+    Repeated.UNKNOWN: "computed again",
+    Repeated.SAME: "computed again, with the same loss as before",
+    Repeated.OTHER: "computed again, with another loss than before",
+}
+_OTHER = "either this training does not repeat to the bit, or its snapshots lack a part of its state (docs/state.md lists what they hold)"
+
+
 def recovered(incident: Incident) -> str:
     """One line for an incident that is over."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {concluded(incident)}" if incident.origin else ""
-    return f"recovered ({rung(incident.rung)}{start}): {formatting.steps(incident.lost_steps)} computed again; {phases(incident)}{why}"
+    again = _COMPUTED_AGAIN[incident.repeated]
+    other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
+    return f"recovered ({rung(incident.rung)}{start}): {formatting.steps(incident.lost_steps)} {again}; {phases(incident)}{why}{other}"
 
 
 _LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
@@ -71,6 +82,8 @@ _CONCLUSIONS = {
 def concluded(incident: Incident) -> str:
     """Where the fault came from, as far as the remedy has told; empty where it has not."""
     said = _CONCLUSIONS.get(incident.origin, "")
+    if incident.origin == Origin.TRANSIENT and incident.repeated is Repeated.OTHER:
+        return "it did not come again, but neither did the steps before it come out as they had: its origin is unknown"
     if incident.origin == Origin.TRANSIENT:
         whose = f" of {formatting.ranks(incident.ranks)}" if incident.ranks else ""
         return f"{said} (a transient fault of the hardware{whose} is possible)"
@@ -114,7 +127,11 @@ def lines(incident: Incident, when: str, number: str) -> list[str]:
         if took:
             lines.append(f"  took       {took}")
         what = "it was ordered" if incident.cause == OrderedBy.OPERATOR else "the fault struck"
-        lines.append(f"  cost       {formatting.steps(incident.lost_steps)} computed again ({what} {struck(incident)})")
+        lines.append(
+            f"  cost       {formatting.steps(incident.lost_steps)} {_COMPUTED_AGAIN[incident.repeated]} ({what} {struck(incident)})"
+        )
+    if incident.repeated is Repeated.OTHER:
+        lines.append(f"  beware     {_OTHER}")
     return lines
 
 

@@ -1,8 +1,12 @@
 """Typed things → sentences."""
 
+from dataclasses import replace
+
 import pytest
 
 from mt_resilient.resilience.model.incident import PHASES, Incident
+from mt_resilient.resilience.model.rewind import Origin
+from mt_resilient.resilience.model.signals import Repeated
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.report import explain
 from mt_resilient.resilience.text import formatting
@@ -48,6 +52,11 @@ def test_a_recovery_in_one_line() -> None:
     )
     rewound = incident(rung=1, at=10, resume_step=Step(8), phases_s={"restore": 0.01}, open=False)
     assert explain.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
+    same = explain.recovered(replace(over, repeated=Repeated.SAME))
+    assert same.endswith("1 step computed again, with the same loss as before; detect 4 ms")
+    other = explain.recovered(replace(rewound, repeated=Repeated.OTHER, origin=Origin.TRANSIENT))
+    assert "2 steps computed again, with another loss than before; restore 10 ms; it did not come again, but" in other
+    assert other.endswith("or its snapshots lack a part of its state (docs/state.md lists what they hold)")
 
 
 def test_the_story_of_a_restart() -> None:

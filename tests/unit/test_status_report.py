@@ -1,18 +1,19 @@
 """Board pages and ended processes → this node's status."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mt_resilient.agent.ranks.status_report import ended_well, exits, rewinds, status
+from mt_resilient.agent.ranks.status_report import ended_well, exits, reached, rewinds, status
 from mt_resilient.agent.ranks.worker_group import Gang, Watched
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.model.rewind import Remedy
-from mt_resilient.resilience.model.signals import RankExit
+from mt_resilient.resilience.model.signals import RankExit, Repeated
 from mt_resilient.resilience.model.types import Rank, RankPhase
 
 from .stalls import stall
@@ -343,3 +344,22 @@ def test_a_script_that_is_gone_is_named() -> None:
     assert {(found.kind, found.error) for found in exits(gone, pages(RankPhase.ATTACHED, step=-1))} == {
         ("broken", "train.py is not there")
     }
+
+
+def test_the_last_step_of_ranks_is_what_a_restart_computes_again_where_it_lies_behind_the_snapshot() -> None:
+    ranks = pages(step=10, tells=2)
+    for page in ranks:
+        page.beat(10, 0.5, math.nan, 1)
+    assert [(step, loss) for step, loss, _ in reached(ranks, 9)] == [(10, 0.5)] * 2
+    assert reached(ranks, 10) == ()
+    ranks[1].tells = 1  # its data is not known, so another loss would be no wonder
+    assert reached(ranks, 9) == ()
+
+
+def test_what_a_rank_finds_in_steps_computed_again_is_told_and_a_difference_on_any_rank_counts() -> None:
+    ranks = pages()
+    found_out = [Repeated.UNKNOWN]
+    for local_rank, found in ((0, Repeated.SAME), (1, Repeated.OTHER)):
+        ranks[local_rank].repeated = found
+        found_out.append(said(gang("alive", "alive"), ranks).repeated)
+    assert found_out == [Repeated.UNKNOWN, Repeated.SAME, Repeated.OTHER]

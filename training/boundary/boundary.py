@@ -16,6 +16,7 @@ from ...checkpoint.durable.save_interval import AUTO
 from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import SnapshotError, StateError, UsageError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Judgement, Wanted
+from ...resilience.model.rewind import REPLAYS
 from ...resilience.model.types import Doing, RankPhase
 from ..attach.attach import Attachment, attach
 from ..snapshot.snapshot_pace import Pace
@@ -29,6 +30,7 @@ from .fallback import Rescue
 from .lineage import Course
 from .local_gradients import OwnGradients
 from .loop_start import first_boundary, tell, tell_of_hooks, unless_looped
+from .repetition import Repetition
 from .step_metrics import Figures
 from .step_timer import OwnTime
 
@@ -69,6 +71,7 @@ class Boundaries:
         self._pace = Pace(self._handoff.every_steps)
         self._left_ns = 0
         self._course = Course(self._handoff)
+        self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
         self._council: Council | None = None
@@ -155,7 +158,9 @@ class Boundaries:
         self._own_gradients.stepped(step)
         self._accumulation.crossed()
         loss, grad_norm = figures.loss, figures.grad_norm
-        self._page.beat(step, math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm, entered)
+        said = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
+        self._page.beat(step, *said, entered)
+        self._repetition.crossed(step, *said)
         if self._first:
             self._first = False
             self._rescue.check()
@@ -248,7 +253,7 @@ class Boundaries:
         """Right before a first step, at the state after `step` steps: wait, and go back, as ordered; the step to go on from."""
         assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
-            step = self._council.turn_back()
+            step = self._turn_back()
         self._leased()
         return step
 
@@ -265,9 +270,15 @@ class Boundaries:
 
     def rewind(self) -> int:
         """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
-        assert self._council is not None
         self._left_ns = 0
-        return self._enter(self._council.turn_back())
+        return self._enter(self._turn_back())
+
+    def _turn_back(self) -> int:
+        assert self._council is not None
+        step = self._council.turn_back()
+        turn = self._course.turns[-1]
+        self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
+        return step
 
     def resume(self) -> None:
         """Put the generators back once more, after data iterators were built anew."""
