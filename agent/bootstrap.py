@@ -221,8 +221,8 @@ def run_job(
             node.held.shelf.fresh(AT_THE_END_S)
             steps = node.held.durable_steps() + ([] if asked else node.held.live_steps())
             lost = unwritten(node.board.pages, steps, node.drain.lost, asked)
-        if lost and code == 0:
-            code = MachineError.exit_code
+        if lost and code == 0 and not (node.untakable and not asked):
+            code = MachineError.exit_code  # something that a person can mend
         newest = max(node.held.durable_steps(), default=None)
         say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through(node.board.pages))
         journal.write("end", wall_s(), code=code)

@@ -370,6 +370,11 @@ class Node:
             self.gang is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
         )
 
+    @property
+    def untakable(self) -> bool:
+        """Whether the state of its ranks has come to hold something that no snapshot can hold."""
+        return any(page.unsaved for page in self.board.pages)
+
     def ask_snapshot(self, request: str) -> None:
         """One on disk, as soon as the ranks come to a boundary."""
         self.snapshot_asked = request

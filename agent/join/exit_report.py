@@ -99,6 +99,12 @@ def say_the_end(
         telling.say(f"this node is drained; the job goes on on {on}, and the same command here joins it again", "good")
     elif lost and (code > 128 or (record and record.last_snapshot)):
         telling.say(f"{ended}, but without the last snapshot ({lost}); the same command {again}", "bad")
+    elif lost and code == 0 and record:
+        if record.complete:
+            run.finished.touch()
+        further = "" if record.complete else f"; the same command {again}"
+        only = "only the script's own checkpoints do"
+        telling.say(f"{record.reason}. No snapshot has its last state ({lost}): {only}{further}", "warn")
     elif lost and newest is None and record and record.complete:
         run.finished.touch()  # whoever gives the command again does not mean to train all of it again
         telling.say(

@@ -57,6 +57,31 @@ def test_a_last_state_that_is_not_on_disk(asked: bool, said: str, tmp_path: Path
     assert heard[0].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("complete", "said"),
+    [
+        (
+            True,
+            "the training is over. No snapshot has its last state (step 58: x): only the script's own checkpoints do",
+        ),
+        (
+            False,
+            "the training is over. No snapshot has its last state (step 58: x): only the script's own checkpoints do; "
+            "the same command goes on from step 50",
+        ),
+    ],
+)
+def test_a_last_state_that_no_snapshot_can_hold_is_no_failure_of_a_training(
+    complete: bool, said: str, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+    telling: Any = SimpleNamespace(say=lambda words, mood: heard.append(words))
+    over = record(Phase.ENDING, complete=complete, reason="the training is over")
+    run = RunDirectory(tmp_path)
+    say_the_end(0, over, "step 58: x", 50, run, telling, drained=False, through=complete)
+    assert (heard, run.finished.exists()) == ([said], complete)
+
+
 def test_an_agent_that_hangs_as_it_leaves_ends_with_its_code_and_says_where(tmp_path: Path) -> None:
     script = (
         "import sys, threading; from pathlib import Path; from mt_resilient.agent.join.exit_report import leave_soon; "
