@@ -174,7 +174,12 @@ def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> 
 
 
 def _look_at(script: str) -> None:
-    """Raises UsageError for what Python cannot run."""
+    """Raises UsageError for what Python cannot run, or not more than once."""
+    if os.path.exists(script) and not (os.path.isfile(script) or os.path.isdir(script)):
+        raise UsageError(
+            f"the script {script} is no file but a pipe or a device, which can be read only once, and ranks may have to be started again. "
+            "Write it to a file and name that; nothing was started"
+        )
     is_program = os.path.isfile(script) or os.path.isfile(os.path.join(script, "__main__.py"))
     if not is_program:
         raise UsageError(f"the script {script} is not there (looked in {os.getcwd()}); nothing was started")

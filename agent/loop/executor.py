@@ -113,7 +113,6 @@ class Performer:
             gang_over=gang is not None and gang.launcher.ended_s > 0,
             attached=gang is not None and self._node.all_attached(),
             training=gang is not None and self._node.all_training(),
-            untold=self._node.untold,
             acked=self._publisher.acked,
             rewind=self._node.board.orders.ordered,
             paused=bool(self._node.board.orders.paused),

@@ -19,7 +19,7 @@ class Action(Enum):
     ORDER_PAUSE = "tell the ranks to wait at their next boundary, or to go on"
     ORDER_SNAPSHOT = "tell the ranks to take a snapshot for the disk"
     ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
-    PASS_SIGNAL = "stop the ranks as torchrun stops them: they may save by themselves"
+    PASS_SIGNAL = "stop the ranks as torchrun stops them: they may save by themselves, and run their handlers"
     END_GANG = "end the ranks, finish the snapshots, say ended"
     STAND_DOWN = "end the ranks: the job goes on without them"
     LEAVE = "the job is over: leave"
@@ -38,8 +38,6 @@ class LocalState:
     """All its ranks are in their loop, so that an order reaches them."""
     acked: tuple[int, AckKind | None]
     """Newest acknowledgement: generation and kind."""
-    untold: bool
-    """All its ranks are attached, and none of them has a loop that tells of its steps."""
     rewind: int
     """Number of the last order to go back that its pages tell; 0: none."""
     paused: bool
@@ -82,7 +80,7 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
                 return Action.WAIT  # the first ranks to leave may wait for the others in the script's tail
             if at_work and record.last_snapshot and me.training:
                 return Action.ORDER_LEAVE
-            return Action.PASS_SIGNAL if at_work and record.signal and me.untold else Action.END_GANG
+            return Action.PASS_SIGNAL if at_work and record.signal and me.attached else Action.END_GANG
         case Phase.ENDED:
             return Action.LEAVE
 

@@ -141,9 +141,14 @@ class Leaving:
         newest = self._node.held.durable_steps()[-1:]
         kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
         within = f" within {formatting.seconds(request.budget_s)}" if preempted else ""
-        how = f"taking a last snapshot{within}" if request.snapshot else f"without a further snapshot: {kept}"
-        if self._node.untold:  # the record passes it on
-            how = "and passing the signal on to its ranks, as torchrun does"
+        passed = "passing the signal on to its ranks, as torchrun does"
+        how = (
+            f"taking a last snapshot{within}"
+            if request.snapshot
+            else f"without a further snapshot ({kept}), and {passed}"
+        )
+        if self._node.untold:  # nothing of theirs is in a snapshot
+            how = f"and {passed}"
         what = "draining this node" if drains else "ending the job"
         self._telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
         return True

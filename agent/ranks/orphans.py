@@ -109,11 +109,9 @@ def _kill(process: psutil.Process) -> None:
 
 def _tidies(process: psutil.Process) -> bool:
     """Whether it waits for the end of the processes that it serves, and then unlinks what these have left: shared memory and semaphores
-    (Python's `multiprocessing`), tensors that are shared by file (torch's `file_system`)."""
+    (Python's `multiprocessing`, joblib's loky), tensors that are shared by file (torch's `file_system`)."""
     with suppress(psutil.Error):
-        return (
-            "multiprocessing.resource_tracker" in " ".join(process.cmdline()) or process.name() == "torch_shm_manager"
-        )
+        return ".resource_tracker" in " ".join(process.cmdline()) or process.name() == "torch_shm_manager"
     return False
 
 

@@ -13,7 +13,7 @@ from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.resilience.errors import ScriptError
 
-from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
+from ..harness import GATED, MINIMAL, ROOT, Job, cli, digest_of, undisturbed
 
 STEPS = 120
 TAILS = Path(__file__).with_name("tails.py")
@@ -36,8 +36,40 @@ def test_a_signal_ends_everything_in_order(number: int, code: int, tmp_path: Pat
     job.until_step(3)
     job.agent.send_signal(number)
     assert job.finish(30) == code
-    assert "Traceback" not in job.said()
+    assert f'File "{ROOT}/agent' not in job.said(), (
+        "a traceback of the agent, which prints none; ranks do, as under torchrun"
+    )
     assert not (job.directory / "endpoint").exists()
+
+
+INTERRUPTED = """
+import atexit, time
+import torch
+from mt_resilient import Session
+
+atexit.register(print, "exit handler", flush=True)
+model = torch.nn.Linear(2, 2)
+try:
+    for step in Session(model=model).steps(9999):
+        time.sleep(0.02)
+        print("step", step, flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+finally:
+    print("put away", flush=True)
+"""
+
+
+def test_ranks_of_a_session_hear_ctrl_c_as_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(script)])
+    job.until_step(3)
+    job.agent.send_signal(signal.SIGINT)
+    assert job.finish(30) == 130
+    for said in ("interrupted", "put away", "exit handler"):
+        assert job.printed().count(said) == 2, said
+    assert job.incidents() == []
 
 
 @pytest.mark.parametrize(

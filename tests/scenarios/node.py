@@ -392,7 +392,6 @@ class Node:
             gang_over=over,
             attached=self.ranks is not None and all(page.pid for page in self.pages),
             training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
-            untold=False,
             acked=self.acked,
             rewind=self.pages[0].ordered,
             paused=bool(self.pages[0].paused),
@@ -449,6 +448,9 @@ class Node:
                     page.order = Order.SNAPSHOT_AND_STOP
                 self.leave_ordered_s = now_s
                 self.say(f"{self.says} orders its ranks to take a last snapshot and leave")
+            case Action.PASS_SIGNAL:
+                self.leave_ordered_s = now_s
+                self._end_ranks("passes the signal on to")
             case Action.END_GANG:
                 self._clear(now_s, record.number)
                 if record.onset >= 0 and record.phase is Phase.ENDING:
@@ -483,9 +485,9 @@ class Node:
         for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
             del self.arena[step]
 
-    def _end_ranks(self) -> None:
+    def _end_ranks(self, does: str = "ends what is left of") -> None:
         if self.gang and not self.gang.launcher.ended_s:
-            self.say(f"{self.says} ends what is left of {'the' if self.job.alone else 'its'} ranks")
+            self.say(f"{self.says} {does} {'the' if self.job.alone else 'its'} ranks")
         if self.ranks:
             self.ranks.leave(self)
         self.ranks = self.gang = None

@@ -54,8 +54,8 @@ TABLE: list[tuple[set[str], dict[str, object], Action]] = [
     (ENDING, {"grace_over": {True}}, Action.END_GANG),
     (ENDING, {"leave_ordered": {True}}, Action.WAIT),
     ({"ending with a snapshot", "preempted"}, {"training": {True}}, Action.ORDER_LEAVE),
-    # Ranks whose loop is not known save by themselves, if at all: at the signal that torchrun would pass on.
-    ({"ending by a signal", "preempted"}, {"untold": {True}}, Action.PASS_SIGNAL),
+    # The signal that torchrun would pass on: ranks run their handlers, and save by themselves where nothing else saves.
+    ({"ending by a signal", "preempted"}, {"attached": {True}}, Action.PASS_SIGNAL),
     (ENDING, {}, Action.END_GANG),
 ]
 """Where the record stands, what must hold of this node, and the answer; the first row that fits counts."""
@@ -67,7 +67,6 @@ STATES = [
         gang_over=over,
         attached=attached,
         training=training,
-        untold=untold,
         acked=acked,
         rewind=0,
         paused=False,
@@ -76,9 +75,8 @@ STATES = [
         leave_ordered=ordered,
         grace_over=grace,
     )
-    for gang, over, attached, training, untold, acked, ordered, grace in product(
+    for gang, over, attached, training, acked, ordered, grace in product(
         (0, NUMBER - 1, NUMBER),
-        BOTH,
         BOTH,
         BOTH,
         BOTH,
