@@ -54,7 +54,6 @@ def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
         gang_over=False,
         attached=gang is not None and gang.attached_s <= play.now_s < gang.broken_s,
         training=gang is not None and gang.training(play.now_s),
-        untold=False,
         acked=(record.number if acked else 0, acked),
         rewind=gang.rewind if gang else 0,
         paused=gang is not None and gang.told_to_wait,

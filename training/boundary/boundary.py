@@ -29,7 +29,7 @@ from .consensus import Council, obey
 from .fallback import Rescue
 from .lineage import Course
 from .local_gradients import OwnGradients
-from .loop_start import first_boundary, tell, tell_of_hooks, unless_looped
+from .loop_start import first_boundary, tell, tell_of_what_is_missing, unless_looped
 from .repetition import Repetition
 from .step_metrics import Figures
 from .step_timer import OwnTime
@@ -128,7 +128,6 @@ class Boundaries:
             self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
-        tell_of_hooks(self._at, self._models)
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         self._page.tells = 1 if self.fixed_data else 2
@@ -165,6 +164,7 @@ class Boundaries:
             self._first = False
             self._rescue.check()
             first_boundary(self._at, self._course.windows, self.cure if self.fixed_data else "")
+            tell_of_what_is_missing(self._at, self._sources.values())
             self._page.first_step = step
             self._page.stepped_ns = entered  # from here on the agent may start the warm process
         if step == self._handoff.replay_until:

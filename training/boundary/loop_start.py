@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ...resilience.errors import UsageError
 from ...resilience.model.data_windows import Window
@@ -14,6 +16,9 @@ from ...resilience.text import formatting
 from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
 from ..state.modules.module_source import Modules
+from ..state.optimizers.nested_optimizers import state_of
+from ..state.optimizers.optimizers import Optimizers
+from ..state.sources import Source
 from ..warm import imported_modules
 
 
@@ -29,16 +34,44 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
     return None
 
 
-def tell_of_hooks(at: Attachment, models: Collection[Modules]) -> None:
-    wrappers: list[DistributedDataParallel] = []
-    if at.handoff.resume_step < 0:  # later on, this look would cost a recovery 0.15 s, and the hook has been reported
-        wrappers = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None:
+    """Name what the training moves on with and no snapshot holds, after its first step. Only at the job's first start: later this look
+    would cost a recovery 0.15 s, and all has been told."""
+    if at.handoff.resume_step >= 0:
+        return
+    objects = gc.get_objects()
+    models = [source for source in sources if isinstance(source, Modules)]
+    wrappers = [each for each in objects if issubclass(type(each), DistributedDataParallel)]
+    for optimizer in _strangers([each for each in objects if issubclass(type(each), Optimizer)], models, sources):
+        tell(
+            at,
+            f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. No snapshot "
+            "holds the state of that optimizer, and a recovery goes on with a fresh one. Give it: Session(…, optimizer=optimizer)",
+        )
     for hook in filter(None, (model.hooked(wrappers) for model in models)):
         tell(
             at,
             f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "
             "step to step, as PowerSGD does, a training that was recovered ends with other bits",
         )
+
+
+def _strangers(
+    optimizers: Iterable[Optimizer], models: Collection[Modules], sources: Collection[Source]
+) -> Iterator[Optimizer]:
+    """Those that have a state for parameters of the models, and that no source has."""
+    parts = [
+        each for source in sources if isinstance(source, Optimizers) for _, *both in source.parts() for each in both
+    ]
+    for source in sources:  # objects that save what they hold by themselves
+        thing = getattr(source, "thing", source)
+        parts += [] if isinstance(thing, LRScheduler) else getattr(thing, "__dict__", {}).values()
+    states = (state_of(each) for each in parts if isinstance(each, Optimizer))
+    known = {*map(id, parts), *map(id, states)}
+    trained = {id(parameter) for model in models for chunk in model.chunks for parameter in chunk.parameters()}
+    for each in optimizers:
+        if not known.intersection((id(each), id(state_of(each)))) and not trained.isdisjoint(map(id, state_of(each))):
+            yield each
 
 
 def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> None:

@@ -1,0 +1,65 @@
+"""What a rank says after its first step of what no snapshot holds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mt_resilient.training.boundary.loop_start import tell_of_what_is_missing
+from mt_resilient.training.state.sources import sources_of
+
+SAID = "the Session was not given the optimizer Adam, which has stepped parameters of its model"
+
+
+class Holder:
+    """An object of the script's that saves its optimizer by itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+def stepped(model: nn.Module) -> torch.optim.Adam:
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def said(capsys: pytest.CaptureFixture[str], resume_step: int = -1, **given: Any) -> str:
+    at: Any = SimpleNamespace(rank=0, handoff=SimpleNamespace(resume_step=resume_step))
+    tell_of_what_is_missing(at, sources_of(given).values())
+    return capsys.readouterr().err
+
+
+def test_an_optimizer_that_the_session_was_not_given_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = stepped(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    assert said(capsys, model=model, schedule=schedule).count(SAID) == 1
+    assert said(capsys, resume_step=7, model=model) == "", "a restart is not held up by the look"
+
+
+def test_an_optimizer_that_something_given_holds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = stepped(model)
+    assert said(capsys, model=model, optimizer=optimizer) == ""
+    assert said(capsys, model=model, all={"of": [optimizer]}) == ""
+    assert said(capsys, model=model, holder=Holder(optimizer)) == ""
+
+
+def test_optimizers_of_other_models_and_those_that_have_not_stepped_are_not_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    idle, foreign = torch.optim.Adam(model.parameters()), stepped(other)
+    assert said(capsys, model=model) == ""
+    del idle, foreign
