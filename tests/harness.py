@@ -78,6 +78,9 @@ def step_lines(output: str) -> list[str]:
 class Job:
     """One run directory, and the agent that runs in it now."""
 
+    forgets = False
+    """Its steps are other ones when they are computed again, and the incidents are to say so; else they must not."""
+
     def __init__(self, place: Path, command: Sequence[str], *options: str, **extra: str) -> None:
         """command: torchrun's arguments, script included. A script behind GATED waits at its 30th step until `finish`."""
         self.directory = place / "run"
@@ -174,6 +177,7 @@ class Job:
             code = self.agent.wait(deadline_s)
             hung = RunDirectory(self.directory).leaving
             assert not hung.exists(), hung.read_text()
+            assert self.forgets or "with another loss than before" not in self.said(), self.said()[-4000:]
             return code
         except subprocess.TimeoutExpired:
             stacks = self.stacks()

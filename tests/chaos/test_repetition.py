@@ -19,6 +19,7 @@ def test_a_state_that_the_session_is_not_given_is_told_by_the_steps_computed_aga
 ) -> None:
     words = ["--mark", str(tmp_path / "mark"), "--nan-at", "-1" if killed else "25"]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(SCRIPT), *words], "--snapshot-every", "20")
+    job.forgets = True
     if killed:
         job.until_step(25)
         job.kill_rank(1)
