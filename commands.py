@@ -159,7 +159,7 @@ def _standing() -> None:
 
 def _policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:
     """The configuration, by section."""
-    from .agent.bootstrap import SECTIONS
+    from .agent.policies import SECTIONS
     from .resilience.config import load
 
     return load({**SECTIONS, **further}, file, os.environ, flags or {})

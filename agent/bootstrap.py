@@ -21,19 +21,10 @@ from ..resilience.clock import wall_s
 from ..resilience.controller import Controller
 from ..resilience.decide import observe_only
 from ..resilience.decide.policy import Policy
-from ..resilience.detect.hang_rules import HangPolicy
-from ..resilience.detect.straggler import StragglerPolicy
 from ..resilience.errors import MachineError, SnapshotError, UsageError
-from ..resilience.inprocess.fallback import RescuePolicy
-from ..resilience.inprocess.loss_spike import SpikePolicy
-from ..resilience.inprocess.rewind_ladder import LadderPolicy
 from ..resilience.inprocess.tally import RankPolicy
-from ..resilience.membership.quarantine import QuarantinePolicy
-from ..resilience.membership.rank_assignment import NodesPolicy
 from ..resilience.model.data_windows import Window, merged
 from ..resilience.model.types import NodeId
-from ..resilience.plan.escalation import RecoveryPolicy
-from ..resilience.plan.resume_point import StabilityPolicy
 from ..resilience.report.metrics import Metrics
 from ..resilience.store.election import Election
 from ..resilience.store.etcd.access import PASSWORD
@@ -42,12 +33,10 @@ from ..resilience.store.keys import Keys
 from ..resilience.store.protocol import Store
 from ..resilience.store.write_rates import paced
 from ..resilience.text import formatting
-from .buddy.buddy_client import CopiesPolicy
-from .config import AgentPolicy, PreemptionPolicy
+from .config import AgentPolicy
 from .join import identity
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
-from .join.identity import ControlPolicy
 from .join.join import Joined, join
 from .launch import python_check
 from .launch.torchrun import Launch, understand
@@ -64,28 +53,9 @@ from .output.async_output import Notebook
 from .output.event_log import Telling
 from .output.terminal import Terminal
 from .peers.lease import Heartbeat
+from .policies import NodePolicies
 from .preflight import kernel_features
-from .preflight.rules import PreflightPolicy
 from .run_directory import RunDirectory
-
-SECTIONS: dict[str, type] = {
-    "snapshots": SnapshotPolicy,
-    "spikes": SpikePolicy,
-    "ladder": LadderPolicy,
-    "rescue": RescuePolicy,
-    "recovery": RecoveryPolicy,
-    "nodes": NodesPolicy,
-    "copies": CopiesPolicy,
-    "preflight": PreflightPolicy,
-    "quarantine": QuarantinePolicy,
-    "hang": HangPolicy,
-    "stragglers": StragglerPolicy,
-    "stability": StabilityPolicy,
-    "agent": AgentPolicy,
-    "preemption": PreemptionPolicy,
-    "control": ControlPolicy,
-}
-"""Configuration sections, each owned by the module that uses it."""
 
 
 def default_directory(launch: Launch) -> Path:
@@ -170,20 +140,16 @@ def run_job(
         judged_by = RankPolicy(
             spikes=policies["spikes"], ladder=policies["ladder"], rescue=policies["rescue"], observe=agent.observe
         )
-        node = Node(
-            launch,
-            run,
-            root,
-            kept,
-            judged_by,
-            joined.spec.run or secrets.token_hex(4),
-            beginning,
-            merged((*windows, *joined.spec.windows)),
-            policies["hang"],
-            policies["stability"],
-            policies["stragglers"],
-            joined.copies,
+        chosen_by = NodePolicies(
+            snapshots=kept,
+            ranks=judged_by,
+            hang=policies["hang"],
+            stability=policies["stability"],
+            stragglers=policies["stragglers"],
         )
+        life = joined.spec.run or secrets.token_hex(4)
+        left_out = merged((*windows, *joined.spec.windows))
+        node = Node(launch, run, root, chosen_by, life, beginning, left_out, joined.copies)
         closing.callback(node.close)
         node.spared = (server.pid or 0,) if server else ()
         mend = Revival(server, endpoints[0], node, telling) if server else None
@@ -221,7 +187,7 @@ def run_job(
             node.held.shelf.fresh(AT_THE_END_S)
             steps = node.held.durable_steps() + ([] if asked else node.held.live_steps())
             lost = unwritten(node.board.pages, steps, node.drain.lost, asked)
-        if lost and code == 0 and not (node.untakable and not asked):
+        if lost and code == 0 and not (node.board.unsavable() and not asked):
             code = MachineError.exit_code  # something that a person can mend
         newest = max(node.held.durable_steps(), default=None)
         say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through(node.board.pages))

@@ -35,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     elif SHARED not in os.environ:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="mt-resilient-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
+        if not config.getoption("numprocesses", None) and not ctypes.CDLL(None).unshare(_NEW_MOUNTS):
+            _run(*_OWN_SHARED_MEMORY)  # what other programs of the machine leave there is none of our business
+
+
+_OWN_SHARED_MEMORY = "mount --make-rprivate /", "mount -t tmpfs tmpfs /dev/shm"
+
+
+def _run(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(command.split(), check=True)
 
 
 def _in_namespaces_of_its_own() -> None:
@@ -48,16 +58,13 @@ def _in_namespaces_of_its_own() -> None:
     names.write_text("hosts: files\n")  # no name server is there to ask, and torch would warn that none answers
     if address.startswith("127."):
         address = "198.51.100.1"  # of those for documentation
-    commands = [
-        "mount --make-rprivate /",
-        "mount -t tmpfs tmpfs /dev/shm",
+    _run(
+        *_OWN_SHARED_MEMORY,
         f"mount --bind {names} /etc/nsswitch.conf",
         "ip link set lo up",
         f"ip addr add {address}/32 dev lo",  # this host has an address, and a way to others that leads nowhere
         f"ip route add default dev lo src {address}",
-    ]
-    for command in commands:
-        subprocess.run(command.split(), check=True)
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

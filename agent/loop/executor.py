@@ -85,7 +85,7 @@ class Performer:
             case Action.ORDER_PAUSE:
                 self._node.board.pause(record.waits)
             case Action.ORDER_SNAPSHOT:
-                self._node.ask_snapshot(record.saves)
+                self._node.saving.ask(record.saves)
             case Action.PASS_SIGNAL:
                 assert self._node.gang
                 self._node.gang.stop(record.signal)
@@ -112,12 +112,12 @@ class Performer:
             gang=gang.generation if gang else 0,
             gang_over=gang is not None and gang.launcher.ended_s > 0,
             attached=gang is not None and self._node.all_attached(),
-            training=gang is not None and self._node.all_training(),
+            training=gang is not None and self._node.board.all_training(),
             acked=self._publisher.acked,
             rewind=self._node.board.orders.ordered,
             paused=bool(self._node.board.orders.paused),
             waiting=all(page.doing == Doing.PAUSED for page in self._node.board.pages),
-            snapshot=self._node.snapshot_asked,
+            snapshot=self._node.saving.asked,
             leave_ordered=ordered_s > 0,
             grace_over=ordered_s > 0 and monotonic_s() > self._leave_until_s,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.model.generation import PASSED_ON, GenerationRecord
@@ -81,6 +83,23 @@ class Leaving:
     def signals(self) -> set[int]:
         """Those that are heard."""
         return heard({*PASSED_ON, *self._preemption.numbers})
+
+    @contextmanager
+    def hearing(self) -> Iterator[int]:
+        """Signals are heard within, and none after it: what is left is short, and others wait for it. Gives a descriptor that can be read
+        when one has come."""
+        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in self.signals:
+            signal.signal(number, self.on_signal)
+        previous_wakeup = signal.set_wakeup_fd(woken)
+        try:
+            yield wake
+        finally:
+            signal.set_wakeup_fd(previous_wakeup)
+            for number in self.signals:
+                signal.signal(number, signal.SIG_IGN)
+            os.close(wake)
+            os.close(woken)
 
     def on_signal(self, number: int, _: object) -> None:
         now_s = monotonic_s()

@@ -8,7 +8,6 @@ When the store does not answer, the round ends there: ranks keep training, and t
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import suppress
 
 from ...resilience.clock import monotonic_s, wall_s
@@ -83,25 +82,14 @@ class Supervisor:
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Until the job is over; the exit code. Signals are heard until then, and none after it."""
-        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in self._leaving.signals:
-            signal.signal(number, self._leaving.on_signal)
-        previous_wakeup = signal.set_wakeup_fd(woken)
-        try:
+        """Until the job is over; the exit code."""
+        with self._leaving.hearing() as wake:
             self._warm_up()
             while True:
                 self._wait(wake)
                 code = self.round()
                 if code is not None:
                     return code
-        finally:
-            signal.set_wakeup_fd(previous_wakeup)
-            # What is left is short, and others wait for it: that this agent has left.
-            for number in self._leaving.signals:
-                signal.signal(number, signal.SIG_IGN)
-            os.close(wake)
-            os.close(woken)
 
     def _wait(self, wake: int) -> None:
         """Until there may be something to do."""
@@ -139,7 +127,7 @@ class Supervisor:
             self.telling.say("asked a second time: leaving at once", "warn")
             return self._leaving.code
         changed = self._company is not None and self._company.look(monotonic_s())
-        self.node.pace_durable()
+        self.node.pace_saving()
         looked = True
         for act in (self.node.observe, self._hear_helpers):
             try:
@@ -267,7 +255,7 @@ class Supervisor:
             if news:
                 self.telling.say(news, "info" if self.node.warm.forks_ranks else "warn")
         fetching = self.node.fetching
-        for event in self.node.drain_events():
+        for event in self.node.saving.events():
             self.telling.drained(event, through(self.node.board.pages))
         changed = changed or self.node.fetching != fetching
         for mood, sentence in self.node.lookout.words():

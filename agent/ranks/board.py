@@ -15,7 +15,7 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.page_validation import Orders, nonsense
 from ...resilience.ipc.shared_memory import mapped, memory
 from ...resilience.model.generation import RewindOrder
-from ...resilience.model.types import Order, OrderedBy
+from ...resilience.model.types import Order, OrderedBy, RankPhase
 
 
 class Board:
@@ -49,6 +49,18 @@ class Board:
             else:
                 page.raw[:] = copy
         return found
+
+    def all_training(self) -> bool:
+        """Whether all ranks are in their loop."""
+        return all(page.phase == RankPhase.TRAINING for page in self.pages)
+
+    def finished_step(self) -> int:
+        """The newest step that all ranks have finished."""
+        return min(page.step for page in self.pages)
+
+    def unsavable(self) -> bool:
+        """Whether the state of a rank has come to hold something that no snapshot can hold."""
+        return any(page.unsaved for page in self.pages)
 
     def refuse(self, local_rank: int) -> None:
         """Whoever has claimed the page is no rank: nothing on it is believed in this generation."""

@@ -8,9 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable.retention import RetentionPolicy
+from ...checkpoint.durable.save_interval import SnapshotPolicy
 from ...resilience.ipc import die_with_parent
 from ...resilience.ipc.file_descriptors import appending
 
@@ -49,6 +53,18 @@ def heard(line: bytes) -> dict[str, Any] | None:
     if not isinstance(kind, str):
         return None
     return event if all(isinstance(event.get(name), what) for name, what in _FIELDS.get(kind, {}).items()) else None
+
+
+def drain_config(arena: Sequence[Sequence[str]], root: Place, run: str, policy: SnapshotPolicy) -> dict[str, Any]:
+    """What the drain process is told of a job. arena: paths of slots, by local rank; run: eight hex digits that name its life."""
+    return {
+        "arena": arena,
+        "root": root.address,
+        "run": run,
+        "local_ranks": len(arena),
+        "max_write_mb_per_s": policy.max_write_mb_per_s,
+        **{field.name: getattr(policy, field.name) for field in fields(RetentionPolicy)},
+    }
 
 
 class Draining:

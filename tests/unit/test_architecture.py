@@ -29,8 +29,8 @@ ORDER = {
         "incidents decide report controller"
     ),
     "agent": (
-        "config output launch ranks run_directory etcd monitor buddy preflight cli peers snapshots join node "
-        "loop ssh bootstrap"
+        "config output launch ranks run_directory etcd monitor buddy preflight cli peers snapshots join policies "
+        "node loop ssh bootstrap"
     ),
     "checkpoint": ("format arena backend buddy slabs durable"),
     "training": (

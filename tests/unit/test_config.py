@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.bootstrap import SECTIONS
+from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.resilience.config import load
 from mt_resilient.resilience.errors import UsageError
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mt_resilient.agent.bootstrap import SECTIONS
+from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.resilience.text.configuration_table import field_docstrings, tables
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.bootstrap import SECTIONS
 from mt_resilient.agent.join.config_match import alike, apart
 from mt_resilient.agent.join.join import _beginning
 from mt_resilient.agent.join.registration import BEGIN_S, SOME, described, reached, register
 from mt_resilient.agent.launch.torchrun import Launch
+from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.durable.save_interval import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ...checkpoint.backend import place
 from ...checkpoint.durable.save_interval import AUTO
 from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import SnapshotError, StateError, UsageError
@@ -25,11 +24,11 @@ from ..state.optimizers.accumulated_gradients import Accumulation
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Modules, sources_of
 from ..state.values.value_source import Values
-from .consensus import Council, obey
+from .consensus import Council
 from .fallback import Rescue
 from .lineage import Course
 from .local_gradients import OwnGradients
-from .loop_start import first_boundary, tell, tell_of_what_is_missing, unless_looped
+from .loop_start import first_boundary, restore, tell, tell_of_what_is_missing, unless_looped
 from .repetition import Repetition
 from .step_metrics import Figures
 from .step_timer import OwnTime
@@ -37,9 +36,7 @@ from .step_timer import OwnTime
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
 _LOOK_S = 0.05
-"""Between two looks of ranks that are paused, or without a lease,"""
-_FETCHING_S = 0.005
-"""and that are built before their part of the state has come from another node."""
+"""Between two looks of ranks that are paused, or without a lease."""
 
 
 class Boundaries:
@@ -95,23 +92,7 @@ class Boundaries:
         self._at = unless_looped(self._at)
         if self._at is None:
             return None
-        if self._handoff.resume_step < 0 and self._handoff.origin:
-            self._tape.owed = Wanted.ON_DISK  # and a snapshot of one's own on disk as soon as may be
-            step = self._tape.start_from(place.at(self._handoff.origin))
-        elif self._handoff.resume_step < 0:
-            return None
-        else:
-            step = self._handoff.resume_step
-            started = monotonic_ns()
-            while self._page.fetching:
-                sleep(_FETCHING_S)
-            self._tape.go_back(step)
-            if self._handoff.rewind is not None:
-                self._tape.rewinds += 1
-                obey(self._handoff.rewind, self._course, self._at, started, known_data=not self.fixed_data)
-                return step
-        self._course.went_back(step)
-        return step
+        return restore(self._at, self._tape, self._course, known_data=not self.fixed_data)
 
     @property
     def rewinds(self) -> int:

@@ -10,16 +10,25 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...checkpoint.backend import place
+from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import UsageError
+from ...resilience.inprocess.tally import Wanted
 from ...resilience.model.data_windows import Window
 from ...resilience.text import formatting
 from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
+from ..snapshot.snapshots import Tape
 from ..state.modules.module_source import Modules
 from ..state.optimizers.nested_optimizers import state_of
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Source
 from ..warm import imported_modules
+from .consensus import obey
+from .lineage import Course
+
+_FETCHING_S = 0.005
+"""Between two looks of ranks that are built before their part of the state has come from another node."""
 
 
 def unless_looped(at: Attachment | None) -> Attachment | None:
@@ -32,6 +41,28 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
             "after a fault it starts again from its beginning. To watch both, count them in one: for step in session.steps(first + second)"
         )
     return None
+
+
+def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> int | None:
+    """Go back to the state that the agent chose for this generation. Gives its step, or None where there is none to go back to."""
+    handoff = at.handoff
+    if handoff.resume_step < 0 and not handoff.origin:
+        return None
+    if handoff.resume_step < 0:
+        tape.owed = Wanted.ON_DISK  # a snapshot of one's own on disk as soon as may be
+        step = tape.start_from(place.at(handoff.origin))
+    else:
+        step = handoff.resume_step
+        started = monotonic_ns()
+        while at.page.fetching:
+            sleep(_FETCHING_S)
+        tape.go_back(step)
+        if handoff.rewind is not None:
+            tape.rewinds += 1
+            obey(handoff.rewind, course, at, started, known_data=known_data)
+            return step
+    course.went_back(step)
+    return step
 
 
 def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None:

@@ -1,0 +1,50 @@
+"""The sections of the configuration: each policy is owned by the module that uses it, and has its name here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..checkpoint.durable.save_interval import SnapshotPolicy
+from ..resilience.detect.hang_rules import HangPolicy
+from ..resilience.detect.straggler import StragglerPolicy
+from ..resilience.inprocess.fallback import RescuePolicy
+from ..resilience.inprocess.loss_spike import SpikePolicy
+from ..resilience.inprocess.rewind_ladder import LadderPolicy
+from ..resilience.inprocess.tally import RankPolicy
+from ..resilience.membership.quarantine import QuarantinePolicy
+from ..resilience.membership.rank_assignment import NodesPolicy
+from ..resilience.plan.escalation import RecoveryPolicy
+from ..resilience.plan.resume_point import StabilityPolicy
+from .buddy.buddy_client import CopiesPolicy
+from .config import AgentPolicy, PreemptionPolicy
+from .join.identity import ControlPolicy
+from .preflight.rules import PreflightPolicy
+
+SECTIONS: dict[str, type] = {
+    "snapshots": SnapshotPolicy,
+    "spikes": SpikePolicy,
+    "ladder": LadderPolicy,
+    "rescue": RescuePolicy,
+    "recovery": RecoveryPolicy,
+    "nodes": NodesPolicy,
+    "copies": CopiesPolicy,
+    "preflight": PreflightPolicy,
+    "quarantine": QuarantinePolicy,
+    "hang": HangPolicy,
+    "stragglers": StragglerPolicy,
+    "stability": StabilityPolicy,
+    "agent": AgentPolicy,
+    "preemption": PreemptionPolicy,
+    "control": ControlPolicy,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePolicies:
+    """What a node's parts go by."""
+
+    snapshots: SnapshotPolicy
+    ranks: RankPolicy
+    hang: HangPolicy
+    stability: StabilityPolicy
+    stragglers: StragglerPolicy

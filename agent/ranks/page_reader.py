@@ -1,0 +1,39 @@
+"""Reads the board for the agent: pages ──▶ whose process writes which page; what no rank of ours can have written is not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ...resilience.model.types import RankPhase
+from .board import Board
+from .descriptor_server import Door
+from .orphans import is_ours
+from .worker_group import Gang
+
+
+def read(board: Board, door: Door, gang: Gang, helpers: Set[int], *, observe: bool) -> list[str]:
+    """Copy what the ranks say, adopt the processes that claim pages, and end those that wrote nonsense. Gives a sentence for each thing
+    that is newly wrong. helpers: processes of the agent that are no ranks. observe: nothing is ended."""
+    # Before its loop begins, a process may leave the page to one that it has started.
+    trains = (local_rank for local_rank in gang.ranks if board.pages[local_rank].phase > RankPhase.ATTACHED)
+    wrong = board.look({local_rank: board.pages[local_rank].pid for local_rank in trains})
+    sentences = []
+    for local_rank, page in enumerate(board.pages):
+        pid, known = door.pids.get((local_rank, page.pid), page.pid), gang.ranks.get(local_rank)
+        if page.pid and (known is None or known.pid != pid):
+            if pid != page.pid or is_ours(pid, helpers):
+                gang.adopt(local_rank, pid)
+            else:
+                board.refuse(local_rank)
+                sentences.append(
+                    f"local rank {local_rank} says that it is process {page.pid}, but this agent has no such process. It runs unwatched"
+                )
+    for local_rank, why in wrong.items():
+        does = "does nothing while observing" if observe else "ends it"
+        sentences.append(
+            f"local rank {local_rank} has written over its page ({why}). The agent {does}, and believes nothing more on that page. "
+            "Something in that process writes beyond its own memory, or into a descriptor that is not its own"
+        )
+        if not observe:
+            gang.condemn(local_rank, why)
+    return sentences
