@@ -27,6 +27,7 @@ from .monitor.node_health import Vitals
 from .monitor.stack_sampler import Witness
 from .policies import NodePolicies
 from .ranks import status_report
+from .ranks.after_death import AfterDeath
 from .ranks.board import Board
 from .ranks.descriptor_server import Door
 from .ranks.launching import started
@@ -78,11 +79,12 @@ class Node:
         """Of what is wrong here, for people; whoever tells them takes them out."""
         self.witness = Witness(launch.ranks, directory.logs)
         self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths])
+        self._after_death = AfterDeath(self._door.token)
         self.lookout = Lookout(policies.hang, self.witness, observe=policies.ranks.observe)
         self.vitals = Vitals(policies.stragglers)
         self.warm = WarmProcess(
             launch.rank_command,
-            lambda: launch.shared_environment(os.environ),
+            lambda: launch.shared_environment(os.environ) | self._door.environment,
             directory.modules,
             directory.logs / "warm.log",
             launch.warm_refused,
@@ -195,7 +197,7 @@ class Node:
         self._orphans.end(self._helpers())
 
     def _helpers(self) -> set[int]:
-        return {pid for pid in (*self.warm.pids, self.drain.pid, *self.spared) if pid}
+        return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
 
     spared: tuple[int, ...] = ()
     """Further children of the agent that are not the gang's: etcd."""
@@ -206,6 +208,7 @@ class Node:
             self._orphans.end(self._helpers(), TIDY_S)
         self.warm.stop()
         self.drain.stop()
+        self._after_death.not_needed()
 
     # -- observation ------------------------------------------------------------------------------------------------------
 

@@ -29,11 +29,11 @@ class Door:
 
     def __init__(self, paths: Collection[str]) -> None:
         """paths: of the files that are given, in this agent's own /proc."""
-        name, self._token = f"mt-resilient-{secrets.token_hex(8)}", secrets.token_hex(16)
+        name, self.token = f"mt-resilient-{secrets.token_hex(8)}", secrets.token_hex(16)
         self._paths = frozenset(paths)
         self.pids: dict[tuple[int, int], int] = {}
         """Local rank, and the number that its process has where it lives → the number by which this agent sees it."""
-        self.environment = sign(name, self._token)
+        self.environment = sign(name, self.token)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listening.bind(f"\0{name}")
         listening.listen(64)
@@ -57,7 +57,7 @@ class Door:
         asking.settimeout(_PATIENCE_S)
         asked = json.loads(asking.recv(4096))
         path, rank, inner, flags = asked["path"], int(asked["rank"]), int(asked["pid"]), int(asked["flags"])
-        if not secrets.compare_digest(asked["token"], self._token) or path not in self._paths:
+        if not secrets.compare_digest(asked["token"], self.token) or path not in self._paths:
             asking.send(b"the agent has no such file for this process")
         elif pid <= 0:
             asking.send(b"the agent does not see this process: it is in a container of its own beside the agent's")

@@ -13,12 +13,11 @@ import psutil
 
 from ...resilience.clock import monotonic_s, sleep
 from ...resilience.errors import InternalError
+from .after_death import TIDY_S, tidies
 
 END_S = 60.0
 """How long killed processes may take to vanish: a driver that frees device memory takes about a second (measured 0.9 s), a rank stuck in
 the kernel may take long."""
-TIDY_S = 5.0
-"""How long processes may take that put away what killed ones have left. Python's take 20 ms, torch's rests 2 s before it ends."""
 LOOK_S = 2.0
 """Between looks for dead children. The agent's own are reaped by whoever has started them, some on threads, within moments: what has been
 dead for two looks is an orphan."""
@@ -108,10 +107,8 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _tidies(process: psutil.Process) -> bool:
-    """Whether it waits for the end of the processes that it serves, and then unlinks what these have left: shared memory and semaphores
-    (Python's `multiprocessing`, joblib's loky), tensors that are shared by file (torch's `file_system`)."""
     with suppress(psutil.Error):
-        return ".resource_tracker" in " ".join(process.cmdline()) or process.name() == "torch_shm_manager"
+        return tidies(" ".join((process.name(), *process.cmdline())))
     return False
 
 

@@ -1,0 +1,82 @@
+"""Ends what ranks have started when the agent itself is killed: data loaders' workers, servers, programs.
+
+Ranks die with their launcher, and it with the agent; what they have started need not. A tiny program waits for the agent's end, outside of
+its process group. All that descends from a rank carries the agent's token in its environment, and so is found.
+
+    agent ──a pipe, which the kernel closes at its death──▶ this file, as a program ──SIGKILL──▶ every process with the token
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+TRIES_S = 30.0
+"""For so long processes are looked for that do not end although killed, or that start others meanwhile."""
+TIDY_S = 5.0
+"""How long processes may take that put away what killed ones have left. Python's take 20 ms, torch's rests 2 s before it ends."""
+_LOOK_S = 0.05
+_IN_ORDER = b"in order\n"
+
+
+class AfterDeath:
+    def __init__(self, token: str) -> None:
+        """token: in the environment of every rank of this agent."""
+        command = [sys.executable, "-I", "-S", __file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
+        assert self._process.stdin
+        self._process.stdin.write(f"{token}\n".encode())
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def not_needed(self) -> None:
+        """The agent ends in order: what is still there is meant to be."""
+        with suppress(OSError):
+            self._process.communicate(_IN_ORDER)
+
+
+def tidies(command_line: str) -> bool:
+    """Whether such a process waits for the end of those that it serves, and then unlinks what these have left: shared memory and semaphores
+    (Python's `multiprocessing`, joblib's loky), tensors that are shared by file (torch's `file_system`)."""
+    return ".resource_tracker" in command_line or "torch_shm_manager" in command_line
+
+
+def _with(token: bytes) -> list[tuple[int, str]]:
+    """Number and command line of each process that has it in its environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and token in _read(f"/proc/{name}/environ"):
+                found.append((int(name), _read(f"/proc/{name}/cmdline").decode(errors="replace")))
+    return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def main() -> None:
+    token = sys.stdin.buffer.readline().strip()
+    if sys.stdin.buffer.read() or not token:
+        return
+    for look in range(int(TRIES_S / _LOOK_S)):
+        left = _with(token)
+        for pid, command_line in left:
+            if not tidies(command_line) or look * _LOOK_S > TIDY_S:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    main()
