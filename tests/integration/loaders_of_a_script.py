@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 SAMPLES = 14
 
@@ -360,6 +361,36 @@ class Epochs(DataLoader[Any]):
         return torch.tensor(samples) * (self.epoch + 1)
 
 
+class Stronger(Numbers):
+    """Its samples depend on the epoch that it was told, and on what the loop sets at the end of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch, self.strength = 0, 1.0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + 100 * self.epoch + 1000 * self.strength
+
+    def epoch_ends(self) -> None:
+        self.strength += 1
+
+
+class Scaling:
+    """A collate function that the loop changes at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.scale = 1
+
+    def __call__(self, samples: list[Any]) -> torch.Tensor:
+        return torch.stack(samples) * self.scale
+
+    def epoch_ends(self) -> None:
+        self.scale += 1
+
+
 FACTORIES: dict[str, Callable[[], Any]] = {
     "that collates with a generator of its own, by workers": lambda: DataLoader(
         range(16), batch_size=2, num_workers=2, collate_fn=Mixing()
@@ -401,6 +432,17 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "a tensor changed in place": lambda: loader(sampler=Weights()),
     "a list that comes later": lambda: loader(sampler=Ordered(None, shuffled)),
     "a loader that permutes": Permuted,
+    "that is told more": lambda: loader(Stronger(), shuffle=True),
+    "that is told more, by workers": lambda: loader(Stronger(), num_workers=2),
+    "that is told more, by workers that are kept": lambda: loader(
+        Stronger(), shuffle=True, num_workers=2, persistent_workers=True
+    ),
+    "that collates otherwise, by workers that are kept": lambda: loader(
+        collate_fn=Scaling(), num_workers=2, persistent_workers=True
+    ),
+    "torchdata's, that is told more, by workers that are kept": lambda: StatefulDataLoader(
+        Stronger(), batch_size=2, shuffle=True, num_workers=2, persistent_workers=True
+    ),
 }
 VARIANTS = {
     "a function that shuffles a list of tensors",

@@ -335,6 +335,12 @@ def drawn() -> tuple[float, ...]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
+def changes(loader: Any) -> list[Callable[[], None]]:
+    """What a loop changes of its loader at the end of an epoch."""
+    parts = (loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "collate_fn")))
+    return [part.epoch_ends for part in parts if hasattr(part, "epoch_ends")]
+
+
 def seed(number: int = 1) -> None:
     random.seed(number)
     np.random.seed(number)
@@ -354,6 +360,8 @@ def ordinary(sort: str) -> list[Any]:
                 part.set_epoch(epoch)
         for batch in loader() if callable(loader) else loader:
             seen.append((plain(batch), drawn()))
+        for change in changes(loader):
+            change()
     return seen
 
 
@@ -375,8 +383,10 @@ class Loop:
     def __init__(self, sort: str, number: int = 1) -> None:
         seed(number)
         self.randomness = Randomness(())
-        self.data = Batches(LOADERS[sort](), EPOCHS, 1, None)
+        loader = LOADERS[sort]()
+        self.data = Batches(loader, EPOCHS, 1, None)
         self.data.keep(self.randomness, 0)
+        self.changes = changes(loader)
         self.kept: list[Any] = []
 
     def run(self, step: int, most: int = 10**9) -> list[Any]:
@@ -387,6 +397,9 @@ class Loop:
             if batch is OVER:
                 break
             seen.append((plain(batch), drawn()))
+            if self.changes and self.data.ends(self.data.position):
+                for change in self.changes:
+                    change()
         return seen
 
     def go_back(self, kept: Any) -> None:

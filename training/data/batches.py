@@ -25,10 +25,11 @@ from .loader_adapters import Loadable, Loader
 from .loader_rng import Draws
 from .loader_state import Own
 from .worker_rng import Made
+from .worker_start import AtStart, behind_the_start
 
 OVER = object()
 """In place of a batch: there are no more."""
-_NOTHING: Nested = {"start": None, "own": {}, "workers": {}, "loader": {}, "draws": {}}
+_NOTHING: Nested = {"start": None, "own": {}, "forked": None, "workers": {}, "loader": {}, "draws": {}}
 """What a rank knows of its place that is new, as on another number of ranks."""
 
 
@@ -59,6 +60,7 @@ class Batches:
         """The generators before this epoch's iterator was made."""
         self._kept_workers = False
         """This epoch has those of the one before."""
+        self._forked = AtStart(loader)
         self._workers: dict[int, Nested] = {}
         """The generators of each worker after its last batch,"""
         self._begun: dict[int, Nested] = {}
@@ -182,6 +184,8 @@ class Batches:
             self._workers = {}
         self._begun = dict(self._workers)
         self._set_epoch(self.epoch)
+        if self._randomness is not None and not self._kept_workers:
+            self._forked.keep()
         self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
 
     # -- as a source of state -----------------------------------------------------------------------------------------------
@@ -210,6 +214,7 @@ class Batches:
         return {
             "start": self._start if begun else None,
             "own": own,
+            "forked": self._forked.kept if begun else None,
             "workers": self._begun if begun else {},
             "loader": {} if self.owed else self._loader.state(begun),
             "draws": dict(self._draws.kept) if begun else {},
@@ -237,6 +242,7 @@ class Batches:
         kept = self._kept or _NOTHING
         self._place, self._kept = None, None
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
+        self._forked.kept = kept.get("forked")
         self._begun, self._workers = dict(kept["workers"]), dict(kept["workers"])
         if self.offset:
             self._to_start()
@@ -252,7 +258,10 @@ class Batches:
         self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
-        before = self._to_start if self._kept_workers else None
+        before = None
+        if self._kept_workers:
+            self._forked.put_back()
+            before = behind_the_start(self._to_start)
         self._live = self._loader.iterate(skip, self._begun, before, self._draws.watched)
         if goes_on:
             return
