@@ -533,6 +533,38 @@ def test_what_has_changed_and_cannot_be_kept_is_named_once(capsys: pytest.Captur
         assert said.count("loader.") == times, "a file that is opened late, a large tensor that stays"
 
 
+def test_an_iterator_that_was_there_and_has_moved_on_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = of_a_script().Iterating()
+    data = Batches(loader, None, 1, None)
+    data.keep(Randomness(()), 0)
+    for step in range(4):
+        data.take(step)
+        data.collect()
+    said = capsys.readouterr().err
+    assert said.count("loader.made, loader.cycle, loader.letters has changed, and is not put back") == 1
+    assert said.count("loader.") == 3, "and none that has not moved on"
+
+
+def test_a_variable_that_becomes_an_object_is_left_where_a_restart_finds_it(tmp_path: Path) -> None:
+    """A file that is opened when it is needed: the restart took the variable away."""
+    (tmp_path / "script.py").write_text(
+        "import os\n"
+        "file = None\n"
+        "def batches():\n"
+        "    global file\n"
+        "    file = file or open(os.devnull)\n"
+        "    return iter(range(9))\n"
+    )
+    before, after = (runpy.run_path(str(tmp_path / "script.py")) for _ in range(2))
+    owns = [LooksFor(thing=script["batches"]) for script in (before, after)]
+    before["batches"]()
+    kept = owns[0].collect()
+    owns[1].restore(kept)
+    assert list(after["batches"]()) == [*range(9)]
+    for script in (before, after):
+        script["batches"].__globals__["file"].close()
+
+
 def test_what_is_large_is_let_go_when_it_has_changed() -> None:
     loader = of_a_script().Endless()
     loader.shard = torch.zeros(10**5)
