@@ -393,6 +393,19 @@ class Stronger(Numbers):
         self.strength += 1
 
 
+class Around:
+    """A loader class that goes through a DataLoader."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.dataset = inner, inner.dataset
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+
 class Scaling:
     """A collate function that the loop changes at the end of each epoch."""
 
@@ -556,6 +569,9 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "that is told more, by workers": lambda: loader(Stronger(), num_workers=2),
     "that is told more, by workers that are kept": lambda: loader(
         Stronger(), shuffle=True, num_workers=2, persistent_workers=True
+    ),
+    "around one that is told more, by workers that are kept": lambda: Around(
+        loader(Stronger(), shuffle=True, num_workers=2, persistent_workers=True)
     ),
     "that collates otherwise, by workers that are kept": lambda: loader(
         collate_fn=Scaling(), num_workers=2, persistent_workers=True

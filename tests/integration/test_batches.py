@@ -565,6 +565,33 @@ def test_a_variable_that_becomes_an_object_is_left_where_a_restart_finds_it(tmp_
         script["batches"].__globals__["file"].close()
 
 
+def test_workers_of_another_loader_that_the_loop_goes_through_are_there_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Starting them anew draws from the rank's generators: the training had other numbers after a recovery."""
+
+    def life(number: int) -> tuple[Batches, Randomness, Callable[[int], Any]]:
+        seed(number)
+        kept = {"persistent_workers": True, **SEVERAL}
+        around = of_a_script().Around(DataLoader(Numbers(), shuffle=True, **kept))
+        around.validation = DataLoader(Numbers(), **kept)
+        data, randomness = Batches(around, None, 1, None), Randomness(())
+        data.keep(randomness, 0)
+        return data, randomness, lambda step: (plain(data.take(step)), len(list(around.validation)), drawn())
+
+    data, randomness, step = life(1)
+    for number in range(9):
+        step(number)
+    kept, rank = copy.deepcopy(state_of(data)), randomness.collect()
+    expected = [step(9), step(10)]
+    for one, generators, again in ((data, randomness, step), life(2)):
+        put_back(one, copy.deepcopy(kept))
+        generators.restore(rank)
+        assert [again(9), again(10)] == expected
+        one.end()
+    assert capsys.readouterr().err.count("Its workers stay from epoch to epoch, and were started again") == 2
+
+
 def test_what_is_large_is_let_go_when_it_has_changed() -> None:
     loader = of_a_script().Endless()
     loader.shard = torch.zeros(10**5)

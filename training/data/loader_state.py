@@ -43,6 +43,8 @@ class Own:
         self._seen: dict[int, Any] = {}
         self._claimed: set[tuple[int, str]] = set()
         """Variables of modules that have a place: several functions may name one."""
+        self._functions = 0
+        """How many were read: those without a place, too."""
         todo = deque(holders.items())
         if holders:
             self._hold(Given("", holders, self._known, whole=True, told=True))
@@ -64,6 +66,10 @@ class Own:
 
     def values(self) -> list[Any]:
         return [value for holder in self._holders[1:] for value in holder.values()]
+
+    def things(self) -> list[Any]:
+        """All that has places."""
+        return [holder.thing for holder in self._holders]
 
     def collect(self) -> dict[str, Any]:
         return {holder.name: kept for holder in self._holders if (kept := holder.collect())}
@@ -130,7 +136,8 @@ class Own:
             yield from holder.live().items()
 
     def _function(self, name: str, thing: FunctionType) -> Iterator[tuple[Any, Any]]:
-        own = not installed(thing.__code__.co_filename)
+        own = not installed(thing.__code__.co_filename) and self._functions < _HOLDERS
+        self._functions += own
         names = [each for each in names_of(thing) if not each.is_builtin] if own else []
         holder = Variables(name, thing, self._known, [*filter(self._claim, names)], told=own)
         if holder.holds:

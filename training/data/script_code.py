@@ -46,7 +46,13 @@ class Named(NamedTuple):
 
 def names_of(function: FunctionType) -> list[Named]:
     """Variables of modules of the script that a function names, in an order that is the same in each life."""
-    return [_found(function.__globals__, path) for path in sorted(set(_paths(function.__code__)))]
+    return [_found(function.__globals__, path) for path in _named_in(function.__code__)]
+
+
+@functools.cache
+def _named_in(code: CodeType) -> list[tuple[str, ...]]:
+    """Kept: each worker looks through the same code."""
+    return sorted(set(_paths(code)))
 
 
 def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:

@@ -79,7 +79,7 @@ class Holder:
             return {}
         found, calm = {}, True
         held = dict(self._looked_at())
-        for name in [*held, *(self._places.keys() - held.keys())]:
+        for name in [*held, *(self._places.keys() - live.keys())]:
             place = self._place(name)
             value = held.get(name, ABSENT)
             before = place.lost
@@ -99,7 +99,11 @@ class Holder:
 
     def restore(self, kept: Mapping[str, Kept]) -> None:
         held = dict(self._looked_at())
+        others = self.live().keys() - held.keys()
+        """What is not looked at: an iterator of torch's where there was none."""
         for name in dict.fromkeys((*held, *self._places, *kept)):
+            if name in others:
+                continue
             live = held.get(name, ABSENT)
             value = self._place(name).put_back(kept.get(name), live)
             if value is live:
