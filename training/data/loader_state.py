@@ -20,9 +20,8 @@ import torch
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.ctypes_values import is_c
 from ..state.values.value_source import Known
-from ..warm.side_effects import installed
 from .held_values import GENERATORS
-from .script_code import BAGS, Named, apart, is_own, methods, names_of, of_script
+from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script
 from .value_holders import Bag, Given, Holder, OfClass, Variables, slots_of
 
 _HOLDERS = 1024

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..warm.side_effects import installed, module_file
+from ..warm import side_effects
 
 BAGS = (SimpleNamespace, argparse.Namespace, threading.local)
 """Other people's classes whose objects have the script's attributes."""
@@ -23,6 +23,10 @@ _READS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"))
 _PARTS = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"))
 _BETWEEN = frozenset(("COPY", "DUP_TOP", "CACHE", "PUSH_NULL"))
 """Between a name and its part, as in `config.level += 1`."""
+
+
+installed = functools.cache(side_effects.installed)
+"""By file: many functions are in one."""
 
 
 class Named(NamedTuple):
@@ -108,7 +112,7 @@ def _functions(method: Any) -> Iterator[FunctionType]:
 @functools.cache
 def of_script(kind: Any) -> bool:
     """Whether the script has written this very class, or one that it derives from."""
-    return not installed(module_file(kind)) or any(methods(kind))
+    return not installed(side_effects.module_file(kind)) or any(methods(kind))
 
 
 def is_own(thing: Any) -> bool:

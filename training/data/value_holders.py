@@ -194,19 +194,27 @@ class OfClass(Holder):
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
         super().__init__(name, thing, holders, whole, told)
         self._objects = {name for name, value in vars(thing).items() if is_own(value)}
+        self._names: list[str] = []
+        self._count = -1
+        """How many attributes it had when `_names` was made: most of them are methods, and are not looked at each time."""
 
     def live(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self.thing).items()
-            if (_is_value(value) or name in self._objects or name in self._places) and not name.startswith("__")
-        }
+        attributes = vars(self.thing)
+        if len(attributes) != self._count:
+            self._count = len(attributes)
+            self._names = [name for name, value in attributes.items() if self._has_place(name, value)]
+        return {name: attributes[name] for name in self._names if name in attributes}
+
+    def _has_place(self, name: str, value: Any) -> bool:
+        return not name.startswith("__") and (_is_value(value) or name in self._objects or name in self._places)
 
     def put(self, name: str, value: Any) -> None:
         setattr(self.thing, name, value)
+        self._count = -1
 
     def drop(self, name: str) -> None:
         delattr(self.thing, name)
+        self._count = -1
 
 
 def _is_value(thing: Any) -> bool:
