@@ -11,14 +11,19 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
+from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
+from .boundary.loop_start import tell
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
+from .data.read_ahead import ReadAhead
+from .state.optimizers.optimizers import Optimizers
 
 
 class Session(Boundaries):
@@ -30,6 +35,7 @@ class Session(Boundaries):
         self._step = 0
         self._counting = False
         self._data: Batches | None = None
+        self._ahead = ReadAhead((), say)
         self.complete = False
         """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
         loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
@@ -67,6 +73,10 @@ class Session(Boundaries):
         if self._at is not None:
             data.keep(self._tape.alone.generators, self._at.rank)
             self._course.data = self._tape.alone.data = data
+            if self._handoff.resume_step < 0:
+                sources = [source for source in self._sources.values() if isinstance(source, Optimizers)]
+                inner = (optimizer for source in sources for _, _, optimizer in source.parts())
+                self._ahead = ReadAhead(inner, partial(tell, self._at))
         return self._steps(total, data)
 
     def _steps(self, total: int | None, data: Batches | None, start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -93,10 +103,12 @@ class Session(Boundaries):
         crossed = False
         """A boundary, since the ranks have begun or gone back."""
         while total is None or step < total:
-            self._step = step
+            self._step, before = step, self._figures
             batch = None if data is None else self._take(data)
             if batch is not OVER:
+                self._ahead.gives()
                 yield step, batch
+                self._ahead.gave(reported=self._figures is not before)
                 if data is not None:
                     data.drain()
                 step += 1

@@ -158,3 +158,58 @@ def test_a_bad_sample_of_a_loader_is_left_out_and_no_other(tmp_path: Path) -> No
     assert window.stop - window.start == 1
     assert "13.0" not in "".join(taken[window.start :])
     assert "is not known" not in job.said()
+
+
+KEPT_WORKERS = """
+import os, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from mt_resilient import Session
+
+class Told(Dataset):
+    epoch, strength = 0, 1.0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __len__(self):
+        return 28
+    def __getitem__(self, index):
+        return torch.full((4,), 1.0 + index + 100 * self.epoch + 1000 * self.strength)
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    model, told = nn.Linear(4, 1), Told()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(told, batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+    session = Session(model=model, optimizer=optimizer)
+    for step, batch in session.batches(loader, epochs=6):
+        time.sleep(0.02)
+        loss = model(batch).square().mean()
+        if step == 16 and "MARKER" in os.environ and not os.path.exists(os.environ["MARKER"]):
+            open(os.environ["MARKER"], "w").close()
+            loss = loss * float("nan")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.report(loss=loss)
+        print(f"step {step} loss {loss.item()!r} with {batch[:, 0].tolist()}", flush=True)
+        if session.epoch_ends:
+            told.strength += 1
+    print("final state sha256", str(hash(model.bias.item())).strip("-"), told.strength)
+"""
+
+
+def test_workers_that_stay_are_started_again_with_what_they_were_started_with(tmp_path: Path) -> None:
+    """What the loop changes in their dataset does not reach them, before a recovery and after."""
+    script = tmp_path / "kept_workers.py"
+    script.write_text(KEPT_WORKERS)
+    expected, lines = undisturbed(script, ranks=1)
+    command = ["--nproc-per-node", "1", str(GATED), str(script)]
+    job = Job(tmp_path, command, "--durable-every", "10", MARKER=str(tmp_path / "marker"))
+    job.until_step(25)
+    job.kill_rank(0)
+    job.until(lambda now: now.generation == 2 and now.min_step >= 33)
+    job.kill_everything()
+    job.start()
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
+    assert max(float(number) for line in lines for number in line.partition("[")[2].strip("]").split(",")) < 1100

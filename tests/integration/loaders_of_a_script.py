@@ -3,7 +3,10 @@ file to where it counts as a script, and imports it there. Each factory of `FACT
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import itertools
+import multiprocessing
 import os
 import random
 from collections import deque
@@ -11,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 SAMPLES = 14
 
@@ -314,6 +318,18 @@ class Endless:
             yield next(self.numbers)
 
 
+class Iterating:
+    """Goes on with iterators that are there from the beginning."""
+
+    def __init__(self) -> None:
+        self.made, self.still = (at for at in range(10**6)), (at for at in range(3))
+        self.cycle, self.letters, self.calm = itertools.cycle("abc"), iter(["a"] * 99), itertools.cycle("abc")
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield next(self.made), next(self.cycle), next(self.letters)
+
+
 def shuffled(before: list[int] | None) -> list[int]:
     now = list(range(SAMPLES)) if before is None else before
     random.shuffle(now)
@@ -360,6 +376,144 @@ class Epochs(DataLoader[Any]):
         return torch.tensor(samples) * (self.epoch + 1)
 
 
+class Stronger(Numbers):
+    """Its samples depend on the epoch that it was told, and on what the loop sets at the end of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch, self.strength = 0, 1.0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + 100 * self.epoch + 1000 * self.strength
+
+    def epoch_ends(self) -> None:
+        self.strength += 1
+
+
+class Around:
+    """A loader class that goes through a DataLoader."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.dataset = inner, inner.dataset
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+
+class Scaling:
+    """A collate function that the loop changes at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.scale = 1
+
+    def __call__(self, samples: list[Any]) -> torch.Tensor:
+        return torch.stack(samples) * self.scale
+
+    def epoch_ends(self) -> None:
+        self.scale += 1
+
+
+class Shared(Numbers):
+    """What the loop changes at the end of each epoch lies in memory that workers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level, self.table = multiprocessing.Value("i", 1), multiprocessing.Array("d", 3)
+        self.view = np.frombuffer(multiprocessing.Array("d", 2).get_obj())
+        self.tensor = torch.zeros(2, dtype=torch.float64).share_memory_()
+        self.count = ctypes.c_int64(0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.count.value += 1
+        seen = float(self.level.value) + self.table[1] + float(self.view[1]) + float(self.tensor[1])
+        return super().__getitem__(index) + seen + 1e6 * self.count.value
+
+    def epoch_ends(self) -> None:
+        self.level.value += 10
+        self.table[1] += 100.0
+        self.view[1] += 1000.0
+        self.tensor[1] += 10000.0
+
+
+# -- what methods refer to -----------------------------------------------------------------------------------------------------
+
+
+class Level:
+    def __init__(self) -> None:
+        self.level, self.past = 1, [1]
+
+
+class Config:
+    level, past = 1, [1]
+    noise = np.random.default_rng(4)
+
+
+class SlottedLevel:
+    __slots__ = ("level",)
+
+
+def counted() -> int:
+    counted.times += 1  # type: ignore[attr-defined]
+    return int(counted.times)  # type: ignore[attr-defined]
+
+
+level, slotted, replaced = Level(), SlottedLevel(), Level()
+namespace, arguments = SimpleNamespace(level=1), argparse.Namespace(level=1)
+lent: Any = ModuleType("settings")
+lent.__file__ = __file__
+shift: Any = Level()
+
+
+class Shift:
+    """A transform that is a global object."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, sample: torch.Tensor) -> torch.Tensor:
+        self.times += 1
+        return sample + self.times
+
+
+class Referring(Numbers):
+    """Its samples depend on global objects, classes, a function's attribute, and a module, none of which it has itself."""
+
+    def __init__(self) -> None:
+        global level, replaced, shift
+        super().__init__()
+        level, replaced, shift = Level(), Level(), Shift()
+        slotted.level = namespace.level = arguments.level = lent.level = Config.level = 1
+        Config.noise, Config.past = np.random.default_rng(4), [1]
+        counted.times = 0  # type: ignore[attr-defined]
+
+    @property
+    def sum(self) -> int:
+        return level.level + 10 * slotted.level + 100 * namespace.level + 1000 * arguments.level + sum(level.past)
+
+    @staticmethod
+    def of_classes() -> float:
+        return Config.level + sum(Config.past) + float(Config.noise.random())
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        seen = self.sum + self.of_classes() + counted() + lent.level * 1e5 + replaced.level * 1e6
+        return shift(super().__getitem__(index)) + seen
+
+    def epoch_ends(self) -> None:
+        global replaced
+        for each in (level, slotted, namespace, arguments, Config, lent):
+            each.level += 1  # type: ignore[union-attr]
+        for past in (level.past, Config.past):
+            past.append(len(past))
+        replaced = Level()
+        replaced.level = 1 + level.level
+
+
 FACTORIES: dict[str, Callable[[], Any]] = {
     "that collates with a generator of its own, by workers": lambda: DataLoader(
         range(16), batch_size=2, num_workers=2, collate_fn=Mixing()
@@ -401,6 +555,30 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "a tensor changed in place": lambda: loader(sampler=Weights()),
     "a list that comes later": lambda: loader(sampler=Ordered(None, shuffled)),
     "a loader that permutes": Permuted,
+    "that refers to what is global": lambda: loader(Referring(), shuffle=True),
+    "that refers to what is global, by workers": lambda: loader(Referring(), num_workers=2),
+    "that refers to what is global, by workers that are kept": lambda: loader(
+        Referring(), num_workers=2, persistent_workers=True
+    ),
+    "that shares its values": lambda: loader(Shared(), shuffle=True),
+    "that shares its values, by workers": lambda: loader(Shared(), shuffle=True, num_workers=2),
+    "that shares its values, by workers that are kept": lambda: loader(
+        Shared(), shuffle=True, num_workers=2, persistent_workers=True
+    ),
+    "that is told more": lambda: loader(Stronger(), shuffle=True),
+    "that is told more, by workers": lambda: loader(Stronger(), num_workers=2),
+    "that is told more, by workers that are kept": lambda: loader(
+        Stronger(), shuffle=True, num_workers=2, persistent_workers=True
+    ),
+    "around one that is told more, by workers that are kept": lambda: Around(
+        loader(Stronger(), shuffle=True, num_workers=2, persistent_workers=True)
+    ),
+    "that collates otherwise, by workers that are kept": lambda: loader(
+        collate_fn=Scaling(), num_workers=2, persistent_workers=True
+    ),
+    "torchdata's, that is told more, by workers that are kept": lambda: StatefulDataLoader(
+        Stronger(), batch_size=2, shuffle=True, num_workers=2, persistent_workers=True
+    ),
 }
 VARIANTS = {
     "a function that shuffles a list of tensors",

@@ -335,6 +335,12 @@ def drawn() -> tuple[float, ...]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
+def changes(loader: Any) -> list[Callable[[], None]]:
+    """What a loop changes of its loader at the end of an epoch."""
+    parts = (loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "collate_fn")))
+    return [part.epoch_ends for part in parts if hasattr(part, "epoch_ends")]
+
+
 def seed(number: int = 1) -> None:
     random.seed(number)
     np.random.seed(number)
@@ -354,6 +360,8 @@ def ordinary(sort: str) -> list[Any]:
                 part.set_epoch(epoch)
         for batch in loader() if callable(loader) else loader:
             seen.append((plain(batch), drawn()))
+        for change in changes(loader):
+            change()
     return seen
 
 
@@ -375,8 +383,10 @@ class Loop:
     def __init__(self, sort: str, number: int = 1) -> None:
         seed(number)
         self.randomness = Randomness(())
-        self.data = Batches(LOADERS[sort](), EPOCHS, 1, None)
+        loader = LOADERS[sort]()
+        self.data = Batches(loader, EPOCHS, 1, None)
         self.data.keep(self.randomness, 0)
+        self.changes = changes(loader)
         self.kept: list[Any] = []
 
     def run(self, step: int, most: int = 10**9) -> list[Any]:
@@ -387,6 +397,9 @@ class Loop:
             if batch is OVER:
                 break
             seen.append((plain(batch), drawn()))
+            if self.changes and self.data.ends(self.data.position):
+                for change in self.changes:
+                    change()
         return seen
 
     def go_back(self, kept: Any) -> None:
@@ -518,6 +531,65 @@ def test_what_has_changed_and_cannot_be_kept_is_named_once(capsys: pytest.Captur
         said = capsys.readouterr().err
         assert said.count("loader.numbers has changed, and is not put back") == times
         assert said.count("loader.") == times, "a file that is opened late, a large tensor that stays"
+
+
+def test_an_iterator_that_was_there_and_has_moved_on_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = of_a_script().Iterating()
+    data = Batches(loader, None, 1, None)
+    data.keep(Randomness(()), 0)
+    for step in range(4):
+        data.take(step)
+        data.collect()
+    said = capsys.readouterr().err
+    assert said.count("loader.made, loader.cycle, loader.letters has changed, and is not put back") == 1
+    assert said.count("loader.") == 3, "and none that has not moved on"
+
+
+def test_a_variable_that_becomes_an_object_is_left_where_a_restart_finds_it(tmp_path: Path) -> None:
+    """A file that is opened when it is needed: the restart took the variable away."""
+    (tmp_path / "script.py").write_text(
+        "import os\n"
+        "file = None\n"
+        "def batches():\n"
+        "    global file\n"
+        "    file = file or open(os.devnull)\n"
+        "    return iter(range(9))\n"
+    )
+    before, after = (runpy.run_path(str(tmp_path / "script.py")) for _ in range(2))
+    owns = [LooksFor(thing=script["batches"]) for script in (before, after)]
+    before["batches"]()
+    kept = owns[0].collect()
+    owns[1].restore(kept)
+    assert list(after["batches"]()) == [*range(9)]
+    for script in (before, after):
+        script["batches"].__globals__["file"].close()
+
+
+def test_workers_of_another_loader_that_the_loop_goes_through_are_there_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Starting them anew draws from the rank's generators: the training had other numbers after a recovery."""
+
+    def life(number: int) -> tuple[Batches, Randomness, Callable[[int], Any]]:
+        seed(number)
+        kept = {"persistent_workers": True, **SEVERAL}
+        around = of_a_script().Around(DataLoader(Numbers(), shuffle=True, **kept))
+        around.validation = DataLoader(Numbers(), **kept)
+        data, randomness = Batches(around, None, 1, None), Randomness(())
+        data.keep(randomness, 0)
+        return data, randomness, lambda step: (plain(data.take(step)), len(list(around.validation)), drawn())
+
+    data, randomness, step = life(1)
+    for number in range(9):
+        step(number)
+    kept, rank = copy.deepcopy(state_of(data)), randomness.collect()
+    expected = [step(9), step(10)]
+    for one, generators, again in ((data, randomness, step), life(2)):
+        put_back(one, copy.deepcopy(kept))
+        generators.restore(rank)
+        assert [again(9), again(10)] == expected
+        one.end()
+    assert capsys.readouterr().err.count("Its workers stay from epoch to epoch, and were started again") == 2
 
 
 def test_what_is_large_is_let_go_when_it_has_changed() -> None:

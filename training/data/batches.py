@@ -25,10 +25,16 @@ from .loader_adapters import Loadable, Loader
 from .loader_rng import Draws
 from .loader_state import Own
 from .worker_rng import Made
+from .worker_start import AtStart, behind_the_start
 
 OVER = object()
 """In place of a batch: there are no more."""
-_NOTHING: Nested = {"start": None, "own": {}, "workers": {}, "loader": {}, "draws": {}}
+_OTHER_DRAWS = (
+    ". Its workers stay from epoch to epoch, and were started again. Where they draw random numbers, they draw others now: "
+    "give session.batches the DataLoader itself, or leave persistent_workers out"
+)
+_NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
+_NOTHING: Nested = {"start": None, "own": {}, "forked": _NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
 """What a rank knows of its place that is new, as on another number of ranks."""
 
 
@@ -59,6 +65,7 @@ class Batches:
         """The generators before this epoch's iterator was made."""
         self._kept_workers = False
         """This epoch has those of the one before."""
+        self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
         self._workers: dict[int, Nested] = {}
         """The generators of each worker after its last batch,"""
         self._begun: dict[int, Nested] = {}
@@ -177,11 +184,13 @@ class Batches:
         if self._randomness is not None:
             self._start = {"rank": self._randomness.collect(), "own": self._own.collect()}
             self._draws = self._draws.following()
-        self._kept_workers = self._loader.keeps_workers
+        self._kept_workers = self._forked.look() or self._loader.keeps_workers
         if not self._kept_workers:
             self._workers = {}
         self._begun = dict(self._workers)
         self._set_epoch(self.epoch)
+        if self._randomness is not None and not self._kept_workers:
+            self._forked.keep()
         self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
 
     # -- as a source of state -----------------------------------------------------------------------------------------------
@@ -199,6 +208,7 @@ class Batches:
         """`put_back` has to follow."""
         self._place, self._kept, self._live, self._step = place, None, None, iter(())
         self._loader.go_back()
+        self._forked.let_go()
 
     def collect(self) -> Nested:
         """What of this is this rank's alone."""
@@ -210,6 +220,7 @@ class Batches:
         return {
             "start": self._start if begun else None,
             "own": own,
+            "forked": self._forked.state(),
             "workers": self._begun if begun else {},
             "loader": {} if self.owed else self._loader.state(begun),
             "draws": dict(self._draws.kept) if begun else {},
@@ -237,6 +248,8 @@ class Batches:
         kept = self._kept or _NOTHING
         self._place, self._kept = None, None
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
+        forked = kept.get("forked", _NO_WORKERS)
+        self._forked.restore(forked)
         self._begun, self._workers = dict(kept["workers"]), dict(kept["workers"])
         if self.offset:
             self._to_start()
@@ -244,6 +257,7 @@ class Batches:
             self._loader.thing.load_state_dict(kept["loader"])
         if self.offset:
             self._again(goes_on=bool(kept["loader"]), drawn=kept.get("draws", {}))
+        self._forked.start(forked["now"])
         if kept is not _NOTHING:
             self._own.restore(kept["own"])
 
@@ -252,7 +266,12 @@ class Batches:
         self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
-        before = self._to_start if self._kept_workers else None
+        before = None
+        if self._kept_workers:
+            self._forked.put_back()
+            if not self._loader.listens:
+                self._to_start()
+            before = behind_the_start(self._to_start)
         self._live = self._loader.iterate(skip, self._begun, before, self._draws.watched)
         if goes_on:
             return
@@ -262,10 +281,11 @@ class Batches:
         self._draws.again = {}
         if not self._loader.skips and self._tells:
             self._tells = False
+            seeds = _OTHER_DRAWS if self._kept_workers and not self._loader.listens else ""
             say(
                 "this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
                 f"{used}, in {monotonic_s() - began_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is put "
-                "back without that"
+                f"back without that{seeds}"
             )
 
     def _to_start(self) -> None:

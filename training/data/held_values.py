@@ -23,9 +23,11 @@ from ...checkpoint.format.pytree import Tagged
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.errors import SnapshotError
 from ..state.values.array_views import is_plain_array, is_plain_tensor
+from ..state.values.ctypes_values import is_c, size_of
 from ..state.values.packing import MAPPINGS
 from ..state.values.type_adapters import CHANGELESS, CHANGING, packed, unpacked
 from ..state.values.value_source import Known, Packed
+from .iterator_progress import progress
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)
 _EXACT = frozenset(GENERATORS)
@@ -214,7 +216,10 @@ def _parts(value: Any) -> list[Any]:
     return []
 
 
-def _version(value: Any) -> int:
+def _version(value: Any) -> Any:
+    """What tells that a value has changed which can't be kept; equal: nothing is seen."""
+    if isinstance(value, Iterator):
+        return progress(value)
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
@@ -234,6 +239,8 @@ def _left(value: Any, room: int, known: Collection[int], objects: bool) -> int:
         parts = (*value.keys(), *value.values()) if len(value) <= room else range(room + 1)
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         parts = value
+    elif is_c(kind):
+        return room - 1 - size_of(value) // 8
     elif kind not in PLAIN:
         return room - _OBJECT if objects or kind in _SIMPLE or issubclass(kind, (Tagged, enum.Enum, *_NAMED)) else -1
     room -= max(1, len(parts))

@@ -71,13 +71,16 @@ class Loader:
             self.every = int(getattr(loader, "num_workers", 0))
         self._beginning = Beginning()
         self._behind = Behind(())
-        self._listens = False
+        self.tells = self._plain or (self._torchs and self.stateful)
+        """Its workers can tell their generators,"""
+        self.listens = False
+        """and do."""
         self._workers: Any = None
         """An iterator of ours whose workers are kept for the next epoch."""
 
     def listen(self) -> None:
         """From now on its workers tell their generators, and batches can be left out."""
-        self._listens = self._plain or (self._torchs and self.stateful)
+        self.listens = self.tells
         if self._plain:
             self._behind = Behind(getattr(self.thing, self._which))
 
@@ -89,7 +92,7 @@ class Loader:
     def _listened_to(self) -> Iterator[None]:
         """While an iterator is made, which takes what it needs of the loader: then its functions are ours, around those that the script has
         given it by now. Before and after, the loader is as the script has it. The script may go through it too, with workers of its own."""
-        if not self._listens:
+        if not self.listens:
             yield
             return
         held, ours = vars(self.thing), dict[str, Any]()
@@ -127,7 +130,7 @@ class Loader:
     @property
     def keeps_workers(self) -> bool:
         """Of the epoch before, for the next one."""
-        workers = self._workers if self._plain and self._listens else getattr(self.thing, "_iterator", None)
+        workers = self._workers if self._plain and self.listens else getattr(self.thing, "_iterator", None)
         return bool(getattr(self.thing, "persistent_workers", False)) and workers is not None
 
     def set_epoch(self, epoch: int) -> None:

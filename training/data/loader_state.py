@@ -1,33 +1,35 @@
 """What a data loader has for itself and moves on with: its generators of random numbers, its counters, and what it shuffles, fills or makes
 when it is needed.
 
-It is looked for in the loader and in all that it consists of: datasets, samplers, transforms, and what functions among these refer to.
+It is looked for in the loader and in all that it consists of: datasets, samplers, transforms, and what functions and methods among these
+refer to.
 """
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..state.values.ctypes_values import is_c
 from ..state.values.value_source import Known
-from ..warm.side_effects import installed, module_file
 from .held_values import GENERATORS
-from .value_holders import Given, Holder, OfClass, Variables, slots_of
+from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script
+from .value_holders import Bag, Given, Holder, OfClass, Variables, slots_of
 
 _HOLDERS = 1024
 """So many objects are looked through, in loaders and datasets that may hold everything."""
 _FEW = 64
 """Of a longer list only what gives samples, is called or draws is looked through. The rest of it is data."""
+_NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
+"""Classes that are named for something else than what they hold. (A module that is a transform is found itself.)"""
 
 
 class Own:
@@ -36,10 +38,15 @@ class Own:
     def __init__(self, **holders: Any) -> None:
         self._known = Known()
         self._holders: list[Holder] = []
+        self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
+        self._claimed: set[tuple[int, str]] = set()
+        """Variables of modules that have a place: several functions may name one."""
+        self._functions = 0
+        """How many were read: those without a place, too."""
         todo = deque(holders.items())
         if holders:
-            self._holders.append(Given("", holders, self._known, whole=True, told=True))
+            self._hold(Given("", holders, self._known, whole=True, told=True))
         while todo and len(self._holders) < _HOLDERS:
             name, thing = todo.popleft()
             if id(thing) in self._seen or type(thing) in PLAIN or isinstance(thing, (ModuleType, *GENERATORS)):
@@ -50,8 +57,18 @@ class Own:
         for holder in self._holders:
             holder.begin()
 
+    def _hold(self, holder: Holder) -> None:
+        while holder.name in self._names:
+            holder.name += "~"
+        self._names.add(holder.name)
+        self._holders.append(holder)
+
     def values(self) -> list[Any]:
         return [value for holder in self._holders[1:] for value in holder.values()]
+
+    def things(self) -> list[Any]:
+        """All that has places."""
+        return [holder.thing for holder in self._holders]
 
     def collect(self) -> dict[str, Any]:
         return {holder.name: kept for holder in self._holders if (kept := holder.collect())}
@@ -80,15 +97,18 @@ class Own:
                     **{f"args.{at}": each for at, each in enumerate(thing.args)},
                     **thing.keywords,
                 }
-                self._holders.append(Given(name, parts, self._known, whole=True, told=True))
+                self._hold(Given(name, parts, self._known, whole=True, told=True))
                 yield from parts.items()
             case MethodType():
                 yield "self", thing.__self__
             case FunctionType():
                 yield from self._function(name, thing)
-            case type() | torch.Tensor() | np.ndarray() | enum.Enum() | SimpleNamespace():
+            case type():
+                if of_script(thing) and not issubclass(thing, _NO_STATE):
+                    yield from self._class(name, thing)
+            case torch.Tensor() | np.ndarray() | enum.Enum():
                 return
-            case _ if not _apart(thing):
+            case _ if not (apart(thing) or is_c(type(thing))):
                 yield from self._object(name, thing)
 
     def _object(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
@@ -96,38 +116,44 @@ class Own:
         if not hasattr(thing, "__dict__") and not slots_of(kind):
             return
         self._known.add(name, thing)
-        own = _of_script(kind)
-        holder = Holder(name, thing, self._known, whole=own or _acts(thing), told=own)
-        self._holders.append(holder)
+        bag = isinstance(thing, BAGS)
+        own = bag or of_script(kind)
+        holder = (Bag if bag else Holder)(name, thing, self._known, whole=own or _acts(thing), told=own)
+        self._hold(holder)
         yield from sorted(holder.live().items())
-        if id(kind) in self._seen:
-            return
-        self._seen[id(kind)] = kind
-        yield from _methods(kind)
-        self._holders += (
-            OfClass(f"{name}.{each.__name__}", each, self._known, whole=True, told=True)
-            for each in kind.__mro__
-            if _of_script(each)
-        )
+        yield from self._class(name, kind)
+
+    def _class(self, name: str, kind: Any) -> Iterator[tuple[Any, Any]]:
+        """What a class and those that it derives from hold for all their objects, and what their methods refer to."""
+        yield from methods(kind)
+        for each in kind.__mro__:
+            if (id(each), "") in self._claimed or not of_script(each):
+                continue
+            self._claimed.add((id(each), ""))
+            holder = OfClass(f"{name}.{each.__name__}", each, self._known, whole=True, told=True)
+            self._hold(holder)
+            yield from holder.live().items()
 
     def _function(self, name: str, thing: FunctionType) -> Iterator[tuple[Any, Any]]:
-        own = not installed(thing.__code__.co_filename)
-        names = sorted(set(_names(thing.__code__))) if own else []
-        holder = Variables(name, thing, self._known, names, told=own)
-        self._holders.append(holder)
+        own = not installed(thing.__code__.co_filename) and self._functions < _HOLDERS
+        self._functions += own
+        names = [each for each in names_of(thing) if not each.is_builtin] if own else []
+        holder = Variables(name, thing, self._known, [*filter(self._claim, names)], told=own)
+        if holder.holds:
+            self._hold(holder)
         yield from holder.live().items()
         for each in names:
-            part = thing.__globals__.get(each)
-            if isinstance(part, FunctionType) or _gives(part):
-                yield each, part
+            part = each.value
+            if isinstance(part, (FunctionType, type)) or is_own(part) or _acts(part):
+                yield each.label, part
 
-
-def _apart(thing: Any) -> bool:
-    """Whether it is the training's, or one of torch's iterators."""
-    if isinstance(thing, torch.nn.Module):
-        return next(thing.parameters(), None) is not None
-    ours = str(type(thing).__module__).startswith(f"{__package__}.")
-    return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
+    def _claim(self, variable: Named) -> bool:
+        """Whether no function before has named it."""
+        where = id(variable.around), variable.name
+        if where in self._claimed:
+            return False
+        self._claimed.add(where)
+        return True
 
 
 def _gives(thing: Any) -> bool:
@@ -140,28 +166,3 @@ def _gives(thing: Any) -> bool:
 def _acts(thing: Any) -> bool:
     """Whether it gives samples or makes them, or draws."""
     return type(thing) not in PLAIN and (_gives(thing) or callable(thing) or isinstance(thing, GENERATORS))
-
-
-def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """Those that the script has written, also of classes that it derives from."""
-    for each in kind.__mro__:
-        for name, method in vars(each).items():
-            function = getattr(method, "__func__", method)
-            if isinstance(function, FunctionType) and not installed(function.__code__.co_filename):
-                yield f"{each.__name__}.{name}", function
-
-
-@functools.cache
-def _of_script(kind: Any) -> bool:
-    """Whether the script has written this very class, or one that it derives from."""
-    return not installed(module_file(kind)) or any(_methods(kind))
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Variables of its module that code names."""
-    for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME") and not each.argval.startswith("__"):
-            yield each.argval
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)

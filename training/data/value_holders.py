@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.packing import MAPPINGS
 from ..state.values.value_source import Known
 from .held_values import ABSENT, GENERATORS, Kept, Place
+from .script_code import Named, is_own
+from .shared_memory import is_shared
 
 _VALUES = frozenset((list, tuple, set, deque, np.ndarray, torch.Tensor, *MAPPINGS))
 """What a variable of a module may be to be put back, beside plain values and generators. Objects there are more than the loader's."""
@@ -58,10 +61,13 @@ class Holder:
         return f"{self.name}.{name}" if self.name else name
 
     def _looked_at(self) -> list[tuple[str, Any]]:
+        in_worker = get_worker_info() is not None
         return [
             (name, value)
             for name, value in self.live().items()
-            if (self._whole or isinstance(value, GENERATORS)) and not isinstance(value, _BaseDataLoaderIter)
+            if (self._whole or isinstance(value, GENERATORS))
+            and not isinstance(value, _BaseDataLoaderIter)
+            and not (in_worker and is_shared(value))
         ]
 
     def values(self) -> Iterator[Any]:
@@ -73,7 +79,7 @@ class Holder:
             return {}
         found, calm = {}, True
         held = dict(self._looked_at())
-        for name in [*held, *(self._places.keys() - held.keys())]:
+        for name in [*held, *(self._places.keys() - live.keys())]:
             place = self._place(name)
             value = held.get(name, ABSENT)
             before = place.lost
@@ -93,7 +99,11 @@ class Holder:
 
     def restore(self, kept: Mapping[str, Kept]) -> None:
         held = dict(self._looked_at())
+        others = self.live().keys() - held.keys()
+        """What is not looked at: an iterator of torch's where there was none."""
         for name in dict.fromkeys((*held, *self._places, *kept)):
+            if name in others:
+                continue
             live = held.get(name, ABSENT)
             value = self._place(name).put_back(kept.get(name), live)
             if value is live:
@@ -116,56 +126,95 @@ class Given(Holder):
     drop = put  # type: ignore[assignment]
 
 
-class Variables(Holder):
-    """Those that a function takes from around it, and, where it is the script's own, those of its module that it names."""
+class Bag(Holder):
+    """An object of somebody else's class that has nothing but attributes, and all of them from the script."""
 
-    def __init__(self, name: str, thing: Any, holders: Known, names: list[str], told: bool) -> None:
-        """names: of variables of its module."""
+    def put(self, name: str, value: Any) -> None:
+        vars(self.thing)[name] = value
+
+    def drop(self, name: str) -> None:
+        del vars(self.thing)[name]
+
+
+class Variables(Holder):
+    """Those that a function takes from around it, and, where it is the script's own, those of modules that it names, and its attributes."""
+
+    def __init__(self, name: str, thing: Any, holders: Known, names: list[Named], told: bool) -> None:
         super().__init__(name, thing, holders, whole=True, told=told)
         self._cells = dict(zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True))
-        self._names = [each for each in names if each not in self._cells]
+        self._named = {each.label: each for each in names if each.label not in self._cells}
+        self._objects = {label for label, each in self._named.items() if is_own(each.value)}
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has a place, or may get one: a variable that is not there yet."""
+        return bool(self.live()) or any(each.name not in each.around for each in self._named.values())
 
     def live(self) -> dict[str, Any]:
-        around = self.thing.__globals__
         found: dict[str, Any] = {name: value for name in _DEFAULTS if (value := getattr(self.thing, name))}
-        found |= {name: around[name] for name in self._names if name in around and _is_value(around[name])}
+        for label, each in self._named.items():
+            value = each.around.get(each.name, ABSENT)
+            if value is not ABSENT and (_is_value(value) or label in self._objects or label in self._places):
+                found[label] = value
         for name, cell in self._cells.items():
             try:
                 found[name] = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
+        if self._told and self.thing.__dict__:
+            found |= {self._attribute(name): value for name, value in vars(self.thing).items()}
         return found
+
+    def _attribute(self, name: str) -> str:
+        """Of the function itself, as no variable is called."""
+        return f"{self.thing.__name__}().{name}"
 
     def put(self, name: str, value: Any) -> None:
         if name in _DEFAULTS:
             setattr(self.thing, name, value)
         elif name in self._cells:
             self._cells[name].cell_contents = value
+        elif each := self._named.get(name):
+            each.around[each.name] = value
         else:
-            self.thing.__globals__[name] = value
+            setattr(self.thing, name.rpartition(".")[2], value)
 
     def drop(self, name: str) -> None:
         if name in self._cells:
             del self._cells[name].cell_contents
+        elif each := self._named.get(name):
+            del each.around[each.name]
         elif name not in _DEFAULTS:
-            del self.thing.__globals__[name]
+            delattr(self.thing, name.rpartition(".")[2])
 
 
 class OfClass(Holder):
-    """Plain values that a class of the script's own has for all its objects."""
+    """Values that a class of the script's own has for all its objects."""
+
+    def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
+        super().__init__(name, thing, holders, whole, told)
+        self._objects = {name for name, value in vars(thing).items() if is_own(value)}
+        self._names: list[str] = []
+        self._count = -1
+        """How many attributes it had when `_names` was made: most of them are methods, and are not looked at each time."""
 
     def live(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self.thing).items()
-            if (type(value) in PLAIN or name in self._places) and not name.startswith("__")
-        }
+        attributes = vars(self.thing)
+        if len(attributes) != self._count:
+            self._count = len(attributes)
+            self._names = [name for name, value in attributes.items() if self._has_place(name, value)]
+        return {name: attributes[name] for name in self._names if name in attributes}
+
+    def _has_place(self, name: str, value: Any) -> bool:
+        return not name.startswith("__") and (_is_value(value) or name in self._objects or name in self._places)
 
     def put(self, name: str, value: Any) -> None:
         setattr(self.thing, name, value)
+        self._count = -1
 
     def drop(self, name: str) -> None:
         delattr(self.thing, name)
+        self._count = -1
 
 
 def _is_value(thing: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import type_adapters
+from . import ctypes_values, type_adapters
 from .type_adapters import Kind
 
 _SAME = "where all ranks hold the same"
@@ -35,7 +35,7 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     yield "`numpy.ndarray`; any strides, views, byte order, structure, text", "in place", _SAME, _TENSOR
     yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any type that never changes", "in place", _SAME, _VALUE
     yield "`None`, `bool`, `int`, `float`, `str`, `bytes`, `tuple`", "an equal one", _SAME, _VALUE
-    yield _names(type_adapters.CHANGING), "in place", _SAME, f"its contents, {_VALUE}"
+    yield _names((*type_adapters.CHANGING, *ctypes_values.KINDS)), "in place", _SAME, f"its contents, {_VALUE}"
     yield (
         _names((*type_adapters.CHANGELESS, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)),
         "an equal one",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ....resilience.errors import UsageError
-from . import type_adapters
+from . import ctypes_values, type_adapters
 from .type_adapters import Kind, constant
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
@@ -125,6 +125,8 @@ def kind_of(kind: Any) -> Kind | None:
 
 
 def _found(kind: type) -> Kind | None:
+    if found := ctypes_values.type_of(kind):
+        return found
     if issubclass(kind, enum.Enum):
         return ENUM
     if issubclass(kind, (type, *_FUNCTIONS)):
@@ -242,6 +244,7 @@ _BY_NAME = {
     for kind in (
         *type_adapters.CHANGELESS,
         *type_adapters.CHANGING,
+        *ctypes_values.KINDS,
         type_adapters.DTYPE,
         type_adapters.NUMPY_SCALAR,
         GLOBAL,

@@ -1,0 +1,131 @@
+"""What of a data loader the script has written itself, and what that code names of the variables of its modules."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import dis
+import functools
+import threading
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..warm import side_effects
+
+BAGS = (SimpleNamespace, argparse.Namespace, threading.local)
+"""Other people's classes whose objects have the script's attributes."""
+_READS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"))
+_PARTS = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"))
+_BETWEEN = frozenset(("COPY", "DUP_TOP", "CACHE", "PUSH_NULL"))
+"""Between a name and its part, as in `config.level += 1`."""
+
+
+installed = functools.cache(side_effects.installed)
+"""By file: many functions are in one."""
+
+
+class Named(NamedTuple):
+    """A variable of a module."""
+
+    label: str
+    """As the code names it: `level`, or `config.level`."""
+    around: dict[str, Any]
+    """All variables of the module."""
+    name: str
+
+    @property
+    def value(self) -> Any:
+        """None where there is none yet."""
+        return self.around.get(self.name)
+
+    @property
+    def is_builtin(self) -> bool:
+        return self.name not in self.around and hasattr(builtins, self.name)
+
+
+def names_of(function: FunctionType) -> list[Named]:
+    """Variables of modules of the script that a function names, in an order that is the same in each life."""
+    return [_found(function.__globals__, path) for path in _named_in(function.__code__)]
+
+
+@functools.cache
+def _named_in(code: CodeType) -> list[tuple[str, ...]]:
+    """Kept: each worker looks through the same code."""
+    return sorted(set(_paths(code)))
+
+
+def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
+    """What code names of its module: `config.level` as two parts."""
+    path: tuple[str, ...] = ()
+    for each in dis.get_instructions(code):
+        if each.opname in _BETWEEN:
+            continue
+        if path and each.opname in _PARTS:
+            path = (*path, each.argval)
+            continue
+        if path:
+            yield path
+        path = (each.argval,) if each.opname in _READS and not each.argval.startswith("__") else ()
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _paths(inner)
+
+
+def _found(around: dict[str, Any], path: tuple[str, ...]) -> Named:
+    """The first on a path that is no module of the script, or the end of the path."""
+    at = 1
+    while at < len(path) and _is_script_module(module := around.get(path[at - 1])):
+        around, at = vars(module), at + 1
+    return Named(".".join(path[:at]), around, path[at - 1])
+
+
+def _is_script_module(thing: Any) -> bool:
+    return isinstance(thing, ModuleType) and not installed(getattr(thing, "__file__", None))
+
+
+def methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """Those that the script has written, also of classes that it derives from."""
+    for each in kind.__mro__:
+        for name, method in vars(each).items():
+            for function in _functions(method):
+                if not installed(function.__code__.co_filename):
+                    yield f"{each.__name__}.{name}", function
+
+
+def _functions(method: Any) -> Iterator[FunctionType]:
+    """Those in a method, a property, a method whose results are kept."""
+    if isinstance(method, property):
+        parts: tuple[Any, ...] = (method.fget, method.fset, method.fdel)
+    else:
+        parts = (getattr(method, "__func__", getattr(method, "func", method)),)
+    for part in parts:
+        part = getattr(part, "__wrapped__", part) if isinstance(part, functools._lru_cache_wrapper) else part
+        if isinstance(part, FunctionType):
+            yield part
+
+
+@functools.cache
+def of_script(kind: Any) -> bool:
+    """Whether the script has written this very class, or one that it derives from."""
+    return not installed(side_effects.module_file(kind)) or any(methods(kind))
+
+
+def is_own(thing: Any) -> bool:
+    """Whether it is an object that has the script's own attributes, and is not the training's."""
+    kind: Any = type(thing)
+    if kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
+        return False
+    return (issubclass(kind, BAGS) or of_script(kind)) and not apart(thing)
+
+
+def apart(thing: Any) -> bool:
+    """Whether it is the training's, one of ours, or one of torch's iterators."""
+    if isinstance(thing, torch.nn.Module):
+        return next(thing.parameters(), None) is not None
+    ours = str(type(thing).__module__).startswith(f"{__package__.partition('.')[0]}.")
+    return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))

@@ -1,0 +1,45 @@
+"""Values that a rank shares with its data loader's workers.
+
+The rank puts them back, before it starts workers. A worker must not: it would put back what they were after its own last batch, while the
+others read them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..state.values.ctypes_values import is_c
+
+_FEW = 256
+"""Among so many values shared ones are looked for."""
+
+
+def is_shared(value: Any) -> bool:
+    """Whether other processes see what changes in it, or in a part of it."""
+    kind = type(value)
+    if kind in PLAIN:
+        return False
+    if is_c(kind):
+        return hasattr(value, "_wrapper") or hasattr(value, "get_obj")
+    if isinstance(value, torch.Tensor):
+        return value.is_cpu and value.layout is torch.strided and value.is_shared()
+    if isinstance(value, np.ndarray):
+        return _lies_in_shared(value)
+    if kind in (list, tuple, dict) and len(value) <= _FEW:
+        return any(map(is_shared, value.values() if kind is dict else value))
+    return False
+
+
+def _lies_in_shared(array: Any) -> bool:
+    """Whether its memory is that of `multiprocessing.Array`, of `SharedMemory` or of a file."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return isinstance(base, mmap.mmap) or (base is not None and is_c(type(base)) and is_shared(base))

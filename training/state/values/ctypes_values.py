@@ -1,0 +1,96 @@
+"""Values of C that Python changes in place: those of `ctypes`, and those of `multiprocessing` that processes share.
+
+value → (what type it is, its bytes) → the live value, filled in place: so what is shared stays shared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from multiprocessing import sharedctypes
+from multiprocessing.sharedctypes import SynchronizedBase
+from typing import Any
+
+from .type_adapters import Kind
+
+_DATA: Any = ctypes._SimpleCData.__mro__[1]
+"""What all types of ctypes derive from."""
+_NUMBERS = frozenset("cbBhHiIlLqQfdg?u")
+"""Types that are numbers or letters. The others hold addresses, which mean nothing in another process."""
+
+
+def type_of(kind: Any) -> Kind | None:
+    """How values of this type are taken apart; None where it is none of C, or holds addresses."""
+    if issubclass(kind, SynchronizedBase):
+        return SHARED
+    return C if issubclass(kind, _DATA) and _holds_numbers(kind) else None
+
+
+def raw_of(value: Any) -> Any:
+    """The value of ctypes in one that is shared. No lock is taken: a worker that was ended may hold it for good."""
+    return value.get_obj() if isinstance(value, SynchronizedBase) else value
+
+
+def size_of(value: Any) -> int:
+    """In bytes."""
+    return ctypes.sizeof(raw_of(value))
+
+
+def is_c(kind: type) -> bool:
+    return issubclass(kind, (SynchronizedBase, _DATA))
+
+
+def _holds_numbers(kind: Any) -> bool:
+    if issubclass(kind, ctypes.Array):
+        return _holds_numbers(kind._type_)
+    if issubclass(kind, (ctypes.Structure, ctypes.Union)):
+        return all(_holds_numbers(field[1]) for field in _fields(kind))
+    return issubclass(kind, ctypes._SimpleCData) and kind._type_ in _NUMBERS
+
+
+def _fields(kind: Any) -> list[Any]:
+    return [field for each in kind.__mro__ for field in vars(each).get("_fields_", ())]
+
+
+def _said(kind: Any) -> Any:
+    """A type, so that `_type` finds it."""
+    return (_said(kind._type_), kind._length_) if issubclass(kind, ctypes.Array) else kind.__name__
+
+
+def _type(said: Any) -> Any:
+    if isinstance(said, tuple):
+        return _type(said[0]) * said[1]
+    found = getattr(ctypes, said, None)
+    if not (isinstance(found, type) and issubclass(found, ctypes._SimpleCData)):
+        raise ValueError(f"a {said} is put back only where the script has made one")
+    return found
+
+
+def _save(value: Any) -> Any:
+    raw = raw_of(value)
+    if not _holds_numbers(type(raw)):
+        raise ValueError(f"a {type(raw).__name__} holds addresses")
+    return _said(type(raw)), ctypes.string_at(ctypes.addressof(raw), ctypes.sizeof(raw))
+
+
+def _make(content: Any) -> Any:
+    return _type(content[0])()
+
+
+def _make_shared(content: Any) -> Any:
+    return sharedctypes.synchronized(sharedctypes.copy(_make(content)))
+
+
+def _fits(live: Any, content: Any) -> bool:
+    return bool(_said(type(raw_of(live))) == content[0])
+
+
+def _fill(live: Any, content: Any) -> None:
+    raw, found = raw_of(live), content[1]
+    if len(found) != ctypes.sizeof(raw):
+        raise ValueError(f"a {type(raw).__name__} has {ctypes.sizeof(raw)} bytes, and had {len(found)}")
+    ctypes.memmove(ctypes.addressof(raw), found, len(found))
+
+
+C = Kind(name="ctypes", types=(), save=_save, make=_make, fill=_fill, fits=_fits)
+SHARED = Kind(name="multiprocessing.Value", types=(), save=_save, make=_make_shared, fill=_fill, fits=_fits)
+KINDS = (C, SHARED)
