@@ -53,7 +53,7 @@ from .output.async_output import Notebook
 from .output.event_log import Telling
 from .output.terminal import Terminal
 from .peers.lease import Heartbeat
-from .policies import NodePolicies
+from .policies import NodePolicies, at_least
 from .preflight import kernel_features
 from .run_directory import RunDirectory
 
@@ -131,7 +131,7 @@ def run_job(
         journal.write("start", wall_s(), **begun)
         run.publish(keys.job, endpoints, control.papers())
         deciding = Policy(
-            recovery=policies["recovery"],
+            recovery=at_least(policies["recovery"], launch.max_restarts),
             ladder=policies["ladder"],
             nodes=policies["nodes"],
             quarantine=policies["quarantine"],

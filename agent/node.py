@@ -131,6 +131,7 @@ class Node:
             modules=str(self.directory.modules),
             copies=self.copies is not None and len(record.members) > 1,
             stacks=self.witness.paths,
+            variables=self.launch.told_to_ranks(os.environ),
         )
         arguments = self.launch.arguments(
             nodes=len(record.members),

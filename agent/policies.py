@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..checkpoint.durable.save_interval import SnapshotPolicy
 from ..resilience.detect.hang_rules import HangPolicy
@@ -48,3 +48,14 @@ class NodePolicies:
     hang: HangPolicy
     stability: StabilityPolicy
     stragglers: StragglerPolicy
+
+
+def at_least(policy: RecoveryPolicy, restarts: str) -> RecoveryPolicy:
+    """The policy under which a job is started again as often as torchrun was told to (`--max-restarts`); empty: it was told nothing."""
+    if not restarts.isdecimal():
+        return policy
+    return replace(
+        policy,
+        same_failure_at_start=max(policy.same_failure_at_start, int(restarts) + 1),
+        max_without_progress=max(policy.max_without_progress, int(restarts)),
+    )

@@ -59,6 +59,8 @@ class Launch:
     """What torchrun starts each rank with; empty where ranks cannot be forked."""
     rdzv_id: str = ""
     """The job's name as torchrun was told it; empty: it was not."""
+    max_restarts: str = ""
+    """How often torchrun was told to start them again; empty: it was not. The agent does that; ranks may ask for the number."""
     port: int = 0
     """Where the ranks meet, as torchrun was told it: a script may have the number, too. 0: it was not."""
     interpreter: tuple[str, ...] = ()
@@ -112,6 +114,11 @@ class Launch:
             found.setdefault("OMP_NUM_THREADS", "1")
         return found
 
+    def told_to_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What ranks find in their environment under torchrun alone, and not under a torchrun that the agent tells otherwise."""
+        found = {name: value for name, value in environ.items() if name in _OURS_AS_VARIABLES}
+        return found | ({"TORCHELASTIC_MAX_RESTARTS": self.max_restarts} if self.max_restarts else {})
+
     def shared_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What all ranks find alike in theirs: the warm process's. What is asked of it that is missing here, each rank asks itself."""
         return {name: value for name, value in self.environment(environ).items() if name not in _RANKS_OWN}
@@ -154,6 +161,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         script=tuple(script),
         rank_command=() if refused else _rank_command(found.python, module, script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
+        max_restarts=_told("max_restarts", options, environ).lstrip("0"),
         port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,

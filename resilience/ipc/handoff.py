@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..inprocess.tally import RankPolicy
@@ -57,6 +57,8 @@ class Handoff:
     """The order by which they start from `resume_step`."""
     copies: bool = False
     """Snapshots are copied into the memory of other nodes."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment, as the script would find them under torchrun alone."""
     stacks: tuple[str, ...] = ()
     """Per local rank: where it writes its stacks when it is asked for them."""
 

@@ -149,7 +149,7 @@ def plan(
         alike = _alike(verdict, restarts, policy, shut_out)
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
-            said = f"the script {what} {alike} times in the same way before its first step"
+            said = f"the script {what} {alike} times in the same way before any step was told"
             return _give_up(ScriptError, f"{said}: an error of its own")
     if verdict.cause is Cause.SCRIPT_RAISED and verdict.through:
         alike = failed_behind(restarts, verdict.signature, reached)

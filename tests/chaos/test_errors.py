@@ -168,7 +168,7 @@ def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> 
     assert job.finish() == 5
     last = job.said().strip().splitlines()[-1]
     assert "No module named 'no_such_module_at_all'" in last
-    assert "the script failed 2 times in the same way before its first step" in last
+    assert "the script failed 2 times in the same way before any step was told" in last
 
 
 def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_killed_while_replaying(golden: Golden) -> None:
 
 
 def test_script_fails_at_import(golden: Golden) -> None:
-    """The script fails twice in the same way before its first step: that is an error of its own."""
+    """The script fails twice in the same way before any step was told: that is an error of its own."""
     job = Job(import_error="ModuleNotFoundError: No module named 'megatorn'")
     job.to_the_end()
     assert job.exit_code == ScriptError.exit_code
@@ -628,7 +628,7 @@ def test_rank_hangs_while_it_starts(golden: Golden) -> None:
 
 
 def test_ranks_hang_at_each_start(golden: Golden) -> None:
-    """A rank hangs twice in the same way before its first step: that is an error of the script's own."""
+    """A rank hangs twice in the same way before any step was told: that is an error of the script's own."""
     job = Job(hangs_at_start=9)
     job.to_the_end()
     assert job.exit_code == ScriptError.exit_code

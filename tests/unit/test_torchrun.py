@@ -113,8 +113,13 @@ def test_nor_do_variables_of_torchrun_s_say_it() -> None:
         "PET_MASTER_PORT": "1",
         "PET_MAX_RESTARTS": "3",
     }
-    found = torchrun("train.py").environment(decided | others)
-    assert found.keys() == {"PYTHONPATH", *others}
+    understood = torchrun("train.py", environ=decided | others)
+    assert understood.environment(decided | others).keys() == {"PYTHONPATH", *others}
+    assert understood.told_to_ranks(decided | others) == decided | {"TORCHELASTIC_MAX_RESTARTS": "3"}, (
+        "as under torchrun"
+    )
+    assert torchrun("--max-restarts=2", "train.py").told_to_ranks({}) == {"TORCHELASTIC_MAX_RESTARTS": "2"}
+    assert torchrun("train.py").told_to_ranks({}) == {}
 
 
 def test_a_rank_that_somebody_else_has_given_the_agent_is_no_rank_of_ours() -> None:

@@ -32,6 +32,7 @@ def activate() -> None:
     attached = attach(trains=False)
     if attached and attached.handoff.generation > 1:  # each generation has a torchrun of its own, which counts from 0
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
+    os.environ.update(attached.handoff.variables if attached else {})
     for name in LOOPS:
         if name in sys.modules:  # forked from a process that had imported it
             _wrap(sys.modules[name])
