@@ -31,6 +31,10 @@ TRIES = 2
 VARIABLE = "MT_RESILIENT_WARM"
 
 
+FIRST_START = "the first start is torchrun's own"
+NO_STEP = "no step of the ranks was seen, after which they could be forked"
+
+
 class ForkServer:
     """One process that launchers are forked from (`training/warm/forkserver.py`)."""
 
@@ -159,7 +163,7 @@ class WarmProcess:
         elif not self._launchers:
             self._tries[generation] += 1
             self._launchers = self._started()
-            self.why = self.why or "the first start is torchrun's own"
+            self.why = self.why or FIRST_START
 
     def _prepared(self) -> ForkServer:
         return self._started(modules=str(self._modules), **self._less)
@@ -213,7 +217,10 @@ class WarmProcess:
         }
         try:
             assert server
-            return server.launch(order), "warm" if server is self._ranks else f"cold: {self.why}"
+            how = "warm" if server is self._ranks else f"cold: {self.why}"
+            launcher = server.launch(order)
+            self.why = NO_STEP if self.why == FIRST_START else self.why
+            return launcher, how
         except MachineError as error:
             self.stop()
             self.why = str(error)

@@ -231,9 +231,17 @@ def noise() -> Iterator[torch.Tensor]:
         yield torch.rand(2)
 
 
+def behind_a_bar() -> Any:
+    """tqdm.auto's keeps an iterator for `async for`, and begins anew in its own `__iter__`."""
+    from tqdm.auto import tqdm
+
+    return tqdm(DataLoader(Numbers(), batch_size=3, shuffle=True), disable=True)
+
+
 SEVERAL = {"num_workers": 2, "batch_size": 2}
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled by the rank's generator": lambda: DataLoader(Numbers(), batch_size=3, shuffle=True),
+    "behind a progress bar": behind_a_bar,
     "shuffled by a generator of its own": lambda: DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()),
     "that draws": lambda: DataLoader(Numbers(draws=True), batch_size=3, shuffle=True),
     "that has a generator": lambda: DataLoader(Numbers(own=np.random.default_rng(3)), batch_size=4, shuffle=True),

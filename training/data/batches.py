@@ -233,7 +233,7 @@ class Batches:
         if new and self._tells_lost:
             say(
                 f"{', '.join(new)} has changed, and is not put back: it is too large, or nobody knows how to save it. A batch that depends "
-                "on it differs after a recovery. Give it to the Session, or keep it out of the loader (docs/data.md)"
+                "on it may differ after a recovery. Give it to the Session, or keep it out of the loader (docs/data.md)"
             )
 
     def restore(self, kept: Nested) -> None:

@@ -193,7 +193,7 @@ class Place:
         if isinstance(live, torch.Tensor) and (live.requires_grad or not live.is_cpu):
             return False
         if self._value is None or self._value is ABSENT:
-            return isinstance(live, (*_FILLED, Iterator)) and not isinstance(live, io.IOBase)
+            return isinstance(live, (*_FILLED, Iterator)) and not isinstance(live, (io.IOBase, np.memmap))
         return True
 
 

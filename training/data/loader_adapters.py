@@ -52,7 +52,7 @@ class Loader:
         if not self.stateful and any(
             isinstance(part, _BaseDataLoaderIter)
             for name, part in getattr(loader, "__dict__", {}).items()
-            if name != "_iterator"
+            if name != "_iterator" and _goes_on_with(kind, name)
         ):
             raise UsageError(
                 f"session.batches is given a {kind.__name__}, which goes on with one iterator from epoch to epoch, and cannot be put back: "
@@ -219,3 +219,9 @@ class Behind:
         skip, self.skip, self.before = self.skip, 0, None
         for _ in range(skip):
             self._next()
+
+
+def _goes_on_with(kind: type, name: str) -> bool:
+    """Whether the class's `__iter__` takes an attribute of that name; tqdm.auto's keeps one for `async for` alone."""
+    code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
+    return code is None or name in code.co_names
