@@ -304,15 +304,18 @@ class Permuted:
 
 
 class Endless:
-    """Goes on with an iterator of its own, reads a file, and has a large tensor."""
+    """Goes on with an iterator of its own, reads a file, maps another one, and has a large tensor."""
 
     def __init__(self) -> None:
         self.numbers: Iterator[int] | None = None
         self.file: Any = None
         self.large = torch.zeros(10**5)
+        self.mapped: Any = None
 
     def __iter__(self) -> Iterator[int]:
         while True:
+            if self.mapped is None:
+                self.mapped = np.memmap(np.__file__, mode="r", dtype=np.uint8)
             self.file = self.file or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
             self.numbers = self.numbers or iter(range(10**6))
             yield next(self.numbers)
