@@ -94,6 +94,8 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         found[name] = source = source_of(name, thing, known)
         if isinstance(source, Modules | Optimizers):
             known.lenders.add(name, source.lent)
+        if isinstance(source, Modules):
+            known.lenders.modules[name] = source.by_path
 
     for name, thing in things.items():
         made(name, thing)

@@ -20,7 +20,7 @@ from ..tensors.tensor_subclasses import all_ordinary, ordinary
 from ..values.borrowed_memory import Lenders
 from .extra_state import Extra
 from .module_attributes import Attributes
-from .module_structure import Objects, Outline
+from .module_structure import Objects, Outline, named_modules
 from .module_tensors import Named, Names
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
@@ -41,6 +41,7 @@ class Modules:
         self._lenders = Lenders() if lenders is None else lenders
         if lenders is None:
             self._lenders.add("", self.lent)
+            self._lenders.modules[""] = self.by_path
         self._names = Names()
         self._outline: Outline | None = None
         """None until the loop begins."""
@@ -91,6 +92,10 @@ class Modules:
     def modules(self) -> Sequence[torch.nn.Module]:
         """All that were there at the last look."""
         return self._names.modules
+
+    def by_path(self) -> Mapping[str, torch.nn.Module]:
+        """All modules, also before the loop begins."""
+        return named_modules(self.chunks)
 
     def by_name(self) -> Mapping[str, torch.nn.Module]:
         """All modules."""

@@ -23,8 +23,9 @@ from ....checkpoint.format.pytree_walk import PLAIN, TOO_DEEP
 from ....resilience.errors import SnapshotError
 from . import array_views
 from .array_views import Unsavable
-from .borrowed_memory import STATE, Held, Loans, Place, holders, memory_said, offset_in
+from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
 from .class_adapters import NotFound, is_registered, kind_of
+from .session_parts import Parts, keys_may_be_ids, may_be_ids
 from .shared_objects import Theirs
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
@@ -65,10 +66,12 @@ class Packing:
         theirs: Mapping[int, Theirs] = MappingProxyType({}),
         loans: Loans | None = None,
         own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
+        parts: Parts | None = None,
     ) -> None:
         """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
         each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
-        what borrowed none the last time."""
+        what borrowed none the last time. parts: the modules that are pointed to."""
+        self._parts = Parts(Lenders()) if parts is None else parts
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
@@ -78,10 +81,10 @@ class Packing:
         """By id, what borrows no memory: where it lies, and how many hold on to it."""
         self._known: dict[int, int | str] = dict(sources)
         """By id: the number of an object that was met, or the name of a source."""
+        self._hashing = False
+        """It is among keys, or the members of a set."""
         self.met: list[Any] = []
         """By number: no other object gets the id of one of these meanwhile."""
-        self._pointers: Collection[int] = ()
-        """Ids that stand for their objects, as numbers."""
         self._memories: dict[int, Any] = {}
         """By address."""
         self._borrowed_at: dict[tuple[Place, bool], int] = {}
@@ -129,7 +132,7 @@ class Packing:
     def _down(self, value: Any) -> Any:
         kind = type(value)
         if kind in PLAIN:
-            return Tagged(("id", self._known[value])) if kind is int and value in self._pointers else value
+            return self._pointed(value) if kind is int else value
         known = self._known.get(id(value))
         if known is not None:
             return Tagged(("source" if type(known) is str else "alias", known))
@@ -152,7 +155,17 @@ class Packing:
 
     def _plain(self, values: Collection[Any]) -> bool:
         """Whether all of them are what they are by themselves."""
-        return PLAIN.issuperset(map(type, values)) and not (self._pointers and any(v in self._pointers for v in values))
+        return PLAIN.issuperset(map(type, values)) and not (may_be_ids(values) and self._points(values))
+
+    def _points(self, numbers: Collection[Any]) -> bool:
+        return any(type(each) is int and self._pointed(each) is not each for each in numbers)
+
+    def _pointed(self, number: int) -> Any:
+        """What points to the object that has this id; the number itself if none has."""
+        known = self._known.get(number)
+        if known is not None and type(known) is int and type(self.met[known]) in array_views.TENSORS:
+            return Tagged(("id", Tagged(("alias", known))))
+        return self._parts.noted(number) or number
 
     def _number(self, value: Any) -> None:
         self._known[id(value)] = len(self.met)
@@ -168,7 +181,7 @@ class Packing:
         return found
 
     def _mapping(self, kind: type, value: Any) -> Any:
-        if not _EASY_KEYS.issuperset(map(type, value)) or not self._plain(value.keys()):
+        if not _EASY_KEYS.issuperset(map(type, value)) or (keys_may_be_ids(value) and self._points(value)):
             return Tagged(("keys", [MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values())]))
         if self._plain(value.values()):
             return value
@@ -183,7 +196,9 @@ class Packing:
     def _hashed(self, values: tuple[Any, ...]) -> Any:
         """Keys, or members of a set: those that are what they are by their value."""
         before = len(self.met)
+        self._hashing = True
         found = self._down(values)
+        self._hashing = False
         if len(self.met) != before:
             raise Unsavable(
                 "among its keys or members are objects that are told apart by where they lie, not by what they are"
@@ -263,10 +278,11 @@ class Packing:
     def _other(self, kind: type, value: Any) -> Any:
         known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None
         if known is None and is_source(kind):
+            points = isinstance(value, torch.nn.Module) and (self._found is None or self._hashing)
+            if points and (part := self._parts.said(value)):
+                return part
             if self._found is None:
-                raise Unsavable(
-                    f"a {kind.__qualname__} has come into it since the Session was made. Put it there before, or give it to the Session"
-                )
+                raise Unsavable(f"it is a {kind.__qualname__} that the Session does not know: give it to the Session")
             return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
