@@ -136,9 +136,9 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
     kind: Any = type(thing)
     known = known or Known()
     if isinstance(thing, torch.nn.Module):
-        return Modules([thing], known.lenders)
+        return Modules([thing], known.lenders, name)
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
-        return Modules(thing, known.lenders)
+        return Modules(thing, known.lenders, name)
     if hasattr(thing, "collect") and hasattr(thing, "restore"):
         return thing
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):

@@ -35,8 +35,9 @@ _MADE = attrgetter("shape", "dtype", "requires_grad")
 class Modules:
     """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None) -> None:
-        """lenders: whose memory attributes may borrow; by default, only these modules'."""
+    def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None, name: str = "") -> None:
+        """lenders: whose memory attributes may borrow; by default, only these modules'. name: the session's, for what it says of them."""
+        self._name = name
         self.chunks = list(chunks)
         self._lenders = Lenders() if lenders is None else lenders
         if lenders is None:
@@ -45,7 +46,7 @@ class Modules:
         self._names = Names()
         self._outline: Outline | None = None
         """None until the loop begins."""
-        self._extra, self._attributes = Extra({}), Attributes({}, self._lenders)
+        self._extra, self._attributes = Extra({}), Attributes({}, self._lenders, name)
         self._stale = True
         """The modules look otherwise than when `_extra` was made."""
         self._seen: list[Any] = []
@@ -202,7 +203,7 @@ class Modules:
         """How the modules are made, looked at again where they have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
-            self._attributes = Attributes(self._outline.modules, self._lenders)
+            self._attributes = Attributes(self._outline.modules, self._lenders, self._name)
         elif self._stale:
             otherwise = self._outline.look()
             self.bound = otherwise and (

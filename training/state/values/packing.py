@@ -26,15 +26,13 @@ from .array_views import Unsavable
 from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
 from .class_adapters import NotFound, is_registered, kind_of
 from .session_parts import Parts, keys_may_be_ids, may_be_ids
+from .sharded_tensors import is_sharded, save_sharded
 from .shared_objects import Theirs
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _EASY_KEYS = frozenset((str, int))
 _ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
-CURE = (
-    "Keep it out of what the Session is given, give its class state_dict and load_state_dict, or say how it is saved with "
-    "mt_resilient.register (docs/state.md)"
-)
+CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
 
 
 @dataclass(frozen=True)
@@ -232,6 +230,15 @@ class Packing:
             return value
         return Tagged(("array", array_views.save_array(value)) if array else ("tensor", array_views.save_tensor(value)))
 
+    def _sharded(self, value: Any) -> Any:
+        if self._loans and (place := self._loans.mappings().get(id(value))) is not None:
+            return Tagged(("lent", [*place]))
+        self._refuse(value)
+        self._number(value)
+        if value.requires_grad:
+            self.trained.append(value)
+        return Tagged(("sharded", save_sharded(value)))
+
     def _refuse(self, value: Any) -> None:
         if type(value) is not np.ndarray:
             refuse(self._called(), value)
@@ -284,6 +291,8 @@ class Packing:
             if self._found is None:
                 raise Unsavable(f"it is a {kind.__qualname__} that the Session does not know: give it to the Session")
             return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
+        if known is None and is_sharded(kind):
+            return self._sharded(value)
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
         if known.fill is not None:

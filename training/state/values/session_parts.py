@@ -6,7 +6,7 @@ a restart.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class Parts:
         if found is None:
             raise NotFound(f"it points to {'.'.join(filter(None, (source, path, tensor)))}, which is not there")
         return found
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters of all modules."""
+        for ask in self._lenders.modules.values():
+            yield from (each for module in ask().values() for each in module._parameters.values() if each is not None)
 
     def _all(self) -> dict[int, list[str]]:
         if self._places is None:

@@ -17,6 +17,7 @@ from .borrowed_memory import Lenders, Loans, memory_again
 from .class_adapters import NotFound, kind_of, tagged
 from .packing import MAPPINGS
 from .session_parts import Parts
+from .sharded_tensors import restore_sharded
 from .shared_objects import Before
 
 _BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
@@ -146,6 +147,9 @@ class Unpacking:
                 return self._lies(array_views.restore_tensor(content, live if self._alone(live) else None))
             case "array":
                 return self._lies(array_views.restore_array(content, live if self._alone(live) else None))
+            case "sharded":
+                free = None if id(live) in self._taken or id(live) in self._loans.mappings() else live
+                return self._own(restore_sharded(content, free, self._parts.tensors()))
             case "view":
                 return self._view(content, live)
         return self._other(tag, content, live)
