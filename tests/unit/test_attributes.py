@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+from mt_resilient.resilience.errors import LayoutError
+
 from .lives import Life
 
 SCRIPT = """
@@ -210,6 +212,26 @@ def test_tensors_and_objects_stay_the_same_ones(script: Any) -> None:
     assert all(
         a is b for a, b in zip(held, (model[0].scores, model.history, model[2].track, model[2].track.seen), strict=True)
     )
+
+
+def test_what_came_before_modules_are_looked_at_again_is_told_still(script: Any) -> None:
+    model: Any = network()
+    life = Life(model=model)
+    life.snapshot()
+    model[0].weight.steps = model[0].calls = 3
+    model.register_buffer("late", torch.zeros(1))
+    table = life.snapshot()[0]
+    assert table.count(b'"steps"') == table.count(b'"calls"') == 1
+    life.restore(life.snapshot())
+    assert model[0].weight.steps == 3
+
+
+def test_hooks_that_are_not_there_any_more_are_another_script(script: Any) -> None:
+    model = network()
+    model[0].register_forward_hook(script.Track())
+    kept = Life(model=model).snapshot()
+    with pytest.raises(LayoutError, match=r"0_forward_hooks\[0\], which this run has not"):
+        Life(model=network()).restore(kept)
 
 
 def pruned(model: Any) -> Any:

@@ -25,7 +25,8 @@ from ...resilience.inprocess.tally import RANDOMNESS
 from .modules.module_attributes import sources_within
 from .modules.module_source import Modules
 from .modules.module_structure import named_modules
-from .optimizers.optimizers import Optimizers, inner_optimizers
+from .optimizers.nested_optimizers import inner_optimizers
+from .optimizers.optimizers import Optimizers
 from .tensors.in_place import Nested
 from .values.packing import changes, is_source
 from .values.value_source import Attributes, Iterated, Known, Stateful, Values

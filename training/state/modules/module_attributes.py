@@ -68,6 +68,8 @@ class Attributes:
         fresh = {path: each for path, (each, _) in self._modules.items() if id(each) not in self._began}
         for thing, owner in dict(self._things()).values():
             self._begin(thing, owner, loans)
+        for parameter in self._parameters.values():  # what comes to those without attributes has come since
+            self._began.setdefault(id(parameter), _NEW)
         for path, module in fresh.items():
             self._say_what_declares(path, module)
         for place, held in hook_objects.of_modules(fresh):
@@ -122,12 +124,13 @@ class Attributes:
         return self._packed.trained
 
     def restore(self, kept: Any) -> None:
-        things = dict(self._things())
+        on_tensors = {name: self._parameters[name] for name in _names(kept) if name in self._parameters}
+        things = dict(self._things()) | {name: (each, Owner.PARAMETER) for name, each in on_tensors.items()}
         live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
         live[_HOOKS] = {place: held.get() for place, (held, _) in self._hooks.items()}
         told = self._packed.unpack(kept[1], live) if kept else {}
         in_hooks = told.pop(_HOOKS, {})
-        if lost := told.keys() - things.keys():
+        if lost := [*(told.keys() - things.keys()), *(in_hooks.keys() - self._hooks.keys())]:
             raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
         self._calm.clear()
         for path, (thing, owner) in things.items():
@@ -208,6 +211,11 @@ class Attributes:
             self._told.add(kind)
             called = self._called(path, name)
             say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")
+
+
+def _names(kept: Any) -> list[str]:
+    """Of what something was kept."""
+    return [*kept[1]] if kept else []
 
 
 def _borrows(value: Any, loans: Loans) -> bool:

@@ -30,6 +30,7 @@ from ..values.array_views import Unsavable
 from ..values.class_adapters import NotFound
 from ..values.packing import Packing, has_state_dict, is_source
 from ..values.session_parts import Parts
+from ..values.trail import called
 from ..values.unpacking import Unpacking
 
 HERE = Tagged(("here", ""))
@@ -111,8 +112,8 @@ class OptimizerPacking(Packing):
     def _elements(self, value: Any) -> Any:
         if type(value) is np.ndarray:
             return super()._elements(value)
-        here = only(value, self._called())
-        refuse(self._called(), here)
+        here = only(value, called(self._at))
+        refuse(called(self._at), here)
         if not here.is_contiguous() and 0 not in here.stride():
             self.strides[len(self.met)] = list(here.stride())
         self._number(value)

@@ -16,7 +16,7 @@ from ..tensors.tensor_subclasses import only
 from ..values.array_views import TENSORS
 from ..values.borrowed_memory import STATE, Lenders, lent_by_groups
 from ..values.session_parts import Parts
-from .nested_optimizers import framework, further, load_declared, nested, put_further, state_of
+from .nested_optimizers import framework, further, inner_optimizers, load_declared, nested, put_further, state_of
 from .optimizer_attributes import PutOn
 from .optimizer_packing import OptimizerPacking, OptimizerUnpacking
 from .param_groups import Groups, Objects
@@ -24,14 +24,6 @@ from .param_groups import Groups, Objects
 PUT_ON = "put on"
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
 """What a parameter's state mostly is."""
-
-
-def inner_optimizers(thing: Any) -> list[Any]:
-    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub."""
-    if hasattr(thing, "chained_optimizers"):
-        return [inner for part in thing.chained_optimizers for inner in inner_optimizers(part)]
-    holds = isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer) and hasattr(thing, "param_groups")
-    return [thing] if holds or getattr(thing, "is_stub_optimizer", False) else []
 
 
 Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]

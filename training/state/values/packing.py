@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -28,18 +27,12 @@ from .class_adapters import NotFound, is_registered, kind_of
 from .session_parts import Parts, keys_may_be_ids, may_be_ids
 from .sharded_tensors import is_sharded, save_sharded
 from .shared_objects import Theirs
+from .trail import Hidden, called, place_of
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _EASY_KEYS = frozenset((str, int))
 _ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
 CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
-
-
-@dataclass(frozen=True)
-class _Hidden:
-    """On the way to a place: so many of the keys that follow are ours."""
-
-    levels: int
 
 
 @cache
@@ -105,27 +98,7 @@ class Packing:
         except RecursionError:
             raise SnapshotError(f"{self._name}{place}: {TOO_DEEP}. {CURE}") from None
         except (Unsavable, NotFound) as error:
-            raise SnapshotError(f"{self._called()} can't be saved: {error}. {CURE}") from None
-
-    def _called(self) -> str:
-        """The place where it is now, as the script would write it."""
-        name, *keys = self._place()
-        said = (
-            f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys
-        )
-        return f"{name}{''.join(said)}"[:300]
-
-    def _place(self) -> list[Any]:
-        """The name of the source, and the keys to where it is now, but for those that are ours."""
-        found, hidden = [], 0
-        for key in self._at:
-            if isinstance(key, _Hidden):
-                hidden = key.levels
-            elif hidden:
-                hidden -= 1
-            else:
-                found.append(key)
-        return found
+            raise SnapshotError(f"{called(self._at)} can't be saved: {error}. {CURE}") from None
 
     def _down(self, value: Any) -> Any:
         kind = type(value)
@@ -241,7 +214,7 @@ class Packing:
 
     def _refuse(self, value: Any) -> None:
         if type(value) is not np.ndarray:
-            refuse(self._called(), value)
+            refuse(called(self._at), value)
             if value.grad_fn is not None:
                 raise Unsavable("it has a graph of gradients behind it, which is not kept: keep its .detach()")
         elif value.dtype.hasobject:
@@ -290,14 +263,14 @@ class Packing:
                 return part
             if self._found is None:
                 raise Unsavable(f"it is a {kind.__qualname__} that the Session does not know: give it to the Session")
-            return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
+            return Tagged(("source", self._found(".".join(map(str, place_of(self._at))), value)))
         if known is None and is_sharded(kind):
             return self._sharded(value)
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
         if known.fill is not None:
             self._number(value)
-        self._at.append(_Hidden(known.hidden))
+        self._at.append(Hidden(known.hidden))
         try:
             content = known.save(value)
         except (Unsavable, NotFound):
