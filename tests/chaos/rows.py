@@ -289,25 +289,12 @@ def by_module() -> Row:
     return {"model": model, "optimizer": optimizer}, train(model, optimizer)
 
 
-class Centred:
-    """A hook that moves on with a mean."""
-
-    def __init__(self) -> None:
-        self.mean, self.seen = torch.zeros(4), 0
-
-    def __call__(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        self.seen += 1
-        self.mean = 0.9 * self.mean + 0.1 * output.detach().mean(0)[:4].sum() / self.seen
-        return output - self.mean[0]
-
-
 def on_layers() -> Row:
-    """What a script puts onto torch's own layers, onto parameters, and into hooks."""
+    """What a script puts onto torch's own layers and onto parameters."""
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     model.history, model[0].scores, model[1].box = [], torch.zeros(4, 4), {"n": 0}
     for parameter in model.parameters():
         parameter.average = parameter.detach().clone()
-    model[0].register_forward_hook(Centred())
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
 
     def step(number: int) -> None:
@@ -331,6 +318,9 @@ class ById:
     def __init__(self) -> None:
         self.shadow: dict[int, torch.Tensor] = {}
 
+    def __repr__(self) -> str:
+        return str([each.tolist() for each in self.shadow.values()])  # ids are other ones in each process
+
     def update(self, parameter: torch.Tensor) -> None:
         self.shadow.setdefault(id(parameter), parameter.detach().clone()).lerp_(parameter.detach(), 0.1)
         parameter.data.lerp_(self.shadow[id(parameter)], 0.1)
@@ -345,7 +335,7 @@ def by_id() -> Row:
         for parameter in model.parameters():
             average.update(parameter)
 
-    return {"model": model, "optimizer": optimizer, "held": [average.__dict__]}, step
+    return {"model": model, "optimizer": optimizer, "held": {"average": average}}, step
 
 
 ROWS = [
