@@ -140,7 +140,7 @@ def test_what_is_kept_by_module_or_id_comes_back(kind: str, kept_at: int) -> Non
 
 
 def test_numbers_that_are_no_ids_stay_numbers() -> None:
-    state = {"keys": {1 << 60: 1, 5: 2, "a": 3}, "list": [1 << 60, 1 << 61], "set": {1 << 60}}
+    state = {"keys": {1 << 60: 1, 5: 2, "a": 3}, "list": [1 << 60, 1 << 61], "set": {1 << 60}, "ids": [1 << 40, 7]}
     life = Life(state=state, model=network())
     kept = life.snapshot()
     other: dict[str, Any] = {}

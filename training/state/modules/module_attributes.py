@@ -115,6 +115,7 @@ class Attributes:
                 for name, value in list(found.items()):
                     if why := self._against(path, name, value):
                         del found[name]
+                        self._keeps[path, name, type(value)] = False  # else each boundary would find it out anew
                         self._drop(path, name, why, " any more")
             return Tagged(("", self._packed.pack(told)))
 

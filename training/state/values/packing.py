@@ -129,7 +129,7 @@ class Packing:
         return PLAIN.issuperset(map(type, values)) and not (may_be_ids(values) and self._points(values))
 
     def _points(self, numbers: Collection[Any]) -> bool:
-        return any(type(each) is int and self._pointed(each) is not each for each in numbers)
+        return self._parts.has_any(numbers) or not self._known.keys().isdisjoint(numbers)
 
     def _pointed(self, number: int) -> Any:
         """What points to the object that has this id; the number itself if none has."""

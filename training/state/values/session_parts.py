@@ -15,8 +15,8 @@ from ....checkpoint.format.pytree import Tagged
 from .borrowed_memory import Lenders
 from .class_adapters import NotFound
 
-_LEAST_ID = 1 << 32
-"""Objects lie above it in memory. So lists of small numbers need no second look."""
+_LEAST_ID, _LAST_ID = 1 << 32, (1 << 48) - 1
+"""Between them objects lie in memory. So numbers that count something need no second look, nor do nanoseconds and most hashes."""
 
 
 class Parts:
@@ -36,7 +36,7 @@ class Parts:
 
     def noted(self, number: int) -> Tagged | None:
         """How a snapshot points to the module or tensor that has this id; None: none has."""
-        place = self._all().get(number) if number > _LEAST_ID else None
+        place = self._all().get(number) if _LEAST_ID <= number <= _LAST_ID else None
         return None if place is None else Tagged(("id", Tagged(("part", place))))
 
     def find(self, source: str, path: str, tensor: str = "") -> Any:
@@ -49,6 +49,10 @@ class Parts:
         if found is None:
             raise NotFound(f"it points to {'.'.join(filter(None, (source, path, tensor)))}, which is not there")
         return found
+
+    def has_any(self, numbers: Collection[Any]) -> bool:
+        """Whether one of them is the id of a module or tensor."""
+        return not self._all().keys().isdisjoint(numbers)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Parameters of all modules."""
@@ -69,14 +73,15 @@ class Parts:
 
 
 def may_be_ids(numbers: Collection[Any]) -> bool:
-    """Whether there are ids among keys, or in a list of which the first one is none of its own: a list of ids holds nothing else."""
+    """Whether the first of them may be an id: a list of ids holds nothing else."""
     first = next(iter(numbers), None)
-    return type(first) is int and first > _LEAST_ID
+    return type(first) is int and _LEAST_ID <= first <= _LAST_ID
 
 
 def keys_may_be_ids(keys: Collection[Any]) -> bool:
-    """Whether there are large numbers among them, all of which are texts or numbers."""
-    if may_be_ids(keys):
-        return True
+    """Whether an id may be among them, all of which are texts or numbers."""
     kinds = set(map(type, keys))
-    return int in kinds and max(key for key in keys if type(key) is int) > _LEAST_ID
+    if int not in kinds:
+        return False
+    numbers = keys if kinds == {int} else [key for key in keys if type(key) is int]
+    return max(numbers) >= _LEAST_ID and any(_LEAST_ID <= number <= _LAST_ID for number in numbers)
