@@ -233,7 +233,7 @@ class Page:
 
     @unsaved.setter
     def unsaved(self, why: str) -> None:
-        data = why.encode(errors="backslashreplace")[: REWINDS_AT - _UNSAVED_AT - 8]
+        data = _cut(why, REWINDS_AT - _UNSAVED_AT - 8)
         self.ints[_UNSAVED_AT // 8] = 0
         self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + len(data)] = data
         self.ints[_UNSAVED_AT // 8] = len(data)
@@ -280,3 +280,13 @@ class Page:
         self.ints.release()
         self.floats.release()
         self.raw.release()
+
+
+def _cut(said: str, most: int) -> bytes:
+    """The text in UTF-8, of `most` bytes at most: where it is longer, up to the end of a word, and three dots."""
+    data = said.encode(errors="backslashreplace")
+    if len(data) <= most:
+        return data
+    kept = data[: most - len("…".encode())].decode(errors="ignore")
+    words = kept.rpartition(" ")[0]
+    return f"{words if len(words) > len(kept) // 2 else kept}…".encode()

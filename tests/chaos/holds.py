@@ -39,6 +39,18 @@ class Meter:
         self.total, self.seen = 0.0, collections.Counter[int]()
 
 
+class Centred:
+    """A hook that moves on with a mean."""
+
+    def __init__(self) -> None:
+        self.mean, self.seen = torch.zeros(()), 0
+
+    def __call__(self, layer: nn.Module, inputs: typing.Any, output: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        self.mean = 0.9 * self.mean + output.detach().mean() / self.seen
+        return output - self.mean
+
+
 class Trainer:
     def __init__(self, generator: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.generator, self.step_of = generator, 0
@@ -120,6 +132,9 @@ def main() -> None:
     models = {"g": nn.Linear(4, 4), "d": [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))]}
     g, d = models["g"], models["d"][0]
     optimizers = [torch.optim.AdamW(g.parameters(), lr=1e-2), torch.optim.SGD(d.parameters(), lr=1e-2, momentum=0.9)]
+    d.hook = Centred()
+    d[0].register_forward_hook(Centred())
+    d[1].register_forward_hook(d.hook)
     trainer, held = Trainer(g, optimizers[0]), state()
     torch.manual_seed(distributed.get_rank())
 
@@ -146,6 +161,7 @@ def main() -> None:
     mine = hashlib.sha256(told(held).encode())
     for tensor in (*g.parameters(), *d.parameters()):
         mine.update(tensor.detach().numpy().tobytes())
+    mine.update(repr((d.hook.mean, d.hook.seen)).encode())
     mine.update(repr((trainer.step_of, trainer.schedule.state_dict(), optimizers[1].state_dict())).encode())
     digests = [""] * distributed.get_world_size()
     distributed.all_gather_object(digests, mine.hexdigest())

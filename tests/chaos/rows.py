@@ -268,7 +268,80 @@ def put_on_an_optimizer() -> Row:
     return {"model": model, "optimizer": optimizer}, step
 
 
+class Kfac(torch.optim.SGD):
+    """With its factors in a dict by module, as in public K-FAC."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.05)
+        self.model, self.factors = model, {}
+
+    def step(self, closure: Any = None) -> None:
+        for layer in (each for each in self.model.modules() if isinstance(each, nn.Linear)):
+            squares = self.factors.setdefault(layer, torch.zeros_like(layer.weight))
+            squares.lerp_(layer.weight.grad.square(), 0.1)
+            layer.weight.grad /= squares.sqrt() + 0.1
+        super().step()
+
+
+def by_module() -> Row:
+    model = network()
+    optimizer = Kfac(model)
+    return {"model": model, "optimizer": optimizer}, train(model, optimizer)
+
+
+def on_layers() -> Row:
+    """What a script puts onto torch's own layers and onto parameters."""
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model.history, model[0].scores, model[1].box = [], torch.zeros(4, 4), {"n": 0}
+    for parameter in model.parameters():
+        parameter.average = parameter.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(number: int) -> None:
+        model.history.append(number)
+        model[1].box["n"] += len(model.history)
+        optimizer.zero_grad()
+        (model(batch(number, 8, 4)) + model[1].box["n"] / 100).square().mean().backward()
+        model[0].scores += model[0].weight.grad.abs()
+        model[0].weight.grad *= model[0].scores > model[0].scores.median()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.average.lerp_(parameter.detach(), 0.1)
+            parameter.data.lerp_(parameter.average, 0.01)
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+class ById:
+    """An average by the ids of parameters."""
+
+    def __init__(self) -> None:
+        self.shadow: dict[int, torch.Tensor] = {}
+
+    def __repr__(self) -> str:
+        return str([each.tolist() for each in self.shadow.values()])  # ids are other ones in each process
+
+    def update(self, parameter: torch.Tensor) -> None:
+        self.shadow.setdefault(id(parameter), parameter.detach().clone()).lerp_(parameter.detach(), 0.1)
+        parameter.data.lerp_(self.shadow[id(parameter)], 0.1)
+
+
+def by_id() -> Row:
+    model, average = network(), ById()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(number: int) -> None:
+        train(model, optimizer)(number)
+        for parameter in model.parameters():
+            average.update(parameter)
+
+    return {"model": model, "optimizer": optimizer, "held": {"average": average}}, step
+
+
 ROWS = [
+    by_module,
+    on_layers,
+    by_id,
     begins_and_ceases,
     put_on_an_optimizer,
     attributes,

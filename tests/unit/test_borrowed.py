@@ -221,7 +221,7 @@ def test_an_attribute_that_cannot_be_kept_any_more_is_told_once(capsys: pytest.C
     for _ in range(2):
         assert b"/old" not in script.life.snapshot()[0]
     said = capsys.readouterr().err
-    assert said.count("the attribute old of a module is not kept any more") == 1
+    assert said.count("model.old is not kept any more") == 1
 
 
 def test_what_a_script_puts_on_an_optimizer_of_torchs_comes_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -347,7 +347,9 @@ def test_a_model_that_comes_later_is_refused() -> None:
     models: dict[str, nn.Module] = {}
     sources = sources_of({"models": models})
     models["late"] = nn.Linear(1, 1)
-    with pytest.raises(SnapshotError, match=r"models\['late'\] can't be saved: a Linear has come into it since"):
+    with pytest.raises(
+        SnapshotError, match=r"models\['late'\] can't be saved: it is a Linear that the Session does not know"
+    ):
         sources["models"].collect()
 
 

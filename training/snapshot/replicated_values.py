@@ -63,8 +63,10 @@ def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
         return kept
     here = {_within(module): module for module in modules.by_name()}
     tag, told = kept
-    there = all(_within(module) in here for module in told)
-    return pytree.Tagged((tag, {here[_within(module)]: each for module, each in told.items()})) if there else {}
+    own = {
+        name: name if name[:1] == "." else here.get(_within(name)) for name in told
+    }  # a dot: of parameters and hooks
+    return pytree.Tagged((tag, {own[name]: each for name, each in told.items()})) if None not in own.values() else {}
 
 
 def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") -> Any:

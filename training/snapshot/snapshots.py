@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,8 +53,8 @@ class Tape:
         handoff = attachment.handoff
         self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
         self._stager = Stager()
-        models = [source for source in sources.values() if isinstance(source, Modules)]
-        kinds = device.kinds(tensor for model in models for tensor in model.tensors().values())
+        models = {name: source for name, source in sources.items() if isinstance(source, Modules)}
+        kinds = device.kinds(tensor for name, model in models.items() for tensor in _tensors(name, model))
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
         self.alone = Alone(Randomness(kinds))
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
@@ -323,6 +323,14 @@ class Tape:
     def restore_randomness(self) -> None:
         """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
         self._restorer.restore_randomness()
+
+
+def _tensors(name: str, model: Modules) -> Iterable[torch.Tensor]:
+    """Those of a model, before the first step. Raises StateError where one can't be saved: a lazy module has none yet."""
+    try:
+        return model.tensors().values()
+    except SnapshotError as error:
+        raise StateError(f"{name}: {error}") from None
 
 
 def _collected(name: str, source: Any) -> Any:

@@ -25,7 +25,8 @@ from ...resilience.inprocess.tally import RANDOMNESS
 from .modules.module_attributes import sources_within
 from .modules.module_source import Modules
 from .modules.module_structure import named_modules
-from .optimizers.optimizers import Optimizers, inner_optimizers
+from .optimizers.nested_optimizers import inner_optimizers
+from .optimizers.optimizers import Optimizers
 from .tensors.in_place import Nested
 from .values.packing import changes, is_source
 from .values.value_source import Attributes, Iterated, Known, Stateful, Values
@@ -94,6 +95,8 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         found[name] = source = source_of(name, thing, known)
         if isinstance(source, Modules | Optimizers):
             known.lenders.add(name, source.lent)
+        if isinstance(source, Modules):
+            known.lenders.modules[name] = source.by_path
 
     for name, thing in things.items():
         made(name, thing)
@@ -134,9 +137,9 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
     kind: Any = type(thing)
     known = known or Known()
     if isinstance(thing, torch.nn.Module):
-        return Modules([thing], known.lenders)
+        return Modules([thing], known.lenders, name)
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
-        return Modules(thing, known.lenders)
+        return Modules(thing, known.lenders, name)
     if hasattr(thing, "collect") and hasattr(thing, "restore"):
         return thing
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):

@@ -1,82 +1,110 @@
-"""Plain attributes of modules, which torch knows nothing of: `self.calls += 1` in a forward pass, a moving average, a generator, the `p`
-of a dropout that the script lowers.
+"""Plain attributes of modules and parameters, which torch knows nothing of: `self.calls += 1` in a forward pass, a moving average, a
+generator, the `p` of a dropout that the script lowers; and what hooks hold.
 
 A number, a text, a device: what never changes in itself is told where it is another one than when the loop began. Whatever else can be
-taken apart and made again is told always. The rest (functions, modules, tensors with a graph behind them) stays as the script has it.
+taken apart and made again is told always. The rest (functions, tensors with a graph behind them) stays as the script has it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
 from operator import is_
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import Module
 
 from ....checkpoint.format.pytree import Tagged
-from ....checkpoint.format.pytree_walk import PLAIN, Walk, text
+from ....checkpoint.format.pytree_walk import Walk
 from ....resilience.errors import LayoutError, SnapshotError
 from ...attach.rank_stderr import say
-from ...warm.side_effects import installed
-from ..values import type_adapters
 from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Lenders, Loans
-from ..values.class_adapters import GLOBAL, kind_of
-from ..values.packing import MAPPINGS
+from ..values.session_parts import Parts
 from ..values.value_source import Known, Packed
+from . import attribute_rules, hook_objects
+from .attribute_rules import Owner, is_constant, is_fixed, is_scripts_object, is_value, looked_at, owner_of, same
+from .hook_objects import Held
 
-_OF_EVERY_MODULE = frozenset(vars(Module()))
-_LAYERS = "torch.nn.modules."
-_CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
-_FRAMEWORKS = ("torch", "builtins", *_CLOSED)
-_CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
+_HOOKS = "..hooks"
+"""Beside the paths of modules, and the names of parameters behind a dot: torch allows no name that begins with one."""
 _NOTHING: tuple[int, list[str], list[Any]] = (-1, [], [])
+_NEW: tuple[Any, dict[str, Any], set[str]] = (None, {}, set())
 
 
 class Attributes:
-    def __init__(self, modules: Mapping[str, Module], lenders: Lenders) -> None:
-        """The loop begins. lenders: whose memory they may borrow."""
-        self._lenders = lenders
-        self._modules: dict[str, Module] = {}
+    def __init__(self, modules: Mapping[str, Module], lenders: Lenders, name: str = "") -> None:
+        """The loop begins. lenders: whose memory they may borrow. name: the source's, for what it says."""
+        self._lenders, self._name = lenders, name
+        self._modules: dict[str, tuple[Module, Owner]] = {}
+        self._parameters: dict[str, torch.Tensor] = {}
+        """Of all these, by name behind a dot."""
+        self._hooks: dict[str, tuple[Held, Any]] = {}
+        """By place, what hooks held when the loop began, and the value of that."""
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
-        self._packed = Packed("a module", Known(lenders))
+        self._packed = Packed(name or "a module", Known(lenders))
         self._keeps: dict[tuple[str, str, type], bool] = {}
-        self._began: dict[int, tuple[Module, dict[str, Any], set[str]]] = {}
-        """Of each module, by id, as it was seen first: its constants and what borrows memory, which the script makes so again; and the
-        names of all attributes."""
+        self._began: dict[int, tuple[Any, dict[str, Any], set[str]]] = {}
+        """Of each module or parameter, by id, as it was seen first: what is fixed and what borrows memory, which the script makes so again;
+        and the names of all attributes."""
         self._dropped: set[tuple[str, str]] = set()
-        """What was kept and could not be kept any more, as it was told."""
+        """What is not kept, or not any more,"""
+        self._told: set[tuple[type, str]] = set()
+        """and what of it was told."""
         self.look(modules)
 
-    def look(self, modules: Mapping[str, Module]) -> None:
+    def look(self, modules: Mapping[str, Any]) -> None:
         """They may be others now."""
-        self._modules = {path: module for path, module in modules.items() if _is_open(module)}
+        kinds: dict[str, Any] = {path: type(each) for path, each in modules.items()}
+        self._modules = {path: (each, owner) for path, each in modules.items() if (owner := owner_of(kinds[path]))}
+        self._parameters = {
+            f".{path}.{name}" if path else f".{name}": each
+            for path, (module, _) in self._modules.items()
+            for name, each in module._parameters.items()
+            if each is not None
+        }
         loans = Loans(self._lenders)
-        for module in self._modules.values():
-            if id(module) not in self._began:
-                began = {
-                    n: v for n, v in _own(module) if _is_constant(v) or (not _is_layer(module) and _borrows(v, loans))
-                }
-                self._began[id(module)] = module, began, {name for name, _ in _own(module)}
+        fresh = {path: each for path, (each, _) in self._modules.items() if id(each) not in self._began}
+        for thing, owner in dict(self._things()).values():
+            self._begin(thing, owner, loans)
+        for parameter in self._parameters.values():  # what comes to those without attributes has come since
+            self._began.setdefault(id(parameter), _NEW)
+        for path, module in fresh.items():
+            self._say_what_declares(path, module)
+        for place, held in hook_objects.of_modules(fresh):
+            self._hooks.setdefault(place, (held, held.get()))
         self._calm.clear()
+
+    def _begin(self, thing: Any, owner: Owner, loans: Loans) -> None:
+        if id(thing) not in self._began:
+            own = dict(looked_at(thing, owner))
+            lent = {n for n, v in own.items() if owner is not Owner.LAYER and not is_fixed(v) and _borrows(v, loans)}
+            self._began[id(thing)] = thing, {n: v for n, v in own.items() if n in lent or is_fixed(v)}, {*own}
+
+    def _say_what_declares(self, path: str, module: Module) -> None:
+        for name, value in attribute_rules.every(module).items():
+            if attribute_rules.declares(value) and id(value) not in self._lenders.names:
+                self._drop(path, name, "it has a state_dict of its own: give it to the Session")
 
     def collect(self) -> Any:
         """Empty where there is nothing to tell."""
         told = {}
-        for path, module in self._modules.items():
+        for path, (module, owner) in self._modules.items():
             held, (count, names, values) = vars(module), self._calm.get(path, _NOTHING)
             if len(held) == count and all(map(is_, map(held.get, names), values)):
                 continue
-            if found := self._told(path, module):
+            if found := self._found(path, module, owner):
                 told[path] = found
-            elif _is_layer(module) or all(_is_constant(value) for _, value in _own(module)):
-                names = [name for name, _ in _own(module)]
-                self._calm[path] = len(held), names, [held[name] for name in names]
+                continue
+            own = attribute_rules.every(module)
+            if owner is Owner.LAYER or all(map(is_fixed, own.values())):
+                self._calm[path] = len(held), [*own], [*own.values()]
+        for name, parameter in self._parameters.items() if any(map(vars, self._parameters.values())) else ():
+            if found := self._found(name, parameter, Owner.PARAMETER):
+                told[name] = found
+        if self._hooks and (found := self._in_hooks()):
+            told[_HOOKS] = found
         if not told:
             self._packed.trained = []
             return {}
@@ -85,9 +113,10 @@ class Attributes:
         except SnapshotError:  # something in it has become what can't be kept
             for path, found in told.items():
                 for name, value in list(found.items()):
-                    if why := self._against(value):
+                    if why := self._against(path, name, value):
                         del found[name]
-                        self._drop(path, name, why)
+                        self._keeps[path, name, type(value)] = False  # else each boundary would find it out anew
+                        self._drop(path, name, why, " any more")
             return Tagged(("", self._packed.pack(told)))
 
     @property
@@ -96,55 +125,98 @@ class Attributes:
         return self._packed.trained
 
     def restore(self, kept: Any) -> None:
-        live = {path: dict(_own(module)) for path, module in self._modules.items()}
+        on_tensors = {name: self._parameters[name] for name in _names(kept) if name in self._parameters}
+        things = dict(self._things()) | {name: (each, Owner.PARAMETER) for name, each in on_tensors.items()}
+        live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
+        live[_HOOKS] = {place: held.get() for place, (held, _) in self._hooks.items()}
         told = self._packed.unpack(kept[1], live) if kept else {}
-        if lost := told.keys() - self._modules.keys():
-            raise LayoutError(f"the snapshot holds attributes of the module {min(lost)}, which this run has not")
+        in_hooks = told.pop(_HOOKS, {})
+        if lost := [*(told.keys() - things.keys()), *(in_hooks.keys() - self._hooks.keys())]:
+            raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
         self._calm.clear()
-        for path, module in self._modules.items():
-            _, began, there = self._began[id(module)]
-            attributes, wanted = vars(module), {**began, **told.get(path, {})}
-            for name, value in list(_own(module)):
-                came = name not in wanted and name not in there
-                if came and (_is_constant(value) or self._keeps.get((path, name, type(value)))):
-                    del attributes[name]
-            attributes.update(
-                {name: value for name, value in wanted.items() if attributes.get(name, wanted) is not value}
-            )
+        for path, (thing, owner) in things.items():
+            self._put(path, thing, owner, told.get(path, {}))
+        for place, (held, began) in self._hooks.items():
+            if place in in_hooks or is_fixed(began):
+                held.put(in_hooks.get(place, began))
 
-    def _told(self, path: str, module: Module) -> dict[str, Any]:
-        (_, began, _), layer = self._began[id(module)], _is_layer(module)
+    def _put(self, path: str, thing: Any, owner: Owner, told: Mapping[str, Any]) -> None:
+        _, fixed, there = self._began.get(id(thing), _NEW)
+        attributes = vars(thing)
+        began = {name: value for name, value in fixed.items() if (path, name) not in self._dropped}
+        wanted = {**began, **told}
+        for name, value in list(looked_at(thing, owner)):
+            came = name not in wanted and name not in there
+            if came and (is_constant(value) or self._keeps.get((path, name, type(value)))):
+                del attributes[name]
+        attributes.update({name: value for name, value in wanted.items() if attributes.get(name, wanted) is not value})
+
+    def _things(self) -> Iterator[tuple[str, tuple[Any, Owner]]]:
+        yield from self._modules.items()
+        if any(map(vars, self._parameters.values())):
+            yield from ((name, (each, Owner.PARAMETER)) for name, each in self._parameters.items() if vars(each))
+
+    def _found(self, path: str, thing: Any, owner: Owner) -> dict[str, Any]:
+        began = self._began.get(id(thing), _NEW)[1]
         return {
             name: value
-            for name, value in _own(module)
-            if (
-                not _same(value, began.get(name, began))
-                if _is_constant(value)
-                else not layer and value is not began.get(name) and self._is_kept(path, name, value, type(module))
-            )
+            for name, value in looked_at(thing, owner)
+            if self._tells(path, name, value, began.get(name, began), type(thing))
         }
 
-    def _is_kept(self, path: str, name: str, value: Any, owner: type) -> bool:
+    def _in_hooks(self) -> dict[str, Any]:
+        return {
+            place: value
+            for place, (held, began) in self._hooks.items()
+            if self._tells(_HOOKS, place, value := held.get(), began if is_fixed(began) else self, object)
+        }
+
+    def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
+        if is_constant(value):
+            return not same(value, began)
+        return value is not began and self._is_kept(path, name, value, of)
+
+    def _is_kept(self, path: str, name: str, value: Any, of: type) -> bool:
         if isinstance(value, torch.Tensor) and value.grad_fn is not None:
             return False
         place = path, name, type(value)
         if place not in self._keeps:
-            self._keeps[place] = _is_value(type(value), owner) and not self._against(value)
+            self._keeps[place] = is_value(type(value), of) or is_scripts_object(value) or self._points(value)
+            if self._keeps[place] and (why := self._against(path, name, value)):
+                self._keeps[place] = False
+                if is_fixed(value) or path == _HOOKS or is_scripts_object(value):
+                    self._drop(path, name, why)
         return self._keeps[place]
 
-    def _against(self, value: Any) -> str:
+    def _points(self, value: Any) -> bool:
+        return isinstance(value, Module) and Parts(self._lenders).said(value) is not None
+
+    def _against(self, path: str, name: str, value: Any) -> str:
         """Why it does not come back from a snapshot as it is; empty where it does."""
         try:
-            self._packed.prove(Packed("a module", Known(self._lenders)).pack(value))
+            packed = Packed(self._called(path, name), Known(self._lenders))
+            packed.prove(packed.pack(value))
         except SnapshotError as error:
             return str(error)
         return ""
 
-    def _drop(self, path: str, name: str, why: str) -> None:
-        if (path, name) not in self._dropped:
-            self._dropped.add((path, name))
-            at = f"{path}.{name}" if path else name
-            say(f"the attribute {at} of a module is not kept any more, and a recovery goes on with another one: {why}")
+    def _called(self, path: str, name: str) -> str:
+        parts = (self._name, "" if path == _HOOKS else path.lstrip("."), name)
+        return ".".join(filter(None, parts))
+
+    def _drop(self, path: str, name: str, why: str, any_more: str = "") -> None:
+        self._dropped.add((path, name))
+        thing = self._modules.get(path, (self, None))[0]
+        kind = type(thing), name if thing is not self else f"{path} {name}"
+        if kind not in self._told:
+            self._told.add(kind)
+            called = self._called(path, name)
+            say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")
+
+
+def _names(kept: Any) -> list[str]:
+    """Of what something was kept."""
+    return [*kept[1]] if kept else []
 
 
 def _borrows(value: Any, loans: Loans) -> bool:
@@ -157,12 +229,14 @@ def _borrows(value: Any, loans: Loans) -> bool:
     return any(loans.of(tensor, address(tensor)) for tensor in tensors)
 
 
-def sources_within(modules: Mapping[str, Module]) -> Iterator[tuple[str, Any]]:
-    """Optimizers and schedules that modules hold as attributes, and modules that they hold as no part of their own (a teacher in a list, so
-    that it is not trained), by their places."""
+def sources_within(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Optimizers and schedulers that modules hold as attributes, and modules that they hold as no part of their own (a teacher in a list,
+    so that it is not trained), by their places."""
     parts = set(map(id, modules.values()))
     for path, module in modules.items():
-        for name, value in _own(module) if _is_open(module) else ():
+        kind: Any = type(module)
+        owner = owner_of(kind)
+        for name, value in looked_at(module, owner) if owner else ():
             place = f"{path}.{name}" if path else name
             if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
                 yield place, value
@@ -170,64 +244,3 @@ def sources_within(modules: Mapping[str, Module]) -> Iterator[tuple[str, Any]]:
             for key, each in (("", value), *((f".{key}", each) for key, each in held)):
                 if isinstance(each, Module) and id(each) not in parts:
                     yield f"{place}{key}", each
-
-
-def _own(module: Module) -> Iterator[tuple[str, Any]]:
-    layer = _is_layer(module)
-    for name, value in vars(module).items():
-        if name not in _OF_EVERY_MODULE and not (layer and name[:1] == "_"):
-            yield name, value
-
-
-def _is_constant(value: Any) -> bool:
-    return type(value) in _CONSTANTS or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is other or type(one) is not type(other):
-        return one is other
-    if type(one) is tuple:
-        return len(one) == len(other) and all(map(_same, one, other))
-    return text(one) == text(other) if type(one) in PLAIN else bool(one == other)
-
-
-def _classes(module: Module) -> list[str]:
-    return [kind.__module__ for kind in type(module).__mro__ if kind is not Module]
-
-
-def _root(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _is_layer(module: Module) -> bool:
-    """Whether it is one of torch's own, of which only numbers and texts with public names are looked at."""
-    return all(_root(name) in _FRAMEWORKS for name in _classes(module))
-
-
-def _is_open(module: Module) -> bool:
-    """Whether what it keeps is the script's: torch's wrappers, and the modules of frameworks that shard, keep what belongs to a process."""
-    names = _classes(module)
-    if any(_root(name) in _CLOSED or name.startswith("torch.nn.parallel") for name in names):
-        return False
-    return not _is_layer(module) or any(name.startswith(_LAYERS) for name in names)
-
-
-def _is_value(kind: type, owner: type) -> bool:
-    """Whether such a thing belongs to the state: one of Python's, torch's or numpy's, of the package that the module is of, or of a file of
-    the script's own."""
-    known = kind_of(kind)
-    if kind in (list, tuple, np.ndarray, *MAPPINGS, *TENSORS) or (
-        known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING)
-    ):
-        return True
-    mine = {_root(each.__module__) for each in owner.__mro__} - {*_FRAMEWORKS}
-    if known is None or known is GLOBAL:
-        return False
-    return _root(kind.__module__) in mine or _is_scripts(kind.__module__)
-
-
-@cache
-def _is_scripts(module: str) -> bool:
-    """Whether it is the script, or a module that it has beside it."""
-    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
-    return module == "__main__" or not installed(origin)

@@ -20,7 +20,7 @@ from ..tensors.tensor_subclasses import all_ordinary, ordinary
 from ..values.borrowed_memory import Lenders
 from .extra_state import Extra
 from .module_attributes import Attributes
-from .module_structure import Objects, Outline
+from .module_structure import Objects, Outline, named_modules
 from .module_tensors import Named, Names
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
@@ -35,16 +35,18 @@ _MADE = attrgetter("shape", "dtype", "requires_grad")
 class Modules:
     """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None) -> None:
-        """lenders: whose memory attributes may borrow; by default, only these modules'."""
+    def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None, name: str = "") -> None:
+        """lenders: whose memory attributes may borrow; by default, only these modules'. name: the session's, for what it says of them."""
+        self._name = name
         self.chunks = list(chunks)
         self._lenders = Lenders() if lenders is None else lenders
         if lenders is None:
             self._lenders.add("", self.lent)
+            self._lenders.modules[""] = self.by_path
         self._names = Names()
         self._outline: Outline | None = None
         """None until the loop begins."""
-        self._extra, self._attributes = Extra({}), Attributes({}, self._lenders)
+        self._extra, self._attributes = Extra({}), Attributes({}, self._lenders, name)
         self._stale = True
         """The modules look otherwise than when `_extra` was made."""
         self._seen: list[Any] = []
@@ -91,6 +93,10 @@ class Modules:
     def modules(self) -> Sequence[torch.nn.Module]:
         """All that were there at the last look."""
         return self._names.modules
+
+    def by_path(self) -> Mapping[str, torch.nn.Module]:
+        """All modules, also before the loop begins."""
+        return named_modules(self.chunks)
 
     def by_name(self) -> Mapping[str, torch.nn.Module]:
         """All modules."""
@@ -197,7 +203,7 @@ class Modules:
         """How the modules are made, looked at again where they have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
-            self._attributes = Attributes(self._outline.modules, self._lenders)
+            self._attributes = Attributes(self._outline.modules, self._lenders, self._name)
         elif self._stale:
             otherwise = self._outline.look()
             self.bound = otherwise and (

@@ -32,6 +32,14 @@ _CLOSED = ("megatron", "apex", "deepspeed")
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
+def inner_optimizers(thing: Any) -> list[Any]:
+    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub."""
+    if hasattr(thing, "chained_optimizers"):
+        return [inner for part in thing.chained_optimizers for inner in inner_optimizers(part)]
+    holds = isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer) and hasattr(thing, "param_groups")
+    return [thing] if holds or getattr(thing, "is_stub_optimizer", False) else []
+
+
 def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[str, Optimizer]]:
     """Those within `outer`, by names that are the same in each life. met: all so far."""
     met.append(outer)

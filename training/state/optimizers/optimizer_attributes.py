@@ -1,5 +1,5 @@
-"""What a script puts on an optimizer of torch's: attributes that its class does not have, such as `optimizer.global_step`; and what it
-makes of the `defaults` of any optimizer, which groups that come later are made of."""
+"""What a script puts on an optimizer of torch's: attributes that its class does not have, such as `optimizer.global_step`; and of any
+optimizer, what hooks of its steps move on with, and what the script makes of the `defaults`, which groups that come later are made of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ...attach.rank_stderr import say
+from ..modules import hook_objects
+from ..modules.attribute_rules import is_fixed, same
+from ..modules.hook_objects import Held
 from ..values.borrowed_memory import Lenders
 from ..values.packing import is_source
 from ..values.value_source import Known, Packed
@@ -29,12 +32,14 @@ class PutOn:
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
         """Of each part, as they were first."""
+        self._hooks: dict[str, dict[str, tuple[Held, Any]]] = {}
+        """Of each part, what its hooks held first, and the value of that."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
         held = _put_on(optimizer)
         self._began.setdefault(part, {*held})
-        held |= self._changed_defaults(part, optimizer)
+        held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
         if not held:
             return {}
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
@@ -51,11 +56,25 @@ class PutOn:
         if self._changed_defaults(part, optimizer):
             optimizer.defaults = dict(self._defaults[part])
         live = _put_on(optimizer)
-        told = self._packed.unpack(kept[1], dict(live)) if kept else {}
+        hooks = self._of_hooks(part, optimizer)
+        told = self._packed.unpack(kept[1], live | {n: held.get() for n, (held, _) in hooks.items()}) if kept else {}
+        for name, (held, began) in hooks.items():
+            if name in told or is_fixed(began):
+                held.put(told.pop(name, began))
         for name, value in live.items():
             if name not in told and name not in self._began[part] and self._kept.get((part, name, type(value))):
                 delattr(optimizer, name)
         vars(optimizer).update(told)
+
+    def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, tuple[Held, Any]]:
+        if part not in self._hooks:
+            held = hook_objects.of_optimizer(optimizer)
+            self._hooks[part] = {place: (each, each.get()) for place, each in held}
+        return self._hooks[part]
+
+    def _in_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
+        now = {place: (held.get(), began) for place, (held, began) in self._of_hooks(part, optimizer).items()}
+        return {place: value for place, (value, began) in now.items() if not is_fixed(value) or not same(value, began)}
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         """Empty where they are as they were."""

@@ -1,5 +1,6 @@
-"""What an optimizer holds, packed as any value is, but for three things: its parameters are pointed at, as are their ids; what is no state
-(functions, the model itself) stays where it is; and tensors are filled where they lie, a new one lies as its parameter does.
+"""What an optimizer holds, packed as any value is, but for three things: its parameters and the Session's modules are pointed at, as are
+their ids; what is no state (functions, modules that the Session does not know) stays where it is; and tensors are filled where they lie, a
+new one lies as its parameter does.
 
 A tensor that is not row-major is kept as a leaf, too, so that its place in other layouts is known by its name. How it lies is told beside.
 """
@@ -28,6 +29,8 @@ from ..values import type_adapters
 from ..values.array_views import Unsavable
 from ..values.class_adapters import NotFound
 from ..values.packing import Packing, has_state_dict, is_source
+from ..values.session_parts import Parts
+from ..values.trail import called
 from ..values.unpacking import Unpacking
 
 HERE = Tagged(("here", ""))
@@ -53,11 +56,13 @@ FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 class OptimizerPacking(Packing):
     """One way down, for one optimizer."""
 
-    def __init__(self, name: str, parameters: Mapping[str, torch.Tensor], apart: Mapping[str, Any]) -> None:
-        """parameters: by their places in the groups. apart: containers that are kept by themselves, by name."""
+    def __init__(
+        self, name: str, parameters: Mapping[str, torch.Tensor], apart: Mapping[str, Any], parts: Parts
+    ) -> None:
+        """parameters: by their places in the groups. apart: containers that are kept by themselves, by name. parts: the modules."""
         places = dict(zip(map(id, parameters.values()), parameters, strict=True))
-        super().__init__(name, {id(each): key for key, each in apart.items()} | places)
-        self._pointers = places
+        super().__init__(name, {id(each): key for key, each in apart.items()} | places, parts=parts)
+        self._places = places
         self.parameters, self._apart = parameters, apart
         self._lenient = self._strict = False
         self.strides: dict[int, list[int]] = {}
@@ -68,6 +73,8 @@ class OptimizerPacking(Packing):
     def attribute(self, value: Any, name: str, *, declares: bool) -> Any:
         """The packed value of one. What is called stays where it is, if not all of it can be kept. declares: the optimizer has a
         state_dict of its own; then so do objects of classes that only it knows, and all of other packages."""
+        if isinstance(value, torch.nn.Module) and self._trains(value):
+            return HERE  # it is the model, which the script gives it anew
         self._lenient = (declares or callable(value)) and not self._whole(value, declares)
         found = self.pack(value, f".{name}")
         self._lenient = False
@@ -78,20 +85,35 @@ class OptimizerPacking(Packing):
         kind = type(value)
         if isinstance(value, FUNCTIONS) or (own and kind not in _KINDS and installed(module_file(kind))):
             return False
-        trial = OptimizerPacking(self._name, self.parameters, self._apart)
+        trial = OptimizerPacking(self._name, self.parameters, self._apart, self._parts)
         trial._strict = True
         try:
             kept = trial.pack(value)
-            OptimizerUnpacking(self._name, {**self._apart, **self.parameters}, trial.strides, False).unpack(kept, None)
+            sources = {**self._apart, **self.parameters}
+            OptimizerUnpacking(self._name, sources, trial.strides, False, self._parts).unpack(kept, None)
         except (SnapshotError, LayoutError):
             return False
         return True
 
+    def _pointed(self, number: int) -> Any:
+        place = self._places.get(number)
+        return super()._pointed(number) if place is None else Tagged(("id", place))
+
+    def _trains(self, module: torch.nn.Module) -> bool:
+        return any(id(parameter) in self._places for parameter in module.parameters())
+
+    def _stays(self, value: Any) -> Tagged:
+        if self._hashing:
+            raise Unsavable(
+                f"among its keys is a {type(value).__qualname__} that the Session does not know: give it to the Session"
+            )
+        return HERE
+
     def _elements(self, value: Any) -> Any:
         if type(value) is np.ndarray:
             return super()._elements(value)
-        here = only(value, self._called())
-        refuse(self._called(), here)
+        here = only(value, called(self._at))
+        refuse(called(self._at), here)
         if not here.is_contiguous() and 0 not in here.stride():
             self.strides[len(self.met)] = list(here.stride())
         self._number(value)
@@ -100,15 +122,17 @@ class OptimizerPacking(Packing):
     def _other(self, kind: type, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._elements(value)
+        if isinstance(value, torch.nn.Module) and (part := self._parts.said(value)):
+            return part
         if self._strict and (isinstance(value, _STAYS) or is_source(kind)):
             raise Unsavable("it is no value")
         if isinstance(value, torch.nn.Module):
-            if any(id(parameter) in self._pointers for parameter in value.parameters()):
-                return HERE
+            if self._trains(value):
+                return self._stays(value)
             self._number(value)
             return Tagged(("module", Modules([value]).tensors()))
         if isinstance(value, _STAYS) or (self._lenient and callable(value)):
-            return HERE
+            return self._stays(value)
         if has_state_dict(kind):
             self._number(value)
             return Tagged(("state_dict", self._down(dict(value.state_dict()))))
@@ -117,7 +141,7 @@ class OptimizerPacking(Packing):
             return self._mapping(dict, dict(value))
         if self._lenient and kind not in _KINDS and kind.__module__ not in _VALUES:
             self.left = True
-            return HERE
+            return self._stays(value)
         return super()._other(kind, value)
 
 
@@ -125,11 +149,16 @@ class OptimizerUnpacking(Unpacking):
     """One way up, for one optimizer."""
 
     def __init__(
-        self, name: str, sources: Mapping[str, Any], strides: Mapping[int, list[int]], as_they_lie: bool
+        self,
+        name: str,
+        sources: Mapping[str, Any],
+        strides: Mapping[int, list[int]],
+        as_they_lie: bool,
+        parts: Parts,
     ) -> None:
-        """sources: parameters and containers, as `OptimizerPacking` has them. as_they_lie: nobody has told strides: a live tensor lies as
-        it does."""
-        super().__init__(name, sources)
+        """sources, parts: parameters and containers, and modules, as `OptimizerPacking` has them. as_they_lie: nobody has told strides: a
+        live tensor lies as it does."""
+        super().__init__(name, sources, parts=parts)
         self._strides, self._as_they_lie = strides, as_they_lie
         self.device = torch.device("cpu")
         """Of new tensors."""

@@ -15,7 +15,8 @@ from ..tensors.in_place import Nested, fits, local, misfit, put
 from ..tensors.tensor_subclasses import only
 from ..values.array_views import TENSORS
 from ..values.borrowed_memory import STATE, Lenders, lent_by_groups
-from .nested_optimizers import framework, further, load_declared, nested, put_further, state_of
+from ..values.session_parts import Parts
+from .nested_optimizers import framework, further, inner_optimizers, load_declared, nested, put_further, state_of
 from .optimizer_attributes import PutOn
 from .optimizer_packing import OptimizerPacking, OptimizerUnpacking
 from .param_groups import Groups, Objects
@@ -23,14 +24,6 @@ from .param_groups import Groups, Objects
 PUT_ON = "put on"
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
 """What a parameter's state mostly is."""
-
-
-def inner_optimizers(thing: Any) -> list[Any]:
-    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub."""
-    if hasattr(thing, "chained_optimizers"):
-        return [inner for part in thing.chained_optimizers for inner in inner_optimizers(part)]
-    holds = isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer) and hasattr(thing, "param_groups")
-    return [thing] if holds or getattr(thing, "is_stub_optimizer", False) else []
 
 
 Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]
@@ -43,7 +36,8 @@ class Optimizers:
 
     def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
         """name: the session's, for what it says of the optimizer. lenders: whose memory values may borrow."""
-        self._put_on = PutOn(name, Lenders() if lenders is None else lenders)
+        self._lenders = Lenders() if lenders is None else lenders
+        self._put_on = PutOn(name, self._lenders)
         self.thing, self._name = thing, name
         self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else inner_optimizers(thing)
         self.parameters: list[Callable[[], Mapping[str, torch.Tensor]]] = []
@@ -77,7 +71,7 @@ class Optimizers:
     def _packing(self, part: str, inner: torch.optim.Optimizer, apart: Mapping[str, Any]) -> OptimizerPacking:
         index, dot, within = part.partition(".")
         called = f"{self._name}.chained_optimizers[{index}]" if len(self.wrappers) > 1 else self._name
-        return OptimizerPacking(f"{called}{dot}{within}", dict(parameters_of(inner)), apart)
+        return OptimizerPacking(f"{called}{dot}{within}", dict(parameters_of(inner)), apart, Parts(self._lenders))
 
     def lent(self) -> dict[str, Any]:
         """What others may borrow: states of parameters, tensors in these, and among the values of groups, and parameters of its own."""
@@ -191,7 +185,7 @@ class Optimizers:
         load_declared([(inner, kept[name].get("further", {})) for name, _, inner in parts])
         apart = _apart(parts)
         for name, wrapper, inner in parts:
-            _restore(wrapper, inner, kept[name], self._packing(name, inner, apart), apart)
+            _restore(wrapper, inner, kept[name], self._packing(name, inner, apart), apart, Parts(self._lenders))
             self._put_on.restore(name, inner, kept[name].get(PUT_ON, {}))
 
 
@@ -216,11 +210,17 @@ def _collect(wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any]
 
 
 def _restore(
-    wrapper: Any, inner: torch.optim.Optimizer, kept: Nested, packing: OptimizerPacking, apart: Mapping[str, Any]
+    wrapper: Any,
+    inner: torch.optim.Optimizer,
+    kept: Nested,
+    packing: OptimizerPacking,
+    apart: Mapping[str, Any],
+    modules: Parts,
 ) -> None:
     """In the order of `_collect`, in which things are numbered. packing: for what it holds now."""
     strides, named = kept.get("strides", {}), packing.parameters
-    unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, framework(inner) and not strides)
+    as_they_lie = framework(inner) and not strides
+    unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules)
     for group, values in zip(inner.param_groups, kept["groups"], strict=True):
         parameters = group.pop("params")
         unpacking.device = _device(parameters)

@@ -32,6 +32,7 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
         f"{_TENSOR}, {_VALUE}",
     )
     yield "`torch.Tensor`, `torch.nn.Parameter`; any strides, views of one memory", "in place", _SAME, _TENSOR
+    yield "`DTensor`, each rank its own part", "in place", "no", _TENSOR
     yield "`numpy.ndarray`; any strides, views, byte order, structure, text", "in place", _SAME, _TENSOR
     yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any type that never changes", "in place", _SAME, _VALUE
     yield "`None`, `bool`, `int`, `float`, `str`, `bytes`, `tuple`", "an equal one", _SAME, _VALUE

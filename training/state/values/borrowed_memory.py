@@ -25,10 +25,15 @@ Lender: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
 class Lenders:
-    """All sources that lend."""
+    """All sources that lend, and what else the Session knows by name."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Lender] = {}
+        self.modules: dict[str, Callable[[], Mapping[str, torch.nn.Module]]] = {}
+        """Each gives the modules of a source, by path."""
+        self.sources: dict[str, Any] = {}
+        self.names: dict[int, str] = {}
+        """Of the sources, by id."""
 
     def __bool__(self) -> bool:
         return bool(self._asked)

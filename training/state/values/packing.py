@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -23,24 +22,17 @@ from ....checkpoint.format.pytree_walk import PLAIN, TOO_DEEP
 from ....resilience.errors import SnapshotError
 from . import array_views
 from .array_views import Unsavable
-from .borrowed_memory import STATE, Held, Loans, Place, holders, memory_said, offset_in
+from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
 from .class_adapters import NotFound, is_registered, kind_of
+from .session_parts import Parts, keys_may_be_ids, may_be_ids
+from .sharded_tensors import is_sharded, save_sharded
 from .shared_objects import Theirs
+from .trail import Hidden, called, place_of
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _EASY_KEYS = frozenset((str, int))
 _ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
-CURE = (
-    "Keep it out of what the Session is given, give its class state_dict and load_state_dict, or say how it is saved with "
-    "mt_resilient.register (docs/state.md)"
-)
-
-
-@dataclass(frozen=True)
-class _Hidden:
-    """On the way to a place: so many of the keys that follow are ours."""
-
-    levels: int
+CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
 
 
 @cache
@@ -65,10 +57,12 @@ class Packing:
         theirs: Mapping[int, Theirs] = MappingProxyType({}),
         loans: Loans | None = None,
         own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
+        parts: Parts | None = None,
     ) -> None:
         """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
         each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
-        what borrowed none the last time."""
+        what borrowed none the last time. parts: the modules that are pointed to."""
+        self._parts = Parts(Lenders()) if parts is None else parts
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
@@ -78,10 +72,10 @@ class Packing:
         """By id, what borrows no memory: where it lies, and how many hold on to it."""
         self._known: dict[int, int | str] = dict(sources)
         """By id: the number of an object that was met, or the name of a source."""
+        self._hashing = False
+        """It is among keys, or the members of a set."""
         self.met: list[Any] = []
         """By number: no other object gets the id of one of these meanwhile."""
-        self._pointers: Collection[int] = ()
-        """Ids that stand for their objects, as numbers."""
         self._memories: dict[int, Any] = {}
         """By address."""
         self._borrowed_at: dict[tuple[Place, bool], int] = {}
@@ -104,32 +98,12 @@ class Packing:
         except RecursionError:
             raise SnapshotError(f"{self._name}{place}: {TOO_DEEP}. {CURE}") from None
         except (Unsavable, NotFound) as error:
-            raise SnapshotError(f"{self._called()} can't be saved: {error}. {CURE}") from None
-
-    def _called(self) -> str:
-        """The place where it is now, as the script would write it."""
-        name, *keys = self._place()
-        said = (
-            f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys
-        )
-        return f"{name}{''.join(said)}"[:300]
-
-    def _place(self) -> list[Any]:
-        """The name of the source, and the keys to where it is now, but for those that are ours."""
-        found, hidden = [], 0
-        for key in self._at:
-            if isinstance(key, _Hidden):
-                hidden = key.levels
-            elif hidden:
-                hidden -= 1
-            else:
-                found.append(key)
-        return found
+            raise SnapshotError(f"{called(self._at)} can't be saved: {error}. {CURE}") from None
 
     def _down(self, value: Any) -> Any:
         kind = type(value)
         if kind in PLAIN:
-            return Tagged(("id", self._known[value])) if kind is int and value in self._pointers else value
+            return self._pointed(value) if kind is int else value
         known = self._known.get(id(value))
         if known is not None:
             return Tagged(("source" if type(known) is str else "alias", known))
@@ -152,7 +126,17 @@ class Packing:
 
     def _plain(self, values: Collection[Any]) -> bool:
         """Whether all of them are what they are by themselves."""
-        return PLAIN.issuperset(map(type, values)) and not (self._pointers and any(v in self._pointers for v in values))
+        return PLAIN.issuperset(map(type, values)) and not (may_be_ids(values) and self._points(values))
+
+    def _points(self, numbers: Collection[Any]) -> bool:
+        return self._parts.has_any(numbers) or not self._known.keys().isdisjoint(numbers)
+
+    def _pointed(self, number: int) -> Any:
+        """What points to the object that has this id; the number itself if none has."""
+        known = self._known.get(number)
+        if known is not None and type(known) is int and type(self.met[known]) in array_views.TENSORS:
+            return Tagged(("id", Tagged(("alias", known))))
+        return self._parts.noted(number) or number
 
     def _number(self, value: Any) -> None:
         self._known[id(value)] = len(self.met)
@@ -168,7 +152,7 @@ class Packing:
         return found
 
     def _mapping(self, kind: type, value: Any) -> Any:
-        if not _EASY_KEYS.issuperset(map(type, value)) or not self._plain(value.keys()):
+        if not _EASY_KEYS.issuperset(map(type, value)) or (keys_may_be_ids(value) and self._points(value)):
             return Tagged(("keys", [MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values())]))
         if self._plain(value.values()):
             return value
@@ -183,7 +167,9 @@ class Packing:
     def _hashed(self, values: tuple[Any, ...]) -> Any:
         """Keys, or members of a set: those that are what they are by their value."""
         before = len(self.met)
+        self._hashing = True
         found = self._down(values)
+        self._hashing = False
         if len(self.met) != before:
             raise Unsavable(
                 "among its keys or members are objects that are told apart by where they lie, not by what they are"
@@ -217,9 +203,18 @@ class Packing:
             return value
         return Tagged(("array", array_views.save_array(value)) if array else ("tensor", array_views.save_tensor(value)))
 
+    def _sharded(self, value: Any) -> Any:
+        if self._loans and (place := self._loans.mappings().get(id(value))) is not None:
+            return Tagged(("lent", [*place]))
+        self._refuse(value)
+        self._number(value)
+        if value.requires_grad:
+            self.trained.append(value)
+        return Tagged(("sharded", save_sharded(value)))
+
     def _refuse(self, value: Any) -> None:
         if type(value) is not np.ndarray:
-            refuse(self._called(), value)
+            refuse(called(self._at), value)
             if value.grad_fn is not None:
                 raise Unsavable("it has a graph of gradients behind it, which is not kept: keep its .detach()")
         elif value.dtype.hasobject:
@@ -263,16 +258,19 @@ class Packing:
     def _other(self, kind: type, value: Any) -> Any:
         known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None
         if known is None and is_source(kind):
+            points = isinstance(value, torch.nn.Module) and (self._found is None or self._hashing)
+            if points and (part := self._parts.said(value)):
+                return part
             if self._found is None:
-                raise Unsavable(
-                    f"a {kind.__qualname__} has come into it since the Session was made. Put it there before, or give it to the Session"
-                )
-            return Tagged(("source", self._found(".".join(map(str, self._place())), value)))
+                raise Unsavable(f"it is a {kind.__qualname__} that the Session does not know: give it to the Session")
+            return Tagged(("source", self._found(".".join(map(str, place_of(self._at))), value)))
+        if known is None and is_sharded(kind):
+            return self._sharded(value)
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
         if known.fill is not None:
             self._number(value)
-        self._at.append(_Hidden(known.hidden))
+        self._at.append(Hidden(known.hidden))
         try:
             content = known.save(value)
         except (Unsavable, NotFound):

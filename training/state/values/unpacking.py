@@ -16,6 +16,8 @@ from . import array_views
 from .borrowed_memory import Lenders, Loans, memory_again
 from .class_adapters import NotFound, kind_of, tagged
 from .packing import MAPPINGS
+from .session_parts import Parts
+from .sharded_tensors import restore_sharded
 from .shared_objects import Before
 
 _BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
@@ -30,8 +32,11 @@ class Unpacking:
         sources: Mapping[str, Any],
         before: Before | None = None,
         loans: Loans | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        """before: what other sources have put back. loans: whose memory is borrowed; live values that lie in it are not filled."""
+        """before: what other sources have put back. loans: whose memory is borrowed; live values that lie in it are not filled. parts: the
+        modules that are pointed to."""
+        self._parts = Parts(Lenders()) if parts is None else parts
         self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
         self.made: list[Any] = []
         self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
@@ -131,8 +136,10 @@ class Unpacking:
                 return self._own(memory_again(self._loans, content))
             case "source":
                 return self._sources[content]
-            case "id":
-                return id(self._sources[content])
+            case "part":
+                return self._parts.find(*content)
+            case "id":  # of a parameter of an optimizer by its place, or of whatever is pointed to
+                return id(self._sources[content] if type(content) is str else self._up(content, None))
             case "keys":
                 name, keys, values = content
                 return self._mapping(_BY_NAME[name], self._up(keys, None), values, live)
@@ -140,6 +147,9 @@ class Unpacking:
                 return self._lies(array_views.restore_tensor(content, live if self._alone(live) else None))
             case "array":
                 return self._lies(array_views.restore_array(content, live if self._alone(live) else None))
+            case "sharded":
+                free = None if id(live) in self._taken or id(live) in self._loans.mappings() else live
+                return self._own(restore_sharded(content, free, self._parts.tensors()))
             case "view":
                 return self._view(content, live)
         return self._other(tag, content, live)

@@ -15,6 +15,7 @@ from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
 from .class_adapters import kind_of
 from .packing import CURE, Packing, is_source
+from .session_parts import Parts
 from .shared_objects import Together
 from .unpacking import Unpacking, difference
 
@@ -28,9 +29,8 @@ class Known:
     def __init__(self, lenders: Lenders | None = None) -> None:
         self.lenders = Lenders() if lenders is None else lenders
         self.together = Together()
-        self.things: dict[str, Any] = {}
-        self.names: dict[int, str] = {}
-        """By id."""
+        self.things, self.names = self.lenders.sources, self.lenders.names
+        """By name; and their names, by id."""
 
     def add(self, name: str, thing: Any) -> str:
         while name in self.things:
@@ -56,9 +56,9 @@ class Packed:
         """Raises SnapshotError for what can't be saved."""
         packed, known = None, self._known
         theirs = known.together.met_before(self._name)
-        loans = Loans(known.lenders if found is None else Lenders())
+        loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
         for _ in range(_PASSES):
-            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own)
+            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own, parts)
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)
@@ -75,7 +75,7 @@ class Packed:
     def unpack(self, kept: Any, live: Any) -> Any:
         known = self._known
         before = known.together.made_before(self._name)
-        unpacking = Unpacking(self._name, known.things, before, Loans(known.lenders))
+        unpacking = Unpacking(self._name, known.things, before, Loans(known.lenders), Parts(known.lenders))
         found = unpacking.unpack(kept, live)
         known.together.put_back(self._name, unpacking.made)
         return found

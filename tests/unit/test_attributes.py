@@ -1,0 +1,298 @@
+"""What scripts put onto torch's own layers, onto parameters and into hooks comes back, or is named once; what torch and others put there
+is left alone."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from mt_resilient.resilience.errors import LayoutError
+
+from .lives import Life
+
+SCRIPT = """
+class Track:
+    def __init__(self):
+        self.count, self.seen = 0, [0.0]
+
+    def add(self, *_):
+        self.count += 1
+        self.seen.append(self.count / 7)
+
+    def average(self, old, new, _):
+        self.add()
+        return old + (new - old) / self.count
+
+    def __call__(self, *arguments):
+        return self.average(*arguments) if len(arguments) == 3 and hasattr(arguments[0], "lerp") else self.add()
+
+
+class Held(Track):
+    def __init__(self, lock):
+        super().__init__()
+        self.lock = lock
+
+
+class Declares(Track):
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def counting(box, track, numbers):
+    count = 0
+
+    def hook(*_):
+        nonlocal count
+        count += 1
+        box.append(count)
+        track.add()
+        numbers.add_(1)
+
+    return hook, lambda: (count, list(box), track.count, numbers.tolist())
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def script(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A file of the script's own."""
+    path = tmp_path_factory.mktemp("script") / "people_s_script.py"
+    path.write_text(SCRIPT)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[path.stem] = made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    yield made
+    del sys.modules[path.stem]
+
+
+Made = tuple[dict[str, Any], Callable[[], Any], Callable[[], Any]]
+"""What the Session is given, a step, and what there is to be seen."""
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def on_layers(script: Any) -> Made:
+    model: Any = network()
+    model[0].scores, model.history, model.phase = torch.zeros(4), [], {"warm": True}
+    model[2].track, model[2]._hidden, model.number = script.Track(), script.Track(), 0
+
+    def step() -> None:
+        model[0].scores += 1
+        model.history.append(len(model.history))
+        model.phase["warm"] = len(model.history) < 2
+        model.phase[model[0]] = len(model.history)
+        model[2].track.add()
+        model[2]._hidden.add()
+        model.number += 1
+        model[1].late = [model.number]
+
+    def looks() -> Any:
+        tracks = [(each.count, each.seen) for each in (model[2].track, model[2]._hidden)]
+        phase = model.phase["warm"], model.phase.get(model[0]), len(model.phase)
+        late = getattr(model[1], "late", None)
+        return repr((model[0].scores.tolist(), model.history, phase, tracks, model.number, late))
+
+    return {"model": model}, step, looks
+
+
+def in_hooks(script: Any) -> Made:
+    model = network()
+    one, two, three, four = (script.Track() for _ in range(4))
+    hook, seen = script.counting([], four, torch.zeros(1))
+    model[0].register_forward_hook(one)
+    model[1].register_forward_pre_hook(two.add)
+    model[2].register_full_backward_hook(functools.partial(three.add, 1))
+    model.register_forward_hook(hook)
+    last = script.Track()
+    model[2].bias.register_hook(last)
+
+    def step() -> None:
+        model(torch.ones(1, 4)).sum().backward()
+
+    return {"model": model}, step, lambda: repr(([(e.count, e.seen) for e in (one, two, three, last)], seen()))
+
+
+def on_optimizers(script: Any) -> Made:
+    model, track = network(), script.Track()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    hook, seen = script.counting([], script.Track(), torch.zeros(1))
+    optimizer.register_step_pre_hook(track)
+    optimizer.register_step_post_hook(hook)
+    return {"model": model, "optimizer": optimizer}, optimizer.step, lambda: repr((track.count, track.seen, seen()))
+
+
+def averaged(script: Any) -> Made:
+    model, track = network(), script.Track()
+    average: Any = torch.optim.swa_utils.AveragedModel(model, avg_fn=track)
+    average.updates = []
+
+    def step() -> None:
+        average.update_parameters(model)
+        average.updates.append(track.count)
+
+    return {"model": model, "average": average}, step, lambda: repr((track.count, track.seen, average.updates))
+
+
+def on_parameters(script: Any) -> Made:
+    model: Any = network()
+    for parameter in model.parameters():
+        parameter.average, parameter.main_grad = parameter.detach().clone(), torch.zeros(2)
+
+    def step() -> None:
+        for number, parameter in enumerate(model.parameters()):
+            parameter.average += number
+            parameter.steps = getattr(parameter, "steps", 0) + 1
+            parameter.ds_status = parameter.steps
+
+    def looks() -> Any:
+        return repr([(p.average.tolist(), getattr(p, "steps", 0)) for p in model.parameters()])
+
+    return {"model": model}, step, looks
+
+
+class Own(nn.Module):
+    def __init__(self, track: Any) -> None:
+        super().__init__()
+        self.inner, self.call = nn.Linear(2, 2), track.add
+
+
+def methods(script: Any) -> Made:
+    """A bound method of an object that nobody else has."""
+    model = Own(script.Track())
+    track = model.call.__self__
+    return {"model": model}, model.call, lambda: repr((track.count, track.seen))
+
+
+MADE = [on_layers, in_hooks, on_optimizers, averaged, on_parameters, methods]
+
+
+@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("kept_at", [0, 2])
+def test_comes_back_in_place_and_in_a_new_process(make: Callable[[Any], Made], kept_at: int, script: Any) -> None:
+    given, step, looks = make(script)
+    life = Life(**given)
+    life.snapshot()
+    for _ in range(kept_at):
+        step()
+    kept, expected = life.snapshot(), looks()
+    step()
+    assert looks() != expected
+    life.restore(kept)
+    assert looks() == expected, "in place"
+    other, _, seen = make(script)
+    Life(**other).restore(kept)
+    assert seen() == expected, "in a new process"
+    assert b"main_grad" not in kept[0]
+    assert b"ds_status" not in kept[0]
+
+
+def test_tensors_and_objects_stay_the_same_ones(script: Any) -> None:
+    given, step, _ = on_layers(script)
+    model = given["model"]
+    life, held = Life(**given), (model[0].scores, model.history, model[2].track, model[2].track.seen)
+    kept = life.snapshot()
+    step()
+    life.restore(kept)
+    assert all(
+        a is b for a, b in zip(held, (model[0].scores, model.history, model[2].track, model[2].track.seen), strict=True)
+    )
+
+
+def test_what_came_before_modules_are_looked_at_again_is_told_still(script: Any) -> None:
+    model: Any = network()
+    life = Life(model=model)
+    life.snapshot()
+    model[0].weight.steps = model[0].calls = 3
+    model.register_buffer("late", torch.zeros(1))
+    table = life.snapshot()[0]
+    assert table.count(b'"steps"') == table.count(b'"calls"') == 1
+    life.restore(life.snapshot())
+    assert model[0].weight.steps == 3
+
+
+def test_hooks_that_are_not_there_any_more_are_another_script(script: Any) -> None:
+    model = network()
+    model[0].register_forward_hook(script.Track())
+    kept = Life(model=model).snapshot()
+    with pytest.raises(LayoutError, match=r"0_forward_hooks\[0\], which this run has not"):
+        Life(model=network()).restore(kept)
+
+
+def pruned(model: Any) -> Any:
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    model[0].weight_orig.requires_grad_(False)
+    model(torch.ones(1, 4))
+    return model
+
+
+def normed(model: Any) -> Any:
+    nn.utils.spectral_norm(parametrizations.weight_norm(model[0]) and model[2])
+    return model
+
+
+def quantized(model: Any) -> Any:
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    made = torch.ao.quantization.prepare_qat(model.train())
+    made(torch.ones(2, 4))
+    return made
+
+
+def offloaded(model: Any) -> Any:
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(model[0], hooks.AlignDevicesHook(execution_device="cpu", io_same_device=True))
+    return model
+
+
+def compiled(model: Any) -> Any:
+    model.compile(backend="eager")
+    model(torch.ones(1, 4))
+    return model
+
+
+def layers(model: Any) -> Any:
+    model.append(nn.LSTM(2, 2)).append(nn.MultiheadAttention(2, 1)).append(nn.TransformerEncoderLayer(2, 1, 4))
+    model.append(nn.AdaptiveLogSoftmaxWithLoss(4, 10, [3, 6])).append(nn.Upsample(scale_factor=(2.0, 2.0)))
+    return model
+
+
+@pytest.mark.parametrize("wrap", [pruned, normed, quantized, offloaded, compiled, layers])
+@pytest.mark.filterwarnings("ignore")
+def test_what_others_put_there_is_left_alone(wrap: Callable[[Any], Any]) -> None:
+    model = wrap(network())
+    life = Life(model=model)
+    life.snapshot()
+    if wrap not in (layers, quantized):
+        model(torch.ones(2, 4))
+    table = life.snapshot()[0]
+    assert b".attributes" not in table, table
+
+
+def test_what_cannot_be_kept_is_named_once(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    for layer in model:
+        layer.held = script.Held(threading.Lock())
+        layer.register_forward_hook(layer.held)
+    model.meter = script.Declares()
+    life = Life(model=model)
+    life.snapshot()
+    life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert sum("model.0.held is not kept" in line for line in lines) == 1, lines
+    assert sum("model.meter is not kept" in line and "give it to the Session" in line for line in lines) == 1
+    assert sum("model.0_forward_hooks[0]" in line for line in lines) == 1

@@ -1,0 +1,171 @@
+"""Which attributes belong to the state: of modules of the script's, of torch's own layers, and of parameters.
+
+Of a layer of torch's, what its class stores itself is torch's: a fresh start makes it again. What is left has a script put there, and so
+has every object of one of its own classes.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import Module
+
+from ....checkpoint.format.pytree_walk import PLAIN, text
+from ...warm.side_effects import installed
+from ..values import type_adapters
+from ..values.array_views import TENSORS
+from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
+from ..values.packing import MAPPINGS, is_source
+from ..values.sharded_tensors import is_sharded
+
+_OF_EVERY_MODULE = frozenset(vars(Module()))
+_LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils")
+_CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
+_FRAMEWORKS = ("torch", "builtins", *_CLOSED)
+_ON_PARAMETERS = frozenset(
+    (
+        *("main_grad", "main_param", "main_param_sharded", "grad_added_to_main_grad", "overwrite_main_grad"),
+        *("tensor_model_parallel", "model_parallel", "sequence_parallel", "partition_dim", "partition_stride"),
+        *("parallel_mode", "num_partitions", "allreduce", "shared", "shared_embedding", "is_embedding_parameter"),
+        *("is_embedding_or_output_parameter", "skip_backward_post_hook", "zero_out_wgrad", "infshape"),
+    )
+)
+"""What Megatron, TransformerEngine, Apex and muP put onto parameters; DeepSpeed's names begin with `ds_`."""
+_CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
+_VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
+
+
+class Owner(enum.Enum):
+    """Whose attributes they are."""
+
+    SCRIPT = "a module of the script's, or of a package it uses"
+    LAYER = "one of torch's own"
+    PARAMETER = "a parameter"
+
+
+@cache
+def owner_of(kind: Any) -> Owner | None:
+    """None: they belong to a process, as those of torch's wrappers and of frameworks that shard do."""
+    names = [each.__module__ for each in kind.__mro__ if each is not Module]
+    if any(_root(name) in _CLOSED or name.startswith("torch.nn.parallel") for name in names):
+        return None
+    if not all(_root(name) in _FRAMEWORKS for name in names):
+        return Owner.SCRIPT
+    return Owner.LAYER if any(name.startswith(_LAYERS) for name in names) else None
+
+
+def every(thing: Any) -> dict[str, Any]:
+    """All attributes of a module or parameter but those that every module has."""
+    return {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
+
+
+def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
+    """Attributes of a module or parameter that may be the script's."""
+    own, kind = every(thing), _kind(thing)
+    if owner is Owner.SCRIPT:
+        yield from own.items()
+    elif owner is Owner.LAYER:
+        for name, value in own.items():
+            known = type(value) in PLAIN or is_fixed(value)
+            if (name[:1] != "_" and (known or _is_put_on(kind, name))) or (not known and is_scripts_object(value)):
+                yield name, value
+    else:
+        mine = (name for name in own if name[:1] != "_" and name not in _ON_PARAMETERS and not name.startswith("ds_"))
+        yield from ((name, own[name]) for name in mine)
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether it is what it is as long as it is the same object: it never changes, or is a source of its own."""
+    return is_constant(value) or is_source(_kind(value))
+
+
+def is_constant(value: Any) -> bool:
+    kind = type(value)
+    if kind is types.MethodType:
+        return not is_scripts_object(value)
+    return kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value)))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two that are fixed are equal, to the bit."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if type(one) is tuple:
+        return len(one) == len(other) and all(map(same, one, other))
+    if type(one) in PLAIN:
+        return text(one) == text(other)
+    return is_constant(one) and bool(one == other)
+
+
+def is_value(kind: type, of: type) -> bool:
+    """Whether such a thing belongs to the state: one of Python's, torch's or numpy's, of the package that the class `of` is of, or of a
+    file of the script's own."""
+    known = kind_of(kind)
+    if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
+        return True
+    mine = {_root(each.__module__) for each in of.__mro__} - {*_FRAMEWORKS}
+    if known is None or known is GLOBAL:
+        return False
+    return _root(kind.__module__) in mine or is_scripts(kind.__module__)
+
+
+def is_scripts_object(value: Any) -> bool:
+    """Whether it is an object of a class of the script's that may change, a method of one, or a partial that holds one."""
+    kind = _kind(value)
+    if kind is types.MethodType:
+        return is_scripts_object(value.__self__)
+    if kind is functools.partial:
+        return any(map(is_scripts_object, (value.func, *value.args, *value.keywords.values())))
+    if kind in _CONSTANTS or kind in _VALUES or is_source(kind) or not is_scripts(kind.__module__):
+        return False
+    return kind_of(kind) not in (GLOBAL, ENUM, VALUE)
+
+
+def declares(value: Any) -> bool:
+    """Whether it is an object of the script's, or torch's GradScaler, that tells its state itself."""
+    kind = _kind(value)
+    if kind in PLAIN or isinstance(value, (Module, type)) or not is_source(kind):
+        return False
+    return is_scripts(kind.__module__) or isinstance(value, torch.amp.GradScaler)
+
+
+@cache
+def is_scripts(module: str) -> bool:
+    """Whether it is the script, or a module that it has beside it."""
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    return module == "__main__" or not installed(origin)
+
+
+def _kind(value: Any) -> Any:
+    return type(value)
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+@cache
+def _is_put_on(kind: Any, name: str) -> bool:
+    """Whether nothing in a class has, or stores, an attribute of this name."""
+    return not hasattr(kind, name) and not any(name in _stored(each) for each in kind.__mro__)
+
+
+@cache
+def _stored(kind: Any) -> frozenset[str]:
+    """Names of attributes that the code of a class stores."""
+    held = (getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(kind).values())
+    codes: list[Any] = [each.__code__ for each in held if isinstance(each, types.FunctionType)]
+    found: set[str] = set()
+    for code in codes:  # which grows meanwhile
+        found.update(each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return frozenset(found)

@@ -1,0 +1,87 @@
+"""The modules of the Session and their tensors, by name: whoever holds one of them, or its `id()`, points to it in a snapshot.
+
+A dict by module (`self.factors[layer]`) or by `id(parameter)` means the module or parameter, and not where it lies: that is elsewhere after
+a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from ....checkpoint.format.pytree import Tagged
+from .borrowed_memory import Lenders
+from .class_adapters import NotFound
+
+_LEAST_ID, _LAST_ID = 1 << 32, (1 << 48) - 1
+"""Between them objects lie in memory. So numbers that count something need no second look, nor do nanoseconds and most hashes."""
+
+
+class Parts:
+    """At one moment: nobody is asked before somebody wants to know."""
+
+    def __init__(self, lenders: Lenders) -> None:
+        self._lenders = lenders
+        self._modules: dict[str, Any] = {}
+        """By source, its modules by path."""
+        self._places: dict[int, list[str]] | None = None
+        """Of modules and their tensors, by id."""
+
+    def said(self, module: torch.nn.Module) -> Tagged | None:
+        """How a snapshot points to it; None: it is no part of a model of the Session."""
+        place = self._all().get(id(module))
+        return None if place is None else Tagged(("part", place))
+
+    def noted(self, number: int) -> Tagged | None:
+        """How a snapshot points to the module or tensor that has this id; None: none has."""
+        place = self._all().get(number) if _LEAST_ID <= number <= _LAST_ID else None
+        return None if place is None else Tagged(("id", Tagged(("part", place))))
+
+    def find(self, source: str, path: str, tensor: str = "") -> Any:
+        """What a snapshot points to. Raises NotFound."""
+        if source not in self._modules and source in self._lenders.modules:
+            self._modules[source] = self._lenders.modules[source]()
+        found = self._modules.get(source, {}).get(path)
+        if tensor and found is not None:
+            found = found._parameters.get(tensor, found._buffers.get(tensor))
+        if found is None:
+            raise NotFound(f"it points to {'.'.join(filter(None, (source, path, tensor)))}, which is not there")
+        return found
+
+    def has_any(self, numbers: Collection[Any]) -> bool:
+        """Whether one of them is the id of a module or tensor."""
+        return not self._all().keys().isdisjoint(numbers)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters of all modules."""
+        for ask in self._lenders.modules.values():
+            yield from (each for module in ask().values() for each in module._parameters.values() if each is not None)
+
+    def _all(self) -> dict[int, list[str]]:
+        if self._places is None:
+            self._modules = {source: ask() for source, ask in self._lenders.modules.items()}
+            self._places = {}
+            for source, modules in self._modules.items():
+                for path, module in modules.items():
+                    self._places.setdefault(id(module), [source, path])
+                    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                        if tensor is not None:
+                            self._places.setdefault(id(tensor), [source, path, name])
+        return self._places
+
+
+def may_be_ids(numbers: Collection[Any]) -> bool:
+    """Whether the first of them may be an id: a list of ids holds nothing else."""
+    first = next(iter(numbers), None)
+    return type(first) is int and _LEAST_ID <= first <= _LAST_ID
+
+
+def keys_may_be_ids(keys: Collection[Any]) -> bool:
+    """Whether an id may be among them, all of which are texts or numbers."""
+    kinds = set(map(type, keys))
+    if int not in kinds:
+        return False
+    numbers = keys if kinds == {int} else [key for key in keys if type(key) is int]
+    return max(numbers) >= _LEAST_ID and any(_LEAST_ID <= number <= _LAST_ID for number in numbers)

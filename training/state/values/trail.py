@@ -1,0 +1,34 @@
+"""Where in a state a value is: the name of the source and the keys on the way, as the script would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """On the way to a place: so many of the keys that follow are ours."""
+
+    levels: int
+
+
+def called(trail: Sequence[Any]) -> str:
+    """The place at the end of the trail, in the script's words."""
+    name, *keys = place_of(trail)
+    said = (f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys)
+    return f"{name}{''.join(said)}"[:300]
+
+
+def place_of(trail: Sequence[Any]) -> list[Any]:
+    """The name of the source and the keys to the end of the trail, but for those that are ours."""
+    found, hidden = [], 0
+    for key in trail:
+        if isinstance(key, Hidden):
+            hidden = key.levels
+        elif hidden:
+            hidden -= 1
+        else:
+            found.append(key)
+    return found
