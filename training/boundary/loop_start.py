@@ -23,10 +23,12 @@ from ..state.modules.module_source import Modules
 from ..state.optimizers.nested_optimizers import state_of
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Source
+from ..state.values.value_source import Stateful
 from ..warm import imported_modules
 from .consensus import obey
 from .lineage import Course
 
+_PACKAGE = __name__.partition(".")[0]
 _FETCHING_S = 0.005
 """Between two looks of ranks that are built before their part of the state has come from another node."""
 
@@ -76,8 +78,8 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None
     for optimizer in _strangers([each for each in objects if issubclass(type(each), Optimizer)], models, sources):
         tell(
             at,
-            f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. No snapshot "
-            "holds the state of that optimizer, and a recovery goes on with a fresh one. Give it: Session(…, optimizer=optimizer)",
+            f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. If the loop "
+            "uses it, a recovery goes on with a fresh one, and with other results. Then give it: Session(…, optimizer=optimizer)",
         )
     for hook in filter(None, (model.hooked(wrappers) for model in models)):
         tell(
@@ -94,9 +96,10 @@ def _strangers(
     parts = [
         each for source in sources if isinstance(source, Optimizers) for _, *both in source.parts() for each in both
     ]
-    for source in sources:  # objects that save what they hold by themselves
-        thing = getattr(source, "thing", source)
-        parts += [] if isinstance(thing, LRScheduler) else getattr(thing, "__dict__", {}).values()
+    saved_by_others = [source.thing for source in sources if isinstance(source, Stateful)]
+    saved_by_others += [source for source in sources if not type(source).__module__.startswith(_PACKAGE)]
+    if not all(isinstance(thing, LRScheduler) for thing in saved_by_others):
+        return  # such an object may hold an optimizer, however deep, and save it
     states = (state_of(each) for each in parts if isinstance(each, Optimizer))
     known = {*map(id, parts), *map(id, states)}
     trained = {id(parameter) for model in models for chunk in model.chunks for parameter in chunk.parameters()}

@@ -1,6 +1,7 @@
-"""What hooks of the script's move on with: an object that is called, the object of a bound method, and what a function has in its closure.
+"""What hooks of the script's move on with: an object that is called, or the object of a bound method.
 
-They are those that are there when the loop begins: a restart registers them again in the same order, and finds them by it.
+They are those that are there when the loop begins: a restart registers them again in the same order, and finds them by it. What a function
+has in its closure is left alone: it mostly is for the eye (activations, open files), and a part of it without the rest does harm.
 """
 
 from __future__ import annotations
@@ -8,29 +9,23 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import Module
 
-from .attribute_rules import is_constant, is_scripts, is_scripts_object, is_value
+from .attribute_rules import is_scripts_object
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
-
-@dataclass(frozen=True)
-class Held:
-    """Something that a hook has, and where it has it."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
+Held: TypeAlias = Callable[[], Any]
+"""Gives the object that a hook has; None once the hook is removed."""
 
 
 def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
-    """By place, what hooks of these modules and of their parameters hold."""
+    """By place, what hooks of these modules and of their parameters have."""
     for path, module in modules.items():
         yield from _of(path, module, _OF_MODULES)
         for name, parameter in module._parameters.items():
@@ -39,38 +34,25 @@ def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Held]]:
-    """By place, what hooks of its steps hold."""
-    return _of("", optimizer, _OF_OPTIMIZERS)
+    """By place, what hooks of its steps have."""
+    return _of("", optimizer, OF_OPTIMIZERS)
 
 
 def _of(path: str, thing: Any, kinds: Iterable[str]) -> Iterator[tuple[str, Held]]:
     for kind in kinds:
-        for number, hook in enumerate((getattr(thing, kind, None) or {}).values()):
-            yield from _within(f"{path}{kind}[{number}]", hook)
+        hooks = getattr(thing, kind, None) or {}
+        for number, (key, hook) in enumerate(hooks.items()):
+            for place, held in _within(f"{path}{kind}[{number}]", hook):
+                yield place, functools.partial(_if_there, hooks, key, held)
 
 
-def _within(place: str, hook: Any) -> Iterator[tuple[str, Held]]:
+def _if_there(hooks: Mapping[Any, Any], key: Any, held: Any) -> Any:
+    return held if key in hooks else None
+
+
+def _within(place: str, hook: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(hook, functools.partial):
         for number, each in enumerate((hook.func, *hook.args, *hook.keywords.values())):
             yield from _within(f"{place}.{number}", each)
-    elif isinstance(hook, types.FunctionType):
-        yield from _closure(place, hook) if is_scripts(hook.__module__) else ()
     elif is_scripts_object(hook):
-        held = hook.__self__ if isinstance(hook, types.MethodType) else hook
-        yield place, Held(lambda: held, lambda value: None)
-
-
-def _closure(place: str, function: types.FunctionType) -> Iterator[tuple[str, Held]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-
-        def get(cell: types.CellType = cell) -> Any:
-            try:
-                return cell.cell_contents
-            except ValueError:  # nothing is bound to the name
-                return None
-
-        def put(value: Any, cell: types.CellType = cell) -> None:
-            cell.cell_contents = value
-
-        if is_constant(content := get()) or is_value(type(content), object):
-            yield f"{place}.{name}", Held(get, put)
+        yield place, hook.__self__ if isinstance(hook, types.MethodType) else hook

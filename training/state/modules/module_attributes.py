@@ -39,7 +39,7 @@ class Attributes:
         self._modules: dict[str, tuple[Module, Owner]] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         """Of all these, by name behind a dot."""
-        self._hooks: dict[str, tuple[Held, Any]] = {}
+        self._hooks: dict[str, Held] = {}
         """By place, what hooks held when the loop began, and the value of that."""
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
@@ -73,7 +73,7 @@ class Attributes:
         for path, module in fresh.items():
             self._say_what_declares(path, module)
         for place, held in hook_objects.of_modules(fresh):
-            self._hooks.setdefault(place, (held, held.get()))
+            self._hooks.setdefault(place, held)
         self._calm.clear()
 
     def _begin(self, thing: Any, owner: Owner, loans: Loans) -> None:
@@ -128,17 +128,18 @@ class Attributes:
         on_tensors = {name: self._parameters[name] for name in _names(kept) if name in self._parameters}
         things = dict(self._things()) | {name: (each, Owner.PARAMETER) for name, each in on_tensors.items()}
         live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
-        live[_HOOKS] = {place: held.get() for place, (held, _) in self._hooks.items()}
+        live[_HOOKS] = {place: held() for place, held in self._hooks.items()}
         told = self._packed.unpack(kept[1], live) if kept else {}
         in_hooks = told.pop(_HOOKS, {})
-        if lost := [*(told.keys() - things.keys()), *(in_hooks.keys() - self._hooks.keys())]:
+        if lost := told.keys() - things.keys():
             raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
+        if gone := in_hooks.keys() - self._hooks.keys():
+            say(
+                f"{self._name}: the hook {min(gone)} is not registered in this run. What it had in the snapshot is left out"
+            )
         self._calm.clear()
         for path, (thing, owner) in things.items():
             self._put(path, thing, owner, told.get(path, {}))
-        for place, (held, began) in self._hooks.items():
-            if place in in_hooks or is_fixed(began):
-                held.put(in_hooks.get(place, began))
 
     def _put(self, path: str, thing: Any, owner: Owner, told: Mapping[str, Any]) -> None:
         _, fixed, there = self._began.get(id(thing), _NEW)
@@ -165,11 +166,8 @@ class Attributes:
         }
 
     def _in_hooks(self) -> dict[str, Any]:
-        return {
-            place: value
-            for place, (held, began) in self._hooks.items()
-            if self._tells(_HOOKS, place, value := held.get(), began if is_fixed(began) else self, object)
-        }
+        now = ((place, held()) for place, held in self._hooks.items())
+        return {place: each for place, each in now if each is not None and self._is_kept(_HOOKS, place, each, object)}
 
     def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
         if is_constant(value):

@@ -13,7 +13,6 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ...attach.rank_stderr import say
 from ..modules import hook_objects
-from ..modules.attribute_rules import is_fixed, same
 from ..modules.hook_objects import Held
 from ..values.borrowed_memory import Lenders
 from ..values.packing import is_source
@@ -32,8 +31,8 @@ class PutOn:
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
         """Of each part, as they were first."""
-        self._hooks: dict[str, dict[str, tuple[Held, Any]]] = {}
-        """Of each part, what its hooks held first, and the value of that."""
+        self._hooks: dict[str, dict[str, Held]] = {}
+        """Of each part, what its hooks have."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
@@ -56,25 +55,22 @@ class PutOn:
         if self._changed_defaults(part, optimizer):
             optimizer.defaults = dict(self._defaults[part])
         live = _put_on(optimizer)
-        hooks = self._of_hooks(part, optimizer)
-        told = self._packed.unpack(kept[1], live | {n: held.get() for n, (held, _) in hooks.items()}) if kept else {}
-        for name, (held, began) in hooks.items():
-            if name in told or is_fixed(began):
-                held.put(told.pop(name, began))
+        in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
+        told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
+        told = {name: value for name, value in told.items() if not name.startswith(hook_objects.OF_OPTIMIZERS)}
         for name, value in live.items():
             if name not in told and name not in self._began[part] and self._kept.get((part, name, type(value))):
                 delattr(optimizer, name)
         vars(optimizer).update(told)
 
-    def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, tuple[Held, Any]]:
+    def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Held]:
         if part not in self._hooks:
-            held = hook_objects.of_optimizer(optimizer)
-            self._hooks[part] = {place: (each, each.get()) for place, each in held}
+            self._hooks[part] = dict(hook_objects.of_optimizer(optimizer))
         return self._hooks[part]
 
     def _in_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
-        now = {place: (held.get(), began) for place, (held, began) in self._of_hooks(part, optimizer).items()}
-        return {place: value for place, (value, began) in now.items() if not is_fixed(value) or not same(value, began)}
+        now = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
+        return {place: value for place, value in now.items() if value is not None}
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         """Empty where they are as they were."""
