@@ -27,10 +27,14 @@ class AfterDeath:
     def __init__(self, token: str) -> None:
         """token: in the environment of every rank of this agent."""
         command = [sys.executable, "-I", "-S", __file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
+        quiet = subprocess.DEVNULL  # a reader of the agent's output does not wait for this program
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+        )
         assert self._process.stdin
-        self._process.stdin.write(f"{token}\n".encode())
-        self._process.stdin.flush()
+        with suppress(OSError):
+            self._process.stdin.write(f"{token}\n".encode())
+            self._process.stdin.flush()
 
     @property
     def pid(self) -> int:

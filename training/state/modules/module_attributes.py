@@ -40,7 +40,7 @@ class Attributes:
         self._parameters: dict[str, torch.Tensor] = {}
         """Of all these, by name behind a dot."""
         self._hooks: dict[str, Held] = {}
-        """By place, what hooks held when the loop began, and the value of that."""
+        """By place, what the hooks have that were there when the loop began."""
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
         self._packed = Packed(name or "a module", Known(lenders))
