@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ class View:
 
 
 class Slot:
-    """One slot as one process sees it. Not for several threads at once.
+    """One slot as one process sees it. One thread may `reserve` while another looks at headers; else not for several threads at once.
 
     Raises MachineError when the agent that owned it is gone.
     """
@@ -65,6 +66,8 @@ class Slot:
             self._fd = high(opened(path, os.O_RDWR))
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
+        self._mapping = threading.Lock()
+        """Held by who maps it anew: of two threads, the one that wants the header's page alone must not put that in the place of all."""
         self._map: memoryview | None = None
         self._words: memoryview | None = None
         self._memory: memoryview | None = None
@@ -197,16 +200,17 @@ class Slot:
 
     def _mapped(self, size: int, populate: bool = True) -> bool:
         """See to it that the first `size` bytes are mapped, if the slot has as many: the header's page, or all there is."""
-        if self._map is None or len(self._map) < size:
-            there = os.fstat(self._fd).st_size
-            if there < max(size, PAGE_BYTES):
-                return False
-            # Populated at once: faults of single pages cost 0.5 to 2 s a GiB, this 0.06 s (measured).
-            whole = size > PAGE_BYTES
-            self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
-            self._words = self._map[:PAGE_BYTES].cast("q")
-            self._memory = None
-        return True
+        with self._mapping:
+            if self._map is None or len(self._map) < size:
+                there = os.fstat(self._fd).st_size
+                if there < max(size, PAGE_BYTES):
+                    return False
+                # Populated at once: faults of single pages cost 0.5 to 2 s a GiB, this 0.06 s (measured).
+                whole = size > PAGE_BYTES
+                self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
+                self._words = self._map[:PAGE_BYTES].cast("q")
+                self._memory = None
+            return True
 
     def _room(self, wanted: Header, table_bytes: int) -> int:
         """Where the image is to lie: where it has lain, if the table fits before it."""

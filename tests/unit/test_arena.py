@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,9 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena import slot as slot_module
 from mt_resilient.checkpoint.arena.arena import HUNG_S, Header, RankArena, Slot, State
 from mt_resilient.checkpoint.arena.slot_header import Stamp, complete, due, overwrite_order, restorable
 from mt_resilient.resilience.errors import MachineError
+from mt_resilient.resilience.ipc import shared_memory
+from mt_resilient.training.device import address
 
 
 @pytest.fixture
@@ -74,6 +79,28 @@ def test_writer_and_reader_keep_each_other_out(slot_paths):
         writer.seal()
         assert reader.header().state is State.SEALED, "sealing needs no lock"
     assert writer.begin(wanted, b"{}") is not None
+
+
+def test_a_look_at_the_header_leaves_memory_where_another_thread_has_just_promised_it(slot_paths, monkeypatch):
+    slot, wanted, looking = Slot(slot_paths[0]), Header(step=1, payload_bytes=1 << 20), threading.Event()
+    Slot(slot_paths[0]).take(1 << 20)  # it has a header's page
+
+    def mapped(fd, size, **how):
+        there = shared_memory.mapped(fd, size, **how)
+        if threading.current_thread() is look:
+            looking.set()
+            time.sleep(0.2)
+        return there
+
+    monkeypatch.setattr(slot_module, "mapped", mapped)
+    look = threading.Thread(target=slot.header)
+    look.start()
+    looking.wait()
+    _, promised = slot.reserve(wanted, 2)
+    look.join()
+    view = slot.begin(wanted, b"{}")
+    assert view is not None
+    assert address(view.memory) == address(promised)
 
 
 def test_a_slot_whose_writer_was_killed_is_torn_and_can_be_had_again(slot_paths):

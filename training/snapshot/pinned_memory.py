@@ -45,10 +45,11 @@ class Pinned:
             raise
 
     def _prepare(self, wanted: Header, table_bytes: int, considerate: bool) -> None:
-        self._head_bytes, memory = self._slot.reserve(wanted, table_bytes)
+        head_bytes, memory = self._slot.reserve(wanted, table_bytes)
         if self._memory is None or device.address(memory) != device.address(self._memory):
             self._release()
         self._memory = memory
+        self._head_bytes = head_bytes  # behind the release: `ready` may not find the new head and the old memory
         if self._ready_bytes >= len(memory):
             return  # nothing is registered anew: copies may be under way
         for start in range(self._ready_bytes // PIECE_BYTES * PIECE_BYTES, len(memory), PIECE_BYTES):
@@ -79,9 +80,9 @@ class Pinned:
         self._pieces.append(piece if device.register(self._kind, piece) else None)
 
     def _release(self) -> None:
-        for piece in self._pieces:
+        self._ready_bytes, pieces, self._pieces = 0, self._pieces, []
+        for piece in pieces:
             self._unregister(piece)
-        self._pieces, self._ready_bytes = [], 0
 
     def _unregister(self, piece: memoryview | None) -> None:
         if piece is not None:
