@@ -12,6 +12,7 @@ import base64
 import binascii
 import math
 import struct
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -161,7 +162,8 @@ def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
         key = _up(pair[0], {}) if isinstance(pair, list) and len(pair) == 2 else None
         if not isinstance(key, (str, int)) or isinstance(key, bool):
             raise SnapshotError("the snapshot's skeleton has a dict item without a string or integer key")
-        yield key, pair[1]
+        # As those that a program's text has: pickle writes a text that it has met once more in another way than an equal one.
+        yield sys.intern(key) if isinstance(key, str) else key, pair[1]
 
 
 def join(path: str, key: str | int) -> str:

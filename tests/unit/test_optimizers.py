@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -369,3 +370,31 @@ def test_groups_made_before_the_loop_are_the_scripts() -> None:
     source = Optimizers(optimizer)
     optimizer.add_param_group({"params": model[2].parameters()})
     assert "members" not in source.collect()["0"]
+
+
+def test_what_a_script_saves_after_a_restart_has_the_same_bytes():
+    """pickle writes a key that it has met before in another way than an equal one, which is another object."""
+
+    def made():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        log = [{"loss": 1.0, "step": 1}, {"loss": 2.0, "step": 2}]
+        life = Life(model=model, optimizer=optimizer, scheduler=scheduler, log={"all": log})
+        return model, optimizer, scheduler, log, life
+
+    def saved(model, optimizer, scheduler, log, _):
+        into = io.BytesIO()
+        torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), log], into)
+        return into.getvalue()
+
+    one, another = made(), made()
+    model, optimizer, scheduler, _, life = one
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    another[-1].restore(life.snapshot())
+    assert saved(*another) == saved(*one)

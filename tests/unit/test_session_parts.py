@@ -44,7 +44,7 @@ class Kfac(torch.optim.SGD):
 
 
 class Average:
-    """By the ids of parameters, some of which come later."""
+    """By parameters and by their ids, some of which come later."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model_parameters = list(model.parameters())
@@ -52,17 +52,28 @@ class Average:
         self.seen: set[int] = set()
         self.order: list[int] = []
         self.numbers = [1 << 60, 3, 1 << 40]
+        self.momentum = {p: torch.zeros(2) for p in self.model_parameters}
+        self.frozen = {self.model_parameters[0]}
 
     def update(self) -> None:
         for p in self.model_parameters:
             self.shadow[id(p)] = self.shadow.get(id(p), torch.zeros_like(p.detach())) * 0.5 + p.detach()
         self.seen.add(id(self.model_parameters[-1]))
         self.order = [id(p) for p in reversed(self.model_parameters)]
+        self.momentum = {p: self.momentum[p] + number for number, p in enumerate(reversed(self.model_parameters))}
+        self.frozen.add(self.model_parameters[-1])
 
     def looks(self) -> Any:
         ids = [*map(id, self.model_parameters)]
         shadow = [self.shadow[each].tolist() if each in self.shadow else None for each in ids]
-        return shadow, [each in self.seen for each in ids], [ids.index(each) for each in self.order], len(self.shadow)
+        return (
+            shadow,
+            [each in self.seen for each in ids],
+            [ids.index(each) for each in self.order],
+            len(self.shadow),
+            [(ids.index(id(p)), mean.tolist()) for p, mean in self.momentum.items()],
+            [p in self.frozen for p in self.model_parameters],
+        )
 
 
 class Block(nn.Module):

@@ -177,6 +177,8 @@ class Packing:
         return found
 
     def _elements(self, value: Any) -> Any:
+        if type(value) is torch.nn.Parameter and (part := self._parts.said(value)):
+            return part
         array = type(value) is np.ndarray
         plain = array_views.is_plain_array(value) if array else array_views.is_plain_tensor(value)
         if not plain:

@@ -29,9 +29,9 @@ class Parts:
         self._places: dict[int, list[str]] | None = None
         """Of modules and their tensors, by id."""
 
-    def said(self, module: torch.nn.Module) -> Tagged | None:
+    def said(self, thing: torch.nn.Module | torch.nn.Parameter) -> Tagged | None:
         """How a snapshot points to it; None: it is no part of a model of the Session."""
-        place = self._all().get(id(module))
+        place = self._all().get(id(thing))
         return None if place is None else Tagged(("part", place))
 
     def noted(self, number: int) -> Tagged | None:
