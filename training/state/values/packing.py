@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import Parameter
 
 from ....checkpoint.arena.staging import refuse
 from ....checkpoint.format.pytree import Tagged
@@ -177,7 +178,7 @@ class Packing:
         return found
 
     def _elements(self, value: Any) -> Any:
-        if type(value) is torch.nn.Parameter and (part := self._parts.said(value)):
+        if type(value) is Parameter and (part := self._parts.said(value)):
             return part
         array = type(value) is np.ndarray
         plain = array_views.is_plain_array(value) if array else array_views.is_plain_tensor(value)
