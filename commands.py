@@ -94,15 +94,12 @@ def _dcp_writer() -> Any:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from .simulator.command import setting, simulate
+    from .simulator.command import Fleet, setting, simulate
     from .simulator.scenario.costs import Costs
 
     what = setting(
-        gpus=options.gpus,
-        per_node=options.per_node,
+        fleet=Fleet(gpus=options.gpus, per_node=options.per_node, spares=options.spares, least=options.least),
         days=options.days,
-        spares=options.spares,
-        least=options.least,
         rate=options.rate,
         seed=options.seed,
         buddies=not options.no_buddies,

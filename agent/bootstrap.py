@@ -30,14 +30,15 @@ from ..resilience.store.election import Election
 from ..resilience.store.etcd.access import PASSWORD
 from ..resilience.store.etcd.client import EtcdStore
 from ..resilience.store.keys import Keys
-from ..resilience.store.protocol import Store
+from ..resilience.store.seat import Seat
 from ..resilience.store.write_rates import paced
 from ..resilience.text import formatting
 from .config import AgentPolicy
 from .join import identity
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
-from .join.join import Joined, join
+from .join.join import Joined, Places, join
+from .join.registration import Wanted
 from .launch import python_check
 from .launch.torchrun import Launch, understand
 from .loop.etcd_restart import Revival
@@ -47,7 +48,7 @@ from .loop.peer_duties import Company
 from .loop.shutdown import Leaving, hear_early, unheard
 from .loop.status_publisher import PACE_S, Publisher
 from .loop.store_outage import Outage
-from .loop.supervisor import Supervisor
+from .loop.supervisor import Duties, Supervisor
 from .node import Node
 from .output.async_output import Notebook
 from .output.event_log import Telling
@@ -84,7 +85,7 @@ def run_job(
     search_seldom()
     hear_early(policies["preemption"])
     launch = python_check.checked(understand(command, os.environ), os.environ)
-    control, wanted = identity.placed(launch, policies["control"], policies["nodes"])
+    control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:
         run.take()
@@ -98,7 +99,7 @@ def run_job(
         if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
             closing.enter_context(beginning.reading(paths.COMMIT))
         refused = kernel_features.check()
-        counts = identity.counted(wanted, control, agent, snapshots)
+        numbers, spares = identity.counted(nodes, control, agent, snapshots)
         run.own(root / paths.SNAPSHOTS, control.job)
         # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -115,10 +116,11 @@ def run_job(
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
-        node_id = NodeId(control.node)
-        place = (control, endpoints, root, run)
+        seat = Seat(store, keys, NodeId(control.node))
         told = alike(policies, windows, origin, version("mt-resilient"))
-        joined = join(store, keys, node_id, launch, counts, *place, policies, told, telling, closing)
+        wanted = Wanted(numbers=numbers, spares=spares, told=told)
+        places = Places(endpoints, root, run)
+        joined = join(seat, launch, wanted, control, places, policies, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)
         identity.one_cluster(store, keys)
@@ -154,13 +156,13 @@ def run_job(
         node.spared = (server.pid or 0,) if server else ()
         mend = Revival(server, endpoints[0], node, telling) if server else None
         cause = server.cramped if server else str
-        outage = Outage(node, telling, mend, cause, store, keys, joined.spec, joined.token)
-        supervisor = _supervisor(store, keys, node_id, joined, node, deciding, policies, telling, outage)
+        outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token)
+        supervisor = _supervisor(seat, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)
         ranks = formatting.count(launch.ranks, "rank")
         if beginning:
             terminal.say(f"beginning with {beginning}", wall_s())
-        where = f"{ranks} on this node, {node_id}" if max(joined.spec.sizes) > 1 else ranks
+        where = f"{ranks} on this node, {seat.node}" if max(joined.spec.sizes) > 1 else ranks
         terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
         if launch.torn_groups and max(joined.spec.sizes) > 1:
             supervisor.telling.say(launch.torn(), "warn")
@@ -230,9 +232,7 @@ def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
 
 
 def _supervisor(
-    store: Store,
-    keys: Keys,
-    node_id: NodeId,
+    seat: Seat,
     joined: Joined,
     node: Node,
     deciding: Policy,
@@ -244,38 +244,28 @@ def _supervisor(
     policy: AgentPolicy = policies["agent"]
     nodes = spec.nodes
     ttl_s = policy.lease_s(nodes)
-    heartbeat = Heartbeat(store, keys, node_id, me, ttl_s, random.random)
-    election = Election(store, keys.leader, me.instance)
-    controller = Controller(store, keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
-    company = Company(node_id, store, keys, heartbeat, neighbour, node, telling, spec) if neighbour else None
+    heartbeat = Heartbeat(seat, me, ttl_s, random.random)
+    election = Election(seat.store, seat.keys.leader, me.instance)
+    controller = Controller(seat.store, seat.keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
+    company = Company(seat, heartbeat, neighbour, node, telling, spec) if neighbour else None
     pace_s = paced(nodes, ttl_s).status_s if neighbour else min(PACE_S, ttl_s / 4)
-    publisher = Publisher(node_id, me.instance, node, company, store, keys, telling, pace_s)
+    publisher = Publisher(seat, me.instance, node, company, telling, pace_s)
     performer = Performer(
-        node_id=node_id,
+        seat=seat,
         instance=me.instance,
         node=node,
-        store=store,
-        keys=keys,
         policy=policy,
         telling=telling,
         publisher=publisher,
     )
-    leaving = Leaving(
-        node_id, me.instance, neighbour is not None, node, store, keys, policy, policies["preemption"], telling
-    )
+    leaving = Leaving(seat, me.instance, neighbour is not None, node, policy, policies["preemption"], telling)
     return Supervisor(
-        node_id=node_id,
+        seat=seat,
         node=node,
-        store=store,
-        keys=keys,
         heartbeat=heartbeat,
         controller=controller,
         policy=policy,
         telling=telling,
-        leaving=leaving,
-        outage=outage,
-        publisher=publisher,
-        performer=performer,
+        duties=Duties(publisher=publisher, performer=performer, leaving=leaving, outage=outage, company=company),
         over=joined.over,
-        company=company,
     )

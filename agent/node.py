@@ -19,6 +19,7 @@ from ..resilience.model.data_windows import Window
 from ..resilience.model.generation import GenerationRecord, Source
 from ..resilience.model.node import NodeStatus
 from ..resilience.model.signals import InPlaceRewind
+from ..resilience.model.types import Generation, Step
 from .buddy.buddy_client import Copies
 from .launch import python_check
 from .launch.torchrun import Launch
@@ -263,16 +264,19 @@ class Node:
 
     def status(self, generation: int) -> NodeStatus:
         memory, seen = self.held.memory(), self.held.shelf.seen
-        said = status_report.status(
-            gang=self.gang,
-            pages=self.board.pages,
-            generation=generation,
-            now=wall_s(),
-            offset_s=wall_s() - monotonic_s(),
-            memory_steps=[stamp.step for stamp in memory],
-            durable_steps=self.held.durable_steps(),
-            rejected_steps=seen.rejected,
+        kept = NodeStatus(
+            generation=Generation(generation),
+            at_s=wall_s(),
+            memory_steps=tuple(Step(stamp.step) for stamp in memory),
+            durable_steps=tuple(map(Step, self.held.durable_steps())),
+            rejected_steps=tuple(map(Step, seen.rejected)),
             storage=seen.there,
+        )
+        said = status_report.status(
+            kept,
+            self.gang,
+            self.board.pages,
+            offset_s=wall_s() - monotonic_s(),
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),

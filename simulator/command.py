@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,28 @@ from .scenario.config import Setting
 _SPARES = 64
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    gpus: int
+    """In all, spares left out."""
+    per_node: int
+    spares: int | None
+    """Nodes; None: as the configuration says."""
+    least: int | None
+    """Nodes with which the job goes on at the least; 0: only with all; None: as the configuration says, which may name single numbers."""
+
+
 def setting(
     *,
-    gpus: int,
-    per_node: int,
+    fleet: Fleet,
     days: float,
-    spares: int | None,
-    least: int | None,
     rate: float,
     seed: int,
     buddies: bool,
     policies: Mapping[str, Any],
 ) -> Setting:
-    """What the options amount to. gpus: in all, spares left out; spares: None, as the configuration says; least: nodes with which the job
-    goes on at the least, 0: only with all; None: as the configuration says, which may name single numbers too; policies: sections of the
-    configuration. Raises UsageError."""
+    """What the options amount to. policies: sections of the configuration. Raises UsageError."""
+    gpus, per_node, spares, least = fleet.gpus, fleet.per_node, fleet.spares, fleet.least
     if min(gpus, per_node) < 1:
         raise UsageError(f"--gpus {gpus} in nodes of {per_node}: there is nothing to simulate. Give 1 or more of each")
     if gpus % per_node:

@@ -21,10 +21,10 @@ from ...checkpoint.durable import catalog
 from ...resilience.errors import NodeUnfit
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import NodeRecord, Spec
-from ...resilience.model.types import Generation, NodeId
+from ...resilience.model.types import Generation
 from ...resilience.store.codec import loads
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Store, first_put
+from ...resilience.store.protocol import first_put
+from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import Copies
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
@@ -36,9 +36,18 @@ from ..preflight.rules import PreflightPolicy
 from ..run_directory import RunDirectory
 from . import identity, storage_match
 from .identity import ControlPolicy
-from .registration import described, register
+from .registration import Wanted, described, register
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Places:
+    endpoints: Sequence[str]
+    """Of etcd."""
+    root: Place
+    """What holds the snapshots."""
+    run: RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +69,23 @@ class Joined:
 
 
 def join(
-    store: Store,
-    keys: Keys,
-    node_id: NodeId,
+    seat: Seat,
     launch: Launch,
-    counts: tuple[Sequence[int], int],
+    wanted: Wanted,
     control: ControlPolicy,
-    endpoints: Sequence[str],
-    root: Place,
-    run: RunDirectory,
+    at: Places,
     policies: Mapping[str, Any],
-    told: Mapping[str, str],
     telling: Telling,
     closing: ExitStack,
 ) -> Joined:
-    """counts: how many nodes the job may have, and how many spares; endpoints: of etcd; told: what all nodes have to be told alike. Raises
-    NodeUnfit, what `register` raises, and StoreUnavailable."""
-    numbers, spares = counts
-    expected = max(numbers) + spares
-    several = expected > 1
+    """Raises NodeUnfit, what `register` raises, and StoreUnavailable."""
+    root, run, several = at.root, at.run, wanted.expected > 1
     checking: PreflightPolicy = policies["preflight"]
     places = (root, Files(run.root))
     here = checks.alone(checking, launch.python, launch.ranks, places, os.environ) if checking.enabled else ()
     reasons = checks.told(here, telling)
     if reasons and not several:
-        raise NodeUnfit(rules.unfit(node_id, reasons) + "; nothing was started")
+        raise NodeUnfit(rules.unfit(seat.node, reasons) + "; nothing was started")
     neighbour = Neighbour() if several else None
     if neighbour:
         closing.callback(neighbour.close)
@@ -94,35 +95,35 @@ def join(
         pid=os.getpid(),
         ranks=launch.ranks,
         port=neighbour.port if neighbour else 0,
-        address=identity.named(control.address) if control.address else identity.address(endpoints),
+        address=identity.named(control.address) if control.address else identity.address(at.endpoints),
         home=_home(run) if neighbour else "",
         labels={**scheduler_env.labels(os.environ), **control.labelled},
     )
     copies, token = None, ""
-    if max(numbers) > 1 and policies["copies"].every_s:
-        token = _token(store, keys)
+    if max(wanted.numbers) > 1 and policies["copies"].every_s:
+        token = _token(seat)
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
-    spec = described(launch, numbers, spares, secrets.token_hex(4), catalog.next_generation(root), told)
+    spec = described(launch, wanted, secrets.token_hex(4), catalog.next_generation(root))
 
     def kept() -> int:
         # Of one node's job, the run directory knows whether it is done.
         durable = catalog.look(root).durable if several else ()
         return max((attempt.stamp.step for attempt in durable), default=-1)
 
-    spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
+    spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:
         return joined
     if neighbour:
-        storage_match.agree(store, keys, spec.first_generation, root / paths.SNAPSHOTS, node_id)
-    if checking.enabled and checking.links and expected > 1 and _beginning(store, keys, spec, over):
-        met = checks.together(checking, store, keys, node_id, me.address, expected, me.instance)
+        storage_match.agree(seat, spec.first_generation, root / paths.SNAPSHOTS)
+    if checking.enabled and checking.links and several and _beginning(seat, spec, over):
+        met = checks.together(checking, seat, me.address, wanted.expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
         # That took its time, and somebody may have described the job anew.
-        spec, over = register(store, keys, spec, run, node_id, me, kept=kept, lease_s=policies["agent"].lease_s)
+        spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)
         joined = replace(joined, spec=spec, over=over)
-    me = replace(me, fit=rules.unfit(node_id, reasons))
+    me = replace(me, fit=rules.unfit(seat.node, reasons))
     if me.fit:
         telling.say(me.fit, "bad")
     return replace(joined, me=me)
@@ -133,12 +134,12 @@ def _home(run: RunDirectory) -> str:
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
 
 
-def _token(store: Store, keys: Keys) -> str:
+def _token(seat: Seat) -> str:
     """The first node's. Raises StoreUnavailable."""
-    return first_put(store, keys.token, secrets.token_hex(32).encode()).value.decode()
+    return first_put(seat.store, seat.keys.token, secrets.token_hex(32).encode()).value.decode()
 
 
-def _beginning(store: Store, keys: Keys, spec: Spec, over: int) -> bool:
+def _beginning(seat: Seat, spec: Spec, over: int) -> bool:
     """Whether the nodes start together: nobody trains yet, or any more."""
-    last = store.get(keys.generation)
+    last = seat.store.get(seat.keys.generation)
     return over > 0 or last is None or loads(GenerationRecord, last.value).number <= spec.given_up

@@ -4,7 +4,7 @@ of it is done."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from ...resilience.clock import sleep
@@ -18,6 +18,7 @@ from ...resilience.model.types import Generation, NodeId
 from ...resilience.store.codec import dumps, loads
 from ...resilience.store.keys import Keys
 from ...resilience.store.protocol import KeyAbsent, ModifiedAt, Put, Store
+from ...resilience.store.seat import Seat
 from ...resilience.text import formatting
 from ..launch.torchrun import Launch
 from ..run_directory import RunDirectory
@@ -32,33 +33,39 @@ BEGIN_S = 60
 """A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
 
 
-def described(
-    launch: Launch,
-    sizes: Sequence[int],
-    spares: int,
-    run: str,
-    first: int,
-    told: Mapping[str, str] | None = None,
-) -> Spec:
-    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot; told:
-    what else all nodes have to be told alike."""
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What all nodes have to be told alike, beside the command."""
+
+    numbers: Sequence[int]
+    """Of nodes that the job may have."""
+    spares: int = 0
+    told: Mapping[str, str] = field(default_factory=dict)
+    """The rest, by name (`config_match.py`)."""
+
+    @property
+    def expected(self) -> int:
+        """Nodes, spares included."""
+        return max(self.numbers) + self.spares
+
+
+def described(launch: Launch, wanted: Wanted, run: str, first: int) -> Spec:
+    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot."""
     return Spec(
         command=(*launch.program[-1:], *launch.options, *launch.script),
-        sizes=tuple(sizes),
-        spares=spares,
+        sizes=tuple(wanted.numbers),
+        spares=wanted.spares,
         ranks=launch.ranks,
         run=run,
         first_generation=Generation(first),
-        alike=dict(told or {}),
+        alike=dict(wanted.told),
     )
 
 
 def register(
-    store: Store,
-    keys: Keys,
+    seat: Seat,
     spec: Spec,
     run: RunDirectory,
-    node: NodeId,
     me: NodeRecord,
     pause: Callable[[float], None] = sleep,
     *,
@@ -75,20 +82,21 @@ def register(
     """
 
     def anew() -> tuple[Spec, Generation]:
-        return register(store, keys, spec, run, node, me, pause, kept=kept, lease_s=lease_s)
+        return register(seat, spec, run, me, pause, kept=kept, lease_s=lease_s)
 
+    store, keys, node = seat.store, seat.keys, seat.node
     several = spec.nodes > 1
     if store.get(keys.spec) is None:
-        _describe(store, keys, spec, KeyAbsent(keys.spec))
+        _describe(seat, spec, KeyAbsent(keys.spec))
     if several:
-        _begun_anew(store, keys, spec)
+        _begun_anew(seat, spec)
     entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
     _comparable(known, spec, run, several)
-    others = _others(store, keys, node)
+    others = _others(seat)
     mine = store.get(keys.node(node))
     namesake = loads(NodeRecord, mine.value) if mine else me
-    found = _found(store, keys, known, others)
+    found = _found(seat, known, others)
     what = course(found, node, several=several, finished=run.finished.exists(), kept=kept())
     if what is Course.DONE:
         return known, max(known.first_generation, found.over)
@@ -97,19 +105,19 @@ def register(
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
         # Of this machine's last life, perhaps: then its lease runs out.
-        if _waited(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s):
-            return anew()
-        raise UsageError(
+        stays = (
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
         )
+        _wait_for(lambda: store.get(keys.node(node)) is None, pause, LEAVE_S + ttl_s, stays)
+        return anew()
     if what is Course.LEAVERS:
-        if _waited(lambda: _leavers_alone(store, keys, node, known), pause, LEAVE_S + ttl_s):
-            return anew()
-        raise UsageError(
+        stay = (
             f"the job has ended, and the agents of {formatting.listed(sorted(others))} have not left yet; nothing was started. Give the "
             "command again when they have"
         )
+        _wait_for(lambda: not _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
+        return anew()
     if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
         _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
     if what is Course.JOIN_LIFE:
@@ -119,7 +127,7 @@ def register(
         return known, found.over
     # Those that train have perhaps only lost etcd, and are about to be back.
     waits_s = ttl_s if what is Course.ALL_DEAD and beside(found, several) else 0.0
-    if _waited(lambda: not _others(store, keys, node), pause, waits_s):
+    if _waited(lambda: not _others(seat), pause, waits_s):
         return anew()
     forget_leaving(store, keys)
     there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
@@ -128,7 +136,7 @@ def register(
         if found.windows != known.windows:  # before what tells of them is deleted
             store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
-        _forget_life(store, keys, known, found.over)  # the journal keeps it
+        _forget_life(seat, known, found.over)  # the journal keeps it
         first = Generation(max(known.first_generation, spec.first_generation, found.over + 1))
         changed = replace(spec, run=known.run, first_generation=first, windows=known.windows)
     elif not several or what is Course.ALL_DEAD:
@@ -136,7 +144,7 @@ def register(
         changed = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
     if what is Course.BEGIN and changed == known:
         return known, found.over
-    return (changed, found.over) if _describe(store, keys, changed, there) else anew()
+    return (changed, found.over) if _describe(seat, changed, there) else anew()
 
 
 def forget_leaving(store: Store, keys: Keys) -> None:
@@ -157,56 +165,65 @@ def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: f
     return True
 
 
-def _others(store: Store, keys: Keys, node: NodeId) -> dict[NodeId, NodeRecord]:
+def _wait_for(gone: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
+    """Raises UsageError, which says `stays`, where it takes longer."""
+    if not _waited(lambda: not gone(), pause, most_s):
+        raise UsageError(stays)
+
+
+def _others(seat: Seat) -> dict[NodeId, NodeRecord]:
     """Agents that are there, but for one of this node's name; of very many, some."""
-    found = store.range(keys.nodes, limit=SOME)
-    return {
-        NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != keys.node(node)
-    }
+    keys, mine = seat.keys, seat.keys.node(seat.node)
+    found = seat.store.range(keys.nodes, limit=SOME)
+    return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != mine}
 
 
-def _found(store: Store, keys: Keys, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
+def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
+    store, keys = seat.store, seat.keys
     return Found(
         known=known,
-        record=_last(store, keys),
+        record=_last(seat),
         others=others,
         incidents=tuple(loads(Incident, entry.value) for entry in store.range(keys.incidents).values()),
         just=store.get(keys.described) is not None,
     )
 
 
-def _leavers_alone(store: Store, keys: Keys, node: NodeId, known: Spec) -> bool:
+def _leavers_alone(seat: Seat, known: Spec) -> bool:
     """Whether agents of a life that is over are there, and nobody has given the job again since: then they are of the next one."""
-    last, entry = _last(store, keys), store.get(keys.spec)
+    last, entry = _last(seat), seat.store.get(seat.keys.spec)
     given_again = entry is not None and loads(Spec, entry.value).first_generation > known.first_generation
-    return bool(last and last.over and not given_again and _others(store, keys, node))
+    return bool(last and last.over and not given_again and _others(seat))
 
 
-def _last(store: Store, keys: Keys) -> GenerationRecord | None:
-    entry = store.get(keys.generation)
+def _last(seat: Seat) -> GenerationRecord | None:
+    entry = seat.store.get(seat.keys.generation)
     return loads(GenerationRecord, entry.value) if entry else None
 
 
-def _forget_life(store: Store, keys: Keys, known: Spec, over: Generation) -> None:
+def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
     """What is known of the life that is over, and of a next one that nobody has begun."""
+    store, keys = seat.store, seat.keys
     for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
         store.delete_prefix(prefix)
     if known.first_generation > over:
         store.delete(keys.place(known.first_generation))
 
 
-def _begun_anew(store: Store, keys: Keys, spec: Spec) -> None:
+def _begun_anew(seat: Seat, spec: Spec) -> None:
     """Forget what somebody has described who has left before it began, and which place for snapshots they had."""
+    store, keys = seat.store, seat.keys
     entry = store.get(keys.spec)
     if entry is None or store.get(keys.described) or store.get(keys.generation):
         return
     if not store.range(keys.nodes, limit=1):
         store.delete(keys.place(loads(Spec, entry.value).first_generation))  # nobody can have begun with it
-        _describe(store, keys, spec, ModifiedAt(keys.spec, entry.mod_revision))
+        _describe(seat, spec, ModifiedAt(keys.spec, entry.mod_revision))
 
 
-def _describe(store: Store, keys: Keys, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
+def _describe(seat: Seat, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
     """False where somebody else has."""
+    store, keys = seat.store, seat.keys
     lease = store.grant(BEGIN_S)
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 

@@ -13,17 +13,17 @@ from contextlib import suppress
 
 from ...checkpoint.backend.place import Place
 from ...resilience.errors import MachineError, UsageError
-from ...resilience.model.types import NodeId
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Store, first_put
+from ...resilience.store.protocol import first_put
+from ...resilience.store.seat import Seat
 
 PREFIX = ".seen-"
 
 
-def agree(store: Store, keys: Keys, life: int, snapshots: Place, node: NodeId) -> None:
+def agree(seat: Seat, life: int, snapshots: Place) -> None:
     """life: number of the first generation since the job was started or started again. Raises UsageError where the mark is not here,
     MachineError where nobody can tell, StoreUnavailable."""
-    key = keys.place(life)
+    store, node = seat.store, seat.node
+    key = seat.keys.place(life)
     if (known := store.get(key)) is None:
         mine = PREFIX + secrets.token_hex(4)
         snapshots.write(mine, str(node).encode())  # before anybody looks for it

@@ -8,10 +8,9 @@ from ...resilience.clock import monotonic_s
 from ...resilience.decide.planned_move import SAVE_S
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import AckKind
-from ...resilience.model.types import Doing, NodeId, Order
+from ...resilience.model.types import Doing, Order
 from ...resilience.report import explain
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Store
+from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import address
 from ..config import AgentPolicy
 from ..launch.ports import free_port
@@ -28,17 +27,15 @@ class Performer:
     def __init__(
         self,
         *,
-        node_id: NodeId,
+        seat: Seat,
         instance: str,
         node: Node,
-        store: Store,
-        keys: Keys,
         policy: AgentPolicy,
         telling: Telling,
         publisher: Publisher,
     ) -> None:
-        self._id, self._instance, self._node = node_id, instance, node
-        self._store, self._keys, self._policy = store, keys, policy
+        self._id, self._instance, self._node = seat.node, instance, node
+        self._store, self._keys, self._policy = seat.store, seat.keys, policy
         self._telling, self._publisher = telling, publisher
         self._waited = (0, 0.0)
         """The generation whose start waits for the warm process, and since when, on the monotonic clock: nodes' other clocks may differ."""

@@ -17,8 +17,7 @@ from ...resilience.model.node import Death, NodeRecord, NodeStatus, Spec
 from ...resilience.model.state_machine import Phase
 from ...resilience.model.types import Doing, NodeId, RankPhase
 from ...resilience.store.codec import dumps, loads
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Store
+from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import address
 from ..node import Node
 from ..output.event_log import Telling
@@ -35,16 +34,14 @@ ROOM_S = 2.0
 class Company:
     def __init__(
         self,
-        me: NodeId,
-        store: Store,
-        keys: Keys,
+        seat: Seat,
         heartbeat: Heartbeat,
         neighbour: Neighbour,
         node: Node,
         telling: Telling,
         spec: Spec,
     ) -> None:
-        self._me, self._store, self._keys, self._heartbeat = me, store, keys, heartbeat
+        self._me, self._store, self._keys, self._heartbeat = seat.node, seat.store, seat.keys, heartbeat
         self._neighbour, self._node, self._telling = neighbour, node, telling
         self._spec = spec
         self._members = 0

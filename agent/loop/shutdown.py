@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.model.generation import PASSED_ON, GenerationRecord
 from ...resilience.model.request import Request, Wish
-from ...resilience.model.types import NodeId
 from ...resilience.store.codec import dumps
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Store
+from ...resilience.store.seat import Seat
 from ...resilience.text import formatting
 from ..config import AgentPolicy, PreemptionPolicy
 from ..node import Node
@@ -59,19 +57,17 @@ def _leave_at_once(number: int, _: object) -> None:
 class Leaving:
     def __init__(
         self,
-        node_id: NodeId,
+        seat: Seat,
         instance: str,
         several: bool,
         node: Node,
-        store: Store,
-        keys: Keys,
         policy: AgentPolicy,
         preemption: PreemptionPolicy,
         telling: Telling,
     ) -> None:
         """several: whether there are other nodes, which go on without this one if they can."""
-        self._id, self._instance, self._several = node_id, instance, several
-        self._node, self._store, self._keys = node, store, keys
+        self._id, self._instance, self._several = seat.node, instance, several
+        self._node, self._store, self._keys = node, seat.store, seat.keys
         self._policy, self._preemption, self._telling = policy, preemption, telling
         self._signals: list[int] = []
         self._heard_s = 0.0

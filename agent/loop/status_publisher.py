@@ -12,10 +12,9 @@ from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.errors import ResilientError
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import Ack, AckKind, NodeStatus
-from ...resilience.model.types import NodeId
 from ...resilience.store.codec import dumps
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Put, Store
+from ...resilience.store.protocol import Put
+from ...resilience.store.seat import Seat
 from ..node import Node
 from ..output.event_log import Telling
 from .peer_duties import Company
@@ -31,18 +30,16 @@ class Publisher:
 
     def __init__(
         self,
-        node_id: NodeId,
+        seat: Seat,
         instance: str,
         node: Node,
         company: Company | None,
-        store: Store,
-        keys: Keys,
         telling: Telling,
         pace_s: float,
     ) -> None:
         """company: where there are others; pace_s: between words while ranks just train."""
-        self._id, self._instance, self._node, self._company = node_id, instance, node, company
-        self._store, self._keys, self._telling, self.pace_s = store, keys, telling, pace_s
+        self._id, self._instance, self._node, self._company = seat.node, instance, node, company
+        self._store, self._keys, self._telling, self.pace_s = seat.store, seat.keys, telling, pace_s
         self.told: NodeStatus | None = None
         """What the store knows."""
         self._told_s = 0.0

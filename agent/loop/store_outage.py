@@ -13,8 +13,8 @@ from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import Spec
 from ...resilience.model.state_machine import Phase
 from ...resilience.store.codec import dumps, loads
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import KeyAbsent, ModifiedAt, Put, Store
+from ...resilience.store.protocol import KeyAbsent, ModifiedAt, Put
+from ...resilience.store.seat import Seat
 from ...resilience.text import formatting
 from ..join.exit_report import through
 from ..node import Node
@@ -32,8 +32,7 @@ class Outage:
         telling: Telling,
         mend: Callable[[], object] | None,
         cause: Callable[[], str],
-        store: Store,
-        keys: Keys,
+        seat: Seat,
         spec: Spec,
         token: str,
     ) -> None:
@@ -41,7 +40,7 @@ class Outage:
         is known; spec, token: what the job is, as this agent was told when it joined. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend = node, telling, mend
         self._cause = cause
-        self._store, self._keys, self._spec, self._token = store, keys, spec, token
+        self._store, self._keys, self._spec, self._token = seat.store, seat.keys, spec, token
         self._down_s, self._ended = 0.0, False
         """Since when it does not answer, and whether it has been told that the training is through."""
         self._emptied_s = 0.0

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.controller import Controller
 from ...resilience.errors import InternalError, ResilientError, SiteError, StoreUnavailable
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.state_machine import Phase
-from ...resilience.model.types import Generation, NodeId
-from ...resilience.store.keys import Keys
+from ...resilience.model.types import Generation
 from ...resilience.store.poll import readable
-from ...resilience.store.protocol import LeaseGone, Store
+from ...resilience.store.protocol import LeaseGone
+from ...resilience.store.seat import Seat
 from ..config import AgentPolicy
 from ..join.exit_report import through
 from ..node import Node
@@ -44,32 +45,38 @@ BLIND_S = 60.0
 """For how long looks at the ranks may fail: an agent that sees no death is worse than none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Duties:
+    """What a round is made of, beside looking at the ranks."""
+
+    publisher: Publisher
+    performer: Performer
+    leaving: Leaving
+    outage: Outage
+    company: Company | None
+    """Where there are other nodes."""
+
+
 class Supervisor:
     def __init__(
         self,
         *,
-        node_id: NodeId,
+        seat: Seat,
         node: Node,
-        store: Store,
-        keys: Keys,
         heartbeat: Heartbeat,
         controller: Controller,
         policy: AgentPolicy,
         telling: Telling,
-        leaving: Leaving,
-        outage: Outage,
-        publisher: Publisher,
-        performer: Performer,
+        duties: Duties,
         over: int = 0,
-        company: Company | None = None,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none; company: where there are others."""
-        self.id, self.node, self.store, self.keys = node_id, node, store, keys
-        self.heartbeat, self.controller, self.performer = heartbeat, controller, performer
+        """over: the generation that the job had ended with before this agent came, 0 for none."""
+        self.id, self.node, self.store, self.keys = seat.node, node, seat.store, seat.keys
+        self.heartbeat, self.controller, self.performer = heartbeat, controller, duties.performer
         self.policy, self.telling = policy, telling
-        self._leaving, self._outage = leaving, outage
+        self._leaving, self._outage = duties.leaving, duties.outage
         self.record: GenerationRecord | None = None
-        self._over, self._company, self._publisher = over, company, publisher
+        self._over, self._company, self._publisher = over, duties.company, duties.publisher
         self._lapse = Lapse(node, telling)
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
@@ -77,7 +84,7 @@ class Supervisor:
         self._last_stumble = ""
         self._looked_s = monotonic_s()
         """When the ranks were last looked at."""
-        self._awaiting = Awaiting(node_id, telling)
+        self._awaiting = Awaiting(seat.node, telling)
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,9 @@ from contextlib import suppress
 
 from ...resilience.errors import StoreUnavailable, UsageError
 from ...resilience.model.node import NodeRecord
-from ...resilience.model.types import NodeId
 from ...resilience.store.codec import dumps, loads
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Delete, KeyAbsent, LeaseGone, ModifiedAt, Put, Store
+from ...resilience.store.protocol import Delete, KeyAbsent, LeaseGone, ModifiedAt, Put
+from ...resilience.store.seat import Seat
 from ...resilience.store.write_rates import jittered
 
 STRANGE = 1.5
@@ -23,16 +22,14 @@ STRANGE_S = 1.0
 class Heartbeat:
     def __init__(
         self,
-        store: Store,
-        keys: Keys,
-        node: NodeId,
+        seat: Seat,
         record: NodeRecord,
         ttl_s: int,
         draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """draw: a number from [0, 1), anew each time, so that not all agents speak at once."""
         self._draw = draw
-        self._store, self._keys, self._node, self._record = store, keys, node, record
+        self._store, self._keys, self._node, self._record = seat.store, seat.keys, seat.node, record
         self.ttl_s = ttl_s
         self._due_s = 0.0
         self.until_s = 0.0

@@ -17,10 +17,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from ...resilience.clock import monotonic_s, sleep, wall_s
-from ...resilience.model.types import NodeId
 from ...resilience.store.codec import dumps, loads
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import CreatedAt, Delete, Store, first_put
+from ...resilience.store.protocol import CreatedAt, Delete, first_put
+from ...resilience.store.seat import Seat
 from .rules import Link, PreflightPolicy, first_pairs, second_pairs
 
 _BLOCK = b"\0" * (1 << 20)
@@ -145,9 +144,10 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
 class Meeting:
     """One node's part in the measurement. Raises StoreUnavailable out of every call."""
 
-    def __init__(self, store: Store, keys: Keys, node: NodeId, address: str, policy: PreflightPolicy) -> None:
+    def __init__(self, seat: Seat, address: str, policy: PreflightPolicy) -> None:
         """address: of this node, for the others."""
-        self._store, self._keys, self._node, self._address, self._policy = store, keys, node, address, policy
+        self._store, self._keys, self._node = seat.store, seat.keys, seat.node
+        self._address, self._policy = address, policy
 
     def links(self, expected: int, session: str) -> tuple[Link, ...]:
         """All links that have been measured among the nodes that have met; empty where this one has met nobody. expected: how many nodes

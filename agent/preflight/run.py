@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...checkpoint.backend.place import Place
-from ...resilience.model.types import NodeId
-from ...resilience.store.keys import Keys
-from ...resilience.store.protocol import Store
+from ...resilience.store.seat import Seat
 from ..output.event_log import Telling
 from . import probes, rules
 from .link_test import Meeting
@@ -52,12 +50,11 @@ def told(made: Iterable[Check], telling: Telling) -> tuple[str, ...]:
     return reasons
 
 
-def together(
-    policy: PreflightPolicy, store: Store, keys: Keys, node: NodeId, address: str, expected: int, session: str
-) -> Check:
+def together(policy: PreflightPolicy, seat: Seat, address: str, expected: int, session: str) -> Check:
     """What nodes that start together find out about each other. expected: how many; session: unique for this start of the agent. Raises
     StoreUnavailable."""
-    links = Meeting(store, keys, node, address, policy).links(expected, session)
+    links = Meeting(seat, address, policy).links(expected, session)
+    node = seat.node
     ours = [link for link in links if node in (link.one, link.other)]
     figures = ", ".join(
         f"{link.other if link.one == node else link.one}: {link.error or rules.figures(link, policy)}" for link in ours

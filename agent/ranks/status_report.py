@@ -194,33 +194,20 @@ def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float
 
 
 def status(
-    *,
+    kept: NodeStatus,
     gang: Gang | None,
     pages: Sequence[Page],
-    generation: int,
-    now: float,
+    *,
     offset_s: float,
-    memory_steps: Sequence[int],
-    durable_steps: Sequence[int],
-    rejected_steps: Sequence[int],
-    storage: bool,
     told: tuple[InPlaceRewind, ...],
     stalls: tuple[RankStall, ...] = (),
     stuck: bool = False,
     snapshot: str = "",
 ) -> NodeStatus:
-    """now: wall-clock seconds; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all loops are over, and
-    what is left of the gang hangs in its teardown; snapshot: the last request for one that the ranks were told of."""
-    snapshots_alone = NodeStatus(
-        generation=Generation(generation),
-        at_s=now,
-        memory_steps=tuple(map(Step, memory_steps)),
-        durable_steps=tuple(map(Step, durable_steps)),
-        rejected_steps=tuple(map(Step, rejected_steps)),
-        storage=storage,
-    )
+    """kept: what is told without a gang, too; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all loops
+    are over, and what is left of the gang hangs in its teardown; snapshot: the last request for one that the ranks were told of."""
     if gang is None:
-        return snapshots_alone
+        return kept
 
     def mark(name: str) -> float:
         times = [getattr(page, name) for page in pages]
@@ -232,7 +219,7 @@ def status(
     early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
     stopped = any(page.phase in early for page in pages)
     return replace(
-        snapshots_alone,
+        kept,
         min_step=Step(min(steps)),
         max_step=Step(max(steps)),
         alive=sum(not p.ended_s for p in gang.ranks.values()),
@@ -247,7 +234,7 @@ def status(
         stopped=over and stopped,
         exits=exits(gang, pages),
         launcher_code=gang.launcher.code if gang.launcher.ended_s else None,
-        sightings=sightings(pages, generation, offset_s),
+        sightings=sightings(pages, kept.generation, offset_s),
         rewinds=told,
         launch=gang.how,
         stalls=stalls,

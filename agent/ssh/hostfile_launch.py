@@ -39,7 +39,7 @@ from ..output.terminal import Recorded, Terminal
 from ..run_directory import RunDirectory
 from . import ssh
 from .hostfile import Host, alike, parse
-from .ssh import SshLaunch
+from .ssh import SshLaunch, Start
 
 EXPORTED = (
     "PATH",
@@ -137,9 +137,8 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
 
         begun = Begun(last)
         least = min(sizes(nodes))
-        code = SshLaunch(
-            hosts, wanted.ssh_options, agent, environment, least, wanted.ending_s, terminal, watch, begun
-        ).run()
+        start = Start(wanted.ssh_options, agent, environment)
+        code = SshLaunch(hosts, start, least, wanted.ending_s, terminal, watch, begun).run()
         complete = False
         with suppress(ResilientError):
             record = last()

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.errors import MachineError
@@ -113,25 +113,33 @@ def command(host: Host, options: Sequence[str]) -> list[str]:
     return ["ssh", "-T", *(word for option in (*port, *options, *_OPTIONS) for word in ("-o", option))]
 
 
+@dataclass(frozen=True)
+class Start:
+    """How an agent is started on a host."""
+
+    options: Sequence[str]
+    """For `ssh -o`."""
+    agent: Callable[[Host], Sequence[str]]
+    """The command, whose program is at the same place there."""
+    environment: Mapping[str, str]
+
+
 class SshLaunch:
     def __init__(
         self,
         hosts: Sequence[Host],
-        options: Sequence[str],
-        agent: Callable[[Host], Sequence[str]],
-        environment: Mapping[str, str],
+        start: Start,
         least: int,
         ending_s: float,
         terminal: Terminal,
         watch: Callable[[], None] = lambda: None,
         begun: Callable[[], bool] = lambda: True,
     ) -> None:
-        """options: for `ssh -o`; agent: the command on a host, whose program is at the same place there; least: hosts without which the
-        job cannot begin; ending_s: how long an agent may take to leave when its connection is gone; watch: called about once a second;
-        begun: whether the job has, as far as is known."""
-        self._hosts, self._options, self._agent, self._least = hosts, options, agent, least
+        """least: hosts without which the job cannot begin; ending_s: how long an agent may take to leave when its connection is gone;
+        watch: called about once a second; begun: whether the job has, as far as is known."""
+        self._hosts, self._how, self._least = hosts, start, least
         self._ending_s = ending_s
-        self._environment, self._terminal, self._watch, self._has_begun = environment, terminal, watch, begun
+        self._terminal, self._watch, self._has_begun = terminal, watch, begun
         self._begun = False
         self._signals: list[int] = []
         self._obeyed = 0
@@ -175,13 +183,13 @@ class SshLaunch:
             order = {
                 "hello": hello,
                 "folder": os.getcwd(),
-                "environment": dict(self._environment),
-                "command": list(self._agent(host)),
+                "environment": dict(self._how.environment),
+                "command": list(self._how.agent(host)),
                 "silence_s": SILENCE_S,
                 "ending_s": self._ending_s,
             }
             try:
-                self._reached.append(Reached(host, self._options, order))
+                self._reached.append(Reached(host, self._how.options, order))
             except OSError as error:
                 raise MachineError(
                     f"no ssh to {host.node} can be started ({error.strerror}); the {len(self._reached)} before it were ended again. "
@@ -233,7 +241,7 @@ class SshLaunch:
                     "bad",
                 )
                 if not self._signals and any(other.phase is Phase.UP for other in self.members):
-                    back = f"cd {shlex.quote(os.getcwd())} && {shlex.join(self._agent(reached.host))}"
+                    back = f"cd {shlex.quote(os.getcwd())} && {shlex.join(self._how.agent(reached.host))}"
                     self._say(f"once {member.node} is well again, this brings it back, given there: {back}")
             case _:
                 self._say(f"the agent on {member.node} has left, with code {member.code}")

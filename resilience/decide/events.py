@@ -14,7 +14,7 @@ from ..model.state_machine import Event, Phase
 from ..model.types import NodeId
 from ..plan import recoverable_state
 from ..plan.escalation import Plan, may_resume, plan
-from ..plan.restart_history import unreadable
+from ..plan.restart_history import Size, unreadable
 from . import node_exclusion, observe_only, planned_move
 from .operator_requests import leaving
 from .policy import Policy
@@ -48,9 +48,11 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
             policy.recovery,
             in_place=in_place,
             shut_out=out,
-            size=size,
-            trained=trained if world.spec and trained in world.spec.sizes else 0,
-            left=size in rank_assignment.left(world, now),
+            size=Size(
+                now=size,
+                trained=trained if world.spec and trained in world.spec.sizes else 0,
+                left=size in rank_assignment.left(world, now),
+            ),
         )
         if answer.event is Event.FAULT or not ending:  # which it does already
             return answer.event, verdict, answer

@@ -33,7 +33,9 @@ from ..model.types import NodeId
 from ..text import formatting, sentences
 from .restart_history import (
     NO_LIFE,
+    ONE,
     RANKS_ENDED,
+    Size,
     failed_behind,
     failed_starts,
     since_ordered,
@@ -114,14 +116,11 @@ def plan(
     *,
     in_place: bool = False,
     shut_out: Set[NodeId] = frozenset(),
-    size: int = 1,
-    trained: int = 0,
-    left: bool = False,
+    size: Size = ONE,
 ) -> Plan:
     """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
     past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
-    back by themselves; shut_out: nodes that train no more, and what failed there is not the script's; size: number of
-    nodes now, and when steps were made last (trained; 0: never); left: this number has been left before, and no other one could be had."""
+    back by themselves; shut_out: nodes that train no more, and what failed there is not the script's."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
@@ -133,8 +132,8 @@ def plan(
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
-        if trained not in (0, size):
-            return _leave("the ranks refuse the state that was kept", restart, size, trained, left)
+        if size.another:
+            return _leave("the ranks refuse the state that was kept", restart, size)
         return _give_up(
             LayoutError,
             "a snapshot is for the script and ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
@@ -144,7 +143,7 @@ def plan(
     if (
         verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG)
         and not verdict.started
-        and (verdict.broken or not trained)
+        and (verdict.broken or not size.trained)
     ):
         alike = _alike(verdict, restarts, policy, shut_out)
         if alike >= policy.same_failure_at_start:
@@ -156,8 +155,8 @@ def plan(
         if alike >= policy.same_failure_at_start:
             said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
             return _give_up(ScriptError, f"{said}: an error of its own")
-    if verdict.cause in RANKS_ENDED and not verdict.started and trained:
-        return _answer_to_failed_starts(failed_starts(begun, reached, size), restart, policy, size, trained, left)
+    if verdict.cause in RANKS_ENDED and not verdict.started and size.trained:
+        return _answer_to_failed_starts(failed_starts(begun, reached, size.now), restart, policy, size)
     if verdict.cause is Cause.TORCH_MISSING:
         return _give_up(MachineError, "mend the installation, then give the same command again")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
@@ -168,13 +167,13 @@ def plan(
         )
     if verdict.cause in NO_LIFE:
         return restart
-    stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, trained > 0)
+    stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, size.trained > 0)
     spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
     if spent >= policy.max_without_progress:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         said = f"{len(stuck)} restarts in a row brought no {newer}"
-        if not verdict.started and trained not in (0, size):
-            return _leave(said, restart, size, trained, left)
+        if not verdict.started and size.another:
+            return _leave(said, restart, size)
         return _give_up(BudgetSpent, said)
     return restart
 
@@ -222,14 +221,12 @@ def _answer_to_mismatch(
     )
 
 
-def _answer_to_failed_starts(
-    failed: int, restart: Plan, policy: RecoveryPolicy, size: int, trained: int, left: bool
-) -> Plan:
+def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: Size) -> Plan:
     """Of a job that has trained. Something around it is away, and may come back; or, on another number of nodes, the script refuses the
     layout, or it does not fit into memory: it goes on where the number that it had, or a third one, can be had."""
     said = f"{failed} starts in a row have failed before the first step"
-    if size != trained and (left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
-        return _leave(said, restart, size, trained, left)
+    if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
+        return _leave(said, restart, size)
     if failed >= policy.failed_starts:
         return _give_up(BudgetSpent, f"{said}, and it has trained before: look at what it needs (data, disks, network)")
     if failed == 1:
@@ -251,14 +248,14 @@ def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolic
     return alike
 
 
-def _leave(said: str, restart: Plan, size: int, trained: int, left: bool) -> Plan:
+def _leave(said: str, restart: Plan, size: Size) -> Plan:
     """This number of nodes, on which the script does not start, for another one; later, where it was left before, and the job was back on
     it for want of another."""
-    here = f"on {formatting.count(size, 'node')}, and it has trained on {trained}"
-    if not left:
-        return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size)
+    here = f"on {formatting.count(size.now, 'node')}, and it has trained on {size.trained}"
+    if not size.left:
+        return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size.now)
     reason = f"no start goes well {here}, nor on any other number that can be had: they are tried in turn"
-    return replace(restart, reason=reason, unfit=size, pause_s=_LONGEST_PAUSE_S)
+    return replace(restart, reason=reason, unfit=size.now, pause_s=_LONGEST_PAUSE_S)
 
 
 def _give_up(error: type[ResilientError], reason: str) -> Plan:

@@ -19,6 +19,25 @@ NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
 """The gang has not come so far as to begin."""
 
 
+class Size(NamedTuple):
+    """Of a job, in nodes."""
+
+    now: int = 1
+    trained: int = 0
+    """When steps were made last; 0: never."""
+    left: bool = False
+    """This number has been left before, and no other one could be had."""
+
+    @property
+    def another(self) -> bool:
+        """The job has trained on another number."""
+        return self.trained not in (0, self.now)
+
+
+ONE = Size()
+"""A job on one node that has made no step."""
+
+
 def failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
     """In a row, on so many nodes, with the present one. What is seen while the next one waits is told as of it."""
     failed = takewhile(lambda i: not i.started and (i.step_at_fault < 0 or i.step_at_fault >= reached), reversed(begun))

@@ -24,6 +24,7 @@ from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry
+from mt_resilient.resilience.store.seat import Seat
 
 from ..harness import MINIMAL, Job, cli, environment
 
@@ -74,7 +75,7 @@ def meet(
     found: dict[str, tuple[Link, ...]] = {}
 
     def one(name: str) -> None:
-        meeting = Meeting(store, Keys("job"), NodeId(name), "127.0.0.1", policy)
+        meeting = Meeting(Seat(store, Keys("job"), NodeId(name)), "127.0.0.1", policy)
         found[name] = meeting.links(expected, f"session-{name}")
 
     threads = [threading.Thread(target=one, args=(name,), name=name) for name in names]

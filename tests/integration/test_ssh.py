@@ -32,14 +32,18 @@ STAND_IN = Path(__file__).with_name("stand_in_agent.py")
 DRIVE = """
 import json, os, sys
 from mt_resilient.agent.ssh.hostfile import parse
-from mt_resilient.agent.ssh.ssh import SshLaunch
+from mt_resilient.agent.ssh.ssh import SshLaunch, Start
 from mt_resilient.agent.output.terminal import Terminal
 from mt_resilient.resilience.errors import ResilientError
 
 text, options, agents, least = json.loads(sys.argv[1])
 launch = SshLaunch(
-    parse(text, "hosts"), options, lambda host: [sys.executable, *agents[host.node]],
-    {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "MT_RESILIENT_"))}, least, 30.0, Terminal(),
+    parse(text, "hosts"),
+    Start(
+        options, lambda host: [sys.executable, *agents[host.node]],
+        {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "MT_RESILIENT_"))},
+    ),
+    least, 30.0, Terminal(),
 )
 try:
     sys.exit(launch.run())

@@ -26,10 +26,11 @@ from mt_resilient.agent.preflight.run import together
 from mt_resilient.agent.preflight.rules import PreflightPolicy
 from mt_resilient.resilience.store.etcd.client import EtcdStore
 from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.seat import Seat
 
 node, address, endpoint, count = sys.argv[1:]
 policy = PreflightPolicy(enabled=True, link_s=0.3)
-check = together(policy, EtcdStore([endpoint]), Keys("job"), node, address, int(count), node)
+check = together(policy, Seat(EtcdStore([endpoint]), Keys("job"), node), address, int(count), node)
 print("; ".join(check.reasons) or "fit")
 """
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from mt_resilient.agent.join.registration import described, register
+from mt_resilient.agent.join.registration import Wanted, described, register
 from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.agent.loop.next_action import Action, LocalState, duty
 from mt_resilient.agent.loop.store_outage import Outage
@@ -37,15 +37,16 @@ from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.membership import rank_assignment
 from mt_resilient.resilience.model.generation import GenerationRecord
-from mt_resilient.resilience.model.node import Ack, AckKind, Death, NodeRecord
+from mt_resilient.resilience.model.node import Ack, AckKind, Death, NodeRecord, NodeStatus
 from mt_resilient.resilience.model.request import Request
 from mt_resilient.resilience.model.signals import InPlaceRewind
 from mt_resilient.resilience.model.state_machine import Phase
-from mt_resilient.resilience.model.types import Doing, NodeId, Order, OrderedBy, RankPhase, Step
+from mt_resilient.resilience.model.types import Doing, Generation, NodeId, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.plan.resume_point import StabilityPolicy
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.protocol import LeaseGone
+from mt_resilient.resilience.store.seat import Seat
 
 from .eyes import Eyes
 from .kept import Kept
@@ -133,24 +134,23 @@ class Node:
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         self.store: Any = job.client(instance, name)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
-        spec = described(launch, job.sizes, job.spares, "0" * 8, first)
+        spec = described(launch, Wanted(numbers=job.sizes, spares=job.spares), "0" * 8, first)
+        seat = Seat(self.store, KEYS, name)
         run = RunDirectory(Path("mt-runs/train"))
         spec, self.over = register(
-            self.store,
-            KEYS,
+            seat,
             spec,
             run,
-            name,
             registration,
             job.waits,
             kept=lambda: max(self.disk, default=-1),
             lease_s=lambda _: job.left_s(name, LEASE_S),
         )
         self.nothing_left = self.over >= spec.first_generation
-        self.heartbeat = Heartbeat(self.store, KEYS, name, registration, LEASE_S)
+        self.heartbeat = Heartbeat(seat, registration, LEASE_S)
         self.controller = job.controller(instance, name)
         telling: Any = SimpleNamespace(say=lambda words, _: self._says(words))
-        self.outage = Outage(self, telling, None, str, self.store, KEYS, spec, "")  # type: ignore[arg-type]
+        self.outage = Outage(self, telling, None, str, seat, spec, "")  # type: ignore[arg-type]
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
@@ -351,16 +351,20 @@ class Node:
         self.seen = frozenset(self.disk)
         gang = self.gang
         number = gang.generation if gang else self.record.number if self.record else 0
-        status = status_report.status(
-            gang=gang,
-            pages=self.pages,
-            generation=number,
-            now=self.job.wall_s,
-            offset_s=self.job.skew_s,
-            memory_steps=[s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)],
-            durable_steps=sorted(self.disk),
-            rejected_steps=sorted(self.rejected),
+        in_memory = [s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)]
+        kept = NodeStatus(
+            generation=Generation(number),
+            at_s=self.job.wall_s,
+            memory_steps=tuple(map(Step, in_memory)),
+            durable_steps=tuple(map(Step, sorted(self.disk))),
+            rejected_steps=tuple(map(Step, sorted(self.rejected))),
             storage=True,
+        )
+        status = status_report.status(
+            kept,
+            gang,
+            self.pages,
+            offset_s=self.job.skew_s,
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),

@@ -20,7 +20,7 @@ from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.state_machine import Event
 from mt_resilient.resilience.model.types import NodeId, Step
 from mt_resilient.resilience.plan.escalation import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan
-from mt_resilient.resilience.plan.restart_history import bound, skipped_to, unreadable
+from mt_resilient.resilience.plan.restart_history import Size, bound, skipped_to, unreadable
 from mt_resilient.resilience.plan.resume_point import ResumePoint
 
 from .worlds import A, B, incident, status
@@ -76,7 +76,7 @@ def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
 def test_what_no_other_start_helps_against_stops_the_job_at_once(
     cause: Cause, started: bool, trained: int, code: int
 ) -> None:
-    answer = plan(verdict(cause, started), 10, 10, [], POLICY, trained=trained)
+    answer = plan(verdict(cause, started), 10, 10, [], POLICY, size=Size(trained=trained))
     assert (answer.event, answer.exit_code) == (Event.GIVE_UP if code else Event.FAULT, code)
     assert answer.unfit == (1 if trained == 2 else 0)
 
@@ -259,7 +259,7 @@ def test_the_same_failure_behind_the_last_step_is_the_script_s_own(past: list[di
     before = [incident(n, **{"at": 60, "resume_step": 60, **given}) for n, given in enumerate(past, 1)]
     (blamed,) = verdict(Cause.SCRIPT_RAISED, True, IMPORT).blamed
     seen = Verdict(cause=Cause.SCRIPT_RAISED, blamed=(replace(blamed, through=True),), consequences=(), at_s=1.0)
-    assert plan(seen, 60, 60, before, POLICY, trained=1).exit_code == code
+    assert plan(seen, 60, 60, before, POLICY, size=Size(trained=1)).exit_code == code
 
 
 def test_whoever_failed_behind_a_loop_that_did_not_run_begins_earlier() -> None:
@@ -272,7 +272,10 @@ def test_whoever_failed_behind_a_loop_that_did_not_run_begins_earlier() -> None:
 def test_lives_that_end_behind_the_last_step_bring_nothing_newer() -> None:
     """However far before it they begin."""
     before = [incident(n, at=60, resume_step=50, loop_skipped=True, signature=str(n)) for n in (1, 2, 3)]
-    assert plan(verdict(Cause.RANK_KILLED), 60, 60, before, POLICY, trained=1).exit_code == BudgetSpent.exit_code
+    assert (
+        plan(verdict(Cause.RANK_KILLED), 60, 60, before, POLICY, size=Size(trained=1)).exit_code
+        == BudgetSpent.exit_code
+    )
 
 
 def test_the_same_failure_after_a_long_life_is_another_one() -> None:
@@ -310,15 +313,15 @@ def test_a_number_of_nodes_on_which_the_script_does_not_start_is_left(
     policy, past = RecoveryPolicy(failed_starts=most), killed(8, at=8)
     found = [verdict(cause, False, IMPORT) for cause in (Cause.SCRIPT_RAISED, Cause.RANK_KILLED, Cause.RANK_HUNG)]
     for number in range(1, starts + 1):
-        answer = plan(found[number % 3], 8, 8, past, policy, size=size, trained=trained)
+        answer = plan(found[number % 3], 8, 8, past, policy, size=Size(size, trained))
         assert (answer.event, answer.unfit) == (Event.FAULT, size if number == starts else 0)
         early = replace(past[0], started=False, cause=found[number % 3].cause, size=size)
         past.append(replace(early, pause_s=answer.pause_s, unfit=answer.unfit))
-    after = plan(found[0], 8, 8, past, RecoveryPolicy(), size=size, trained=trained)
+    after = plan(found[0], 8, 8, past, RecoveryPolicy(), size=Size(size, trained))
     assert (after.event, after.unfit, after.pause_s) == (Event.FAULT, 0, 0)
     struck = verdict(Cause.RANK_KILLED)
-    assert plan(struck, 9, 8, killed(8, 8, 8, 8), POLICY, size=size, trained=trained).event is Event.GIVE_UP
-    lost = plan(verdict(Cause.AGENT_LOST, False), 8, 8, killed(8, 8, 8, 8), POLICY, size=size, trained=trained)
+    assert plan(struck, 9, 8, killed(8, 8, 8, 8), POLICY, size=Size(size, trained)).event is Event.GIVE_UP
+    lost = plan(verdict(Cause.AGENT_LOST, False), 8, 8, killed(8, 8, 8, 8), POLICY, size=Size(size, trained))
     assert (lost.event, lost.unfit) == (Event.FAULT, size)
 
 
@@ -329,7 +332,7 @@ def test_a_number_of_nodes_that_was_left_is_tried_now_and_then_where_no_other_ca
 ) -> None:
     found, early = verdict(cause, False, IMPORT), failed_at_start(IMPORT)[0]
     past = [replace(early, cause=cause, size=3, pause_s=300.0, step_at_fault=Step(8))] * starts
-    answer = plan(found, 8, 8, past, POLICY, size=3, trained=4, left=True)
+    answer = plan(found, 8, 8, past, POLICY, size=Size(3, 4, left=True))
     assert (answer.event, answer.unfit, answer.pause_s) == (Event.FAULT, 3, 300)
     assert "on any other number that can be had" in answer.reason
 
@@ -339,7 +342,7 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
     """In whatever way they fail; other lives without progress count by themselves, before and after."""
     found = verdict(cause, False, IMPORT)
     past, pauses = killed(8, 8, at=8), []
-    while (answer := plan(found, 8, 8, past, POLICY, trained=1)).event is Event.FAULT:
+    while (answer := plan(found, 8, 8, past, POLICY, size=Size(trained=1))).event is Event.FAULT:
         assert "starts in a row have failed" in answer.reason or not answer.pause_s
         pauses.append(answer.pause_s)
         early = replace(past[0], started=False, cause=cause, signature=f"{len(past)}", pause_s=answer.pause_s, size=1)
@@ -349,15 +352,15 @@ def test_where_a_job_has_trained_starts_that_fail_wait_longer_and_longer(cause: 
     assert "7 starts in a row have failed before the first step" in answer.reason
     for most in (1, 2, 3):
         few = RecoveryPolicy(failed_starts=most)
-        ends = [plan(found, 8, 8, past[: 2 + n], few, trained=1).event for n in range(most)]
+        ends = [plan(found, 8, 8, past[: 2 + n], few, size=Size(trained=1)).event for n in range(most)]
         assert ends == [*[Event.FAULT] * (most - 1), Event.GIVE_UP]
     endless = RecoveryPolicy(failed_starts=10_000)
-    assert plan(found, 8, 8, past[:1] + past[1:] * 999, endless, trained=1).pause_s == 300
+    assert plan(found, 8, 8, past[:1] + past[1:] * 999, endless, size=Size(trained=1)).pause_s == 300
     struck = verdict(Cause.RANK_KILLED)
-    assert plan(struck, 9, 9, past, POLICY, trained=1).event is Event.FAULT
-    assert plan(struck, 9, 8, past[:1] + past[2:], POLICY, trained=1).event is Event.FAULT
-    assert plan(struck, 9, 8, past, POLICY, trained=1).event is Event.FAULT
-    assert plan(struck, 9, 8, [past[0], *past], POLICY, trained=1).exit_code == BudgetSpent.exit_code
+    assert plan(struck, 9, 9, past, POLICY, size=Size(trained=1)).event is Event.FAULT
+    assert plan(struck, 9, 8, past[:1] + past[2:], POLICY, size=Size(trained=1)).event is Event.FAULT
+    assert plan(struck, 9, 8, past, POLICY, size=Size(trained=1)).event is Event.FAULT
+    assert plan(struck, 9, 8, [past[0], *past], POLICY, size=Size(trained=1)).exit_code == BudgetSpent.exit_code
 
 
 @pytest.mark.parametrize(
@@ -379,7 +382,7 @@ def test_only_starts_in_a_row_make_others_wait(between: dict[str, Any], pause_s:
     here: dict[str, Any] = {"step_at_fault": Step(8), "size": 1}
     past = [replace(first, **here), replace(second, **{**here, **between})]
     found = verdict(Cause.SCRIPT_RAISED, False, IMPORT)
-    assert plan(found, 8, 8, past, POLICY, trained=1, shut_out={B}).pause_s == pause_s
+    assert plan(found, 8, 8, past, POLICY, size=Size(trained=1), shut_out={B}).pause_s == pause_s
 
 
 def test_each_of_several_failures_is_counted_from_the_one_before() -> None:
@@ -522,6 +525,6 @@ def test_a_script_that_cannot_be_run_ends_the_job_at_the_second_start(trained: i
     first = verdict(Cause.SCRIPT_RAISED, started=False, signature="gone")
     broken = replace(first, blamed=(replace(first.blamed[0], broken=True),))
     again = [replace(incident(1, at=200), started=False, cause="script_raised", signature="gone", at_s=0.5)]
-    assert plan(broken, 200, 200, [], POLICY, trained=trained).exit_code == 0
-    assert plan(broken, 200, 200, again, POLICY, trained=trained).exit_code == 5
-    assert plan(first, 200, 200, again, POLICY, trained=1).exit_code == 0  # its data may come back
+    assert plan(broken, 200, 200, [], POLICY, size=Size(trained=trained)).exit_code == 0
+    assert plan(broken, 200, 200, again, POLICY, size=Size(trained=trained)).exit_code == 5
+    assert plan(first, 200, 200, again, POLICY, size=Size(trained=1)).exit_code == 0  # its data may come back

@@ -11,6 +11,7 @@ from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.seat import Seat
 
 from ..scenarios.etcd import NEVER, Client, Etcd
 
@@ -23,7 +24,7 @@ def test_a_registration_that_gets_no_answer_is_made_again(made_after_s: float) -
     etcd = Etcd(MemoryStore(lambda: now_s), KEYS, lambda write: None)
     etcd.unanswered.append(made_after_s)
     store = Client(etcd, "life-1", lambda: now_s, lambda: False)
-    heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)  # type: ignore[arg-type]
+    heartbeat = Heartbeat(Seat(store, KEYS, NODE), NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)  # type: ignore[arg-type]
     for _ in range(4 * TTL_S):
         etcd.settle(now_s)
         with suppress(StoreUnavailable):
@@ -38,7 +39,7 @@ def test_a_registration_that_gets_no_answer_is_made_again(made_after_s: float) -
 def test_a_record_of_a_life_before_that_comes_to_pass_late_does_not_stay(late: bool) -> None:
     now_s = 100.0
     store = MemoryStore(lambda: now_s)
-    heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-2", host="a", pid=4, ranks=2), TTL_S)
+    heartbeat = Heartbeat(Seat(store, KEYS, NODE), NodeRecord(instance="life-2", host="a", pid=4, ranks=2), TTL_S)
     heartbeat.beat(now_s)
     if late:
         life_1 = NodeRecord(instance="life-1", host="a", pid=3, ranks=2)
@@ -66,7 +67,9 @@ class Clock:
 
 
 def heartbeat(etcd: Clock, home: str) -> Heartbeat:
-    return Heartbeat(etcd.store, KEYS, NODE, NodeRecord(instance=home, host=home, pid=4, ranks=2, home=home), TTL_S)
+    return Heartbeat(
+        Seat(etcd.store, KEYS, NODE), NodeRecord(instance=home, host=home, pid=4, ranks=2, home=home), TTL_S
+    )
 
 
 def together(etcd: Clock, *beating: Heartbeat) -> None:
@@ -114,7 +117,7 @@ def test_a_record_without_a_lease_is_written_over() -> None:
 def test_who_registers_is_not_dead() -> None:
     """A neighbour was misled: its connection was reset, and the next one refused, by something in between."""
     store = MemoryStore(lambda: 100.0)
-    heartbeat = Heartbeat(store, KEYS, NODE, NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)
+    heartbeat = Heartbeat(Seat(store, KEYS, NODE), NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)
     store.put(KEYS.death("life-1"), dumps(Death(at_s=99.0)), store.grant(TTL_S))
     heartbeat.beat(100.0)
     assert store.get(KEYS.death("life-1")) is None

@@ -7,7 +7,7 @@ import pytest
 
 from mt_resilient.agent.join.config_match import alike, apart
 from mt_resilient.agent.join.join import _beginning
-from mt_resilient.agent.join.registration import BEGIN_S, SOME, described, reached, register
+from mt_resilient.agent.join.registration import BEGIN_S, SOME, Wanted, described, reached, register
 from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.agent.run_directory import RunDirectory
@@ -23,6 +23,7 @@ from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry, Store
+from mt_resilient.resilience.store.seat import Seat
 
 from .worlds import incident
 
@@ -37,8 +38,10 @@ def node(name: str) -> NodeRecord:
 def starts(
     store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, name: str = "a", **told: str
 ) -> tuple[Spec, Generation]:
-    spec = described(LAUNCH, sizes, 0, run, 1, told)
-    return register(store, KEYS, spec, RunDirectory(place), NodeId(name), node(name), lambda _: None, kept=lambda: kept)
+    spec = described(LAUNCH, Wanted(numbers=sizes, told=told), run, 1)
+    return register(
+        Seat(store, KEYS, NodeId(name)), spec, RunDirectory(place), node(name), lambda _: None, kept=lambda: kept
+    )
 
 
 def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
@@ -73,7 +76,7 @@ def test_who_waits_for_leavers_joins_those_that_have_begun_the_next_life_meanwhi
     store: Store, tmp_path: Path
 ) -> None:
     """One of the last life is in the store by its lease alone; its successor of the same name gives the job again."""
-    spec = described(LAUNCH, (2,), 0, "0" * 8, 1)
+    spec = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 1)
     store.put(KEYS.spec, dumps(spec))
     ended(store, complete=False)
     store.put(KEYS.node(NodeId("b")), dumps(node("b")))
@@ -82,7 +85,7 @@ def test_who_waits_for_leavers_joins_those_that_have_begun_the_next_life_meanwhi
         store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), instance="another")))
         store.put(KEYS.spec, dumps(replace(spec, first_generation=Generation(4))))
 
-    known, over = register(store, KEYS, spec, RunDirectory(tmp_path), NodeId("a"), node("a"), pause)
+    known, over = register(Seat(store, KEYS, NodeId("a")), spec, RunDirectory(tmp_path), node("a"), pause)
     assert (known.first_generation, over) == (4, 3)
 
 
@@ -95,7 +98,7 @@ def test_whether_the_nodes_start_together(store: Store, number: int, given_up: i
     if number:
         store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(number), phase=Phase.RUN, members={})))
     spec = Spec(command=("torchrun",), sizes=(2,), given_up=Generation(given_up))
-    assert _beginning(store, KEYS, spec, over) is together
+    assert _beginning(Seat(store, KEYS, NodeId("a")), spec, over) is together
 
 
 def test_a_node_of_a_job_that_is_done_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
@@ -207,8 +210,8 @@ def test_generations_go_on_behind_all_that_have_left_a_snapshot(phase: Phase, st
     """etcd has been restored from an older backup, and everybody has died since."""
     starts(store, tmp_path, 2)
     store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
-    seventh = described(LAUNCH, (2,), 0, "0" * 8, 7, {})
-    spec, _ = register(store, KEYS, seventh, RunDirectory(tmp_path), NodeId("a"), node("a"), lambda _: None)
+    seventh = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 7)
+    spec, _ = register(Seat(store, KEYS, NodeId("a")), seventh, RunDirectory(tmp_path), node("a"), lambda _: None)
     assert (spec.given_up + 1 if phase is Phase.RUN else spec.first_generation) == 7
 
 
@@ -224,9 +227,9 @@ def test_members_that_are_back_at_the_last_moment_are_not_taken_for_dead(store: 
         if sum(waited) >= 2.5:
             store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), address="10.0.0.2")))
 
-    spec = described(LAUNCH, (2,), 0, "0" * 8, 1, {})
+    spec = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 1)
     me, run = replace(node("a"), address="10.0.0.1"), RunDirectory(tmp_path)
-    known, _ = register(store, KEYS, spec, run, NodeId("a"), me, pause, lease_s=lambda nodes: 1.25 * nodes)
+    known, _ = register(Seat(store, KEYS, NodeId("a")), spec, run, me, pause, lease_s=lambda nodes: 1.25 * nodes)
     assert (known.given_up, sum(waited)) == (0, 2.5)
 
 

@@ -6,11 +6,12 @@ import signal
 from typing import Any
 
 from mt_resilient.agent.loop.shutdown import WAIT_S, Leaving
+from mt_resilient.resilience.store.seat import Seat
 
 
 def leaving() -> Leaving:
     there: Any = None
-    return Leaving(there, "", False, there, there, there, there, there, there)
+    return Leaving(Seat(there, there, there), "", False, there, there, there, there)
 
 
 def test_who_does_not_want_to_leave_waits_for_nothing() -> None:

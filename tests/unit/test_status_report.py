@@ -14,7 +14,7 @@ from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.signals import RankExit, Repeated
-from mt_resilient.resilience.model.types import Rank, RankPhase
+from mt_resilient.resilience.model.types import Generation, Rank, RankPhase, Step
 
 from .stalls import stall
 
@@ -217,15 +217,17 @@ def test_rewinds_between_two_looks_are_all_told_up_to_eight() -> None:
 
 def said(watched: Gang | None, board: list[Page], **more: Any) -> NodeStatus:
     return status(
-        gang=watched,
-        pages=board,
-        generation=3,
-        now=NOW,
+        NodeStatus(
+            generation=Generation(3),
+            at_s=NOW,
+            memory_steps=(Step(9), Step(10)),
+            durable_steps=(Step(5),),
+            rejected_steps=(Step(3),),
+            storage=True,
+        ),
+        watched,
+        board,
         offset_s=OFFSET_S,
-        memory_steps=[9, 10],
-        durable_steps=[5],
-        rejected_steps=[3],
-        storage=True,
         told=(),
         **more,
     )

@@ -11,6 +11,7 @@ from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Put
+from mt_resilient.resilience.store.seat import Seat
 
 KEYS = Keys("job")
 A, B = NodeId("a"), NodeId("b")
@@ -32,14 +33,14 @@ def marks(path: Path) -> list[str]:
 
 def test_all_see_the_mark_of_the_first(store: MemoryStore, tmp_path: Path) -> None:
     for node in (A, B, A):
-        agree(store, KEYS, 1, place(tmp_path / "shared"), node)
+        agree(Seat(store, KEYS, node), 1, place(tmp_path / "shared"))
     assert len(marks(tmp_path / "shared")) == 1
 
 
 def test_another_directory_of_the_same_name_is_refused(store: MemoryStore, tmp_path: Path) -> None:
-    agree(store, KEYS, 1, place(tmp_path / "a"), A)
+    agree(Seat(store, KEYS, A), 1, place(tmp_path / "a"))
     with pytest.raises(UsageError) as caught:
-        agree(store, KEYS, 1, place(tmp_path / "b"), B)
+        agree(Seat(store, KEYS, B), 1, place(tmp_path / "b"))
     assert f"{tmp_path / 'b'} is not the same place on b as on a" in str(caught.value)
     assert "Name a place that all nodes reach, with --snapshots" in str(caught.value)
     assert marks(tmp_path / "b") == []
@@ -55,11 +56,11 @@ def test_two_that_begin_at_once_leave_one_mark(store: MemoryStore, tmp_path: Pat
             super().transact([], [Put(KEYS.place(1), f"{PREFIX}1 a".encode())])
             return super().transact(guards, puts)
 
-    agree(Slow(lambda: 0.0), KEYS, 1, shared, B)
+    agree(Seat(Slow(lambda: 0.0), KEYS, B), 1, shared)
     assert marks(tmp_path / "shared") == [f"{PREFIX}1"]
 
 
 def test_the_next_life_of_the_job_may_be_elsewhere(store: MemoryStore, tmp_path: Path) -> None:
-    agree(store, KEYS, 1, place(tmp_path / "before"), A)
-    agree(store, KEYS, 4, place(tmp_path / "moved"), A)
-    agree(store, KEYS, 4, place(tmp_path / "moved"), B)
+    agree(Seat(store, KEYS, A), 1, place(tmp_path / "before"))
+    agree(Seat(store, KEYS, A), 4, place(tmp_path / "moved"))
+    agree(Seat(store, KEYS, B), 4, place(tmp_path / "moved"))

@@ -14,10 +14,11 @@ from mt_resilient.resilience.ipc.board_layout import PAGE_BYTES, Page
 from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.node import Spec
 from mt_resilient.resilience.model.state_machine import Phase
-from mt_resilient.resilience.model.types import Generation, RankPhase
+from mt_resilient.resilience.model.types import Generation, NodeId, RankPhase
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.seat import Seat
 
 from .worlds import record
 
@@ -36,7 +37,9 @@ class Seen:
             gang=gang, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
         )
         self.full = ""
-        self.outage = Outage(self.node, telling, self.mend, lambda: self.full, self.store, KEYS, spec, "secret")
+        self.outage = Outage(
+            self.node, telling, self.mend, lambda: self.full, Seat(self.store, KEYS, NodeId("a")), spec, "secret"
+        )
 
     def mend(self) -> None:
         self.mended += 1
