@@ -86,10 +86,8 @@ def test_whatever_a_rank_writes_is_refused_or_read(board: Board, seed: int, toge
             assert rank.silent_s >= 0
         strides.look(board.pages, float(number), 0.0)
         rewinds = status_report.rewinds(board.pages, 3, 0.0, 0)
-        told = status_report.status(
-            gang=gang, pages=board.pages, generation=3, now=1.0, offset_s=0.0, memory_steps=(), durable_steps=(),
-            rejected_steps=(), storage=True, told=tuple(rewinds),
-        )  # fmt: skip
+        kept = NodeStatus(generation=Generation(3), at_s=1.0)
+        told = status_report.status(kept, gang, board.pages, offset_s=0.0, told=tuple(rewinds))
         assert len(loads(NodeStatus, dumps(told)).exits) <= 2
         assert -1 <= told.min_step <= told.max_step <= MOST
         assert isinstance(board.pages[0].unsaved, str)
