@@ -17,7 +17,7 @@ it outlives them as incidents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
@@ -156,3 +156,13 @@ def origin(remedy: Remedy) -> Origin:
         Remedy.RESCUE: Origin.RESCUED,
         Remedy.GIVE_UP: Origin.UNKNOWN,
     }[remedy]
+
+
+def goes_to(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
+    """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
+    if answer.remedy is Remedy.GIVE_UP:
+        return -1
+    to = newest(answer.at_most)
+    if to < 0 and answer.remedy in EARLIER and (kept := oldest()) < onset:
+        return int(kept)
+    return to if to >= 0 else newest(onset - 1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mt_resilient.checkpoint.arena import staging
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.durable import load
@@ -314,8 +314,8 @@ def restored(snapshot: Files) -> int:
         for rank in (0, 1):
             manifest = load.open_rank(snapshot, rank, 2)
             manifest.table.described()
-            into = staging.destinations(manifest.table, {})
-            staging.fill(manifest.table, into, load.chunks(snapshot, manifest), manifest.words())
+            into = destinations(manifest.table, {})
+            fill(manifest.table, into, load.chunks(snapshot, manifest), manifest.words())
     except ResilientError as error:
         return error.exit_code
     return SOUND

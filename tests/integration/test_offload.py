@@ -139,7 +139,7 @@ tape.record(2, Wanted.ON_DISK)
 tape.finish()
 assert not tape.finite
 assert tape.held == (Held.MISSED, Held.WHOLE)
-assert tape.newest(1 << 40) == 1
+assert tape.reachable.newest(1 << 40) == 1
 tape.go_back(1)
 assert tape.finite
 assert torch.isfinite(model[0].weight).all()
@@ -159,7 +159,7 @@ assert tape.owed, "a snapshot on disk that was missed is owed"
 assert tape.may_record()
 tape.finish()
 tape.settle(agreed(Held.WHOLE, Held.MISSED))
-assert tape.newest(1 << 40) == 2
+assert tape.reachable.newest(1 << 40) == 2
 assert tape._arena.holding(1) is None
 """)
 
@@ -210,7 +210,7 @@ for number in range(1, 30):
     tape.settle(agreed(newest, earlier))
 tape.finish()
 tape.settle(agreed(*tape.held))
-to = tape.newest(1 << 40)
+to = tape.reachable.newest(1 << 40)
 tape.go_back(to)
 assert same(bits(), kept[to])
 assert page.snapshots > 5

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.arena import staging
 from mt_resilient.checkpoint.arena.arena import View
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.slot_header import Header
 from mt_resilient.checkpoint.format import pytree, tensor_table
 from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES
@@ -129,8 +130,8 @@ class Slot:
         return self.view.chunks()
 
     def back(self, live=()):
-        leaves = staging.destinations(self.table, dict(live))
-        staging.fill(self.table, leaves, self.chunks(), self.fingerprints)
+        leaves = destinations(self.table, dict(live))
+        fill(self.table, leaves, self.chunks(), self.fingerprints)
         return leaves
 
 

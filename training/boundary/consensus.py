@@ -5,19 +5,18 @@ contribute ──row──▶ sentinel ──tally──▶ judged ──Judgeme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...resilience.clock import monotonic_ns
 from ...resilience.errors import BudgetSpent, InternalError
 from ...resilience.inprocess import rewind_ladder
 from ...resilience.inprocess.loss_spike import Finding
-from ...resilience.inprocess.rewind_ladder import Answer
 from ...resilience.inprocess.tally import REST, Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
 from ...resilience.ipc.board_events import Rewound, Sighted
 from ...resilience.model import data_windows
 from ...resilience.model.generation import RewindOrder
-from ...resilience.model.rewind import EARLIER, Remedy, Turn
+from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
 from ...resilience.text import sentences
 from ..attach.attach import Attachment
@@ -160,8 +159,8 @@ class Council:
         if before and rewind_ladder.goes_on(before.kind, before.last, finding, self._policy.ladder):
             page.sighted_again(finding.seen)
             return
-        hopeless = answer.remedy is Remedy.GIVE_UP
-        to = -1 if hopeless else _older(answer, finding.onset, self._tape.newest, lambda: self._tape.oldest(0))
+        kept = self._tape.reachable
+        to = rewind_ladder.goes_to(answer, finding.onset, kept.newest, lambda: kept.oldest(0))
         page.sighted(
             Sighted(
                 kind=finding.kind,
@@ -188,7 +187,7 @@ class Council:
         )
         if order.cause is OrderedBy.COMPARISON:  # any older state will do as well
             order = replace(order, to=Step(self._common(order.to)))
-        elif not self._sentinel.extremes(self._tape.keeps(order.to))[0]:
+        elif not self._sentinel.extremes(self._tape.reachable.keeps(order.to))[0]:
             order = replace(order, to=Step(-1))
         if order.to < 0:
             self._obeyed, page.declined = order.number, order.number
@@ -211,7 +210,7 @@ class Council:
         assert answer is not None
         started = monotonic_ns()
         ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
-        to = _older(answer, finding.onset, self._common, self._oldest)
+        to = rewind_ladder.goes_to(answer, finding.onset, self._common, self._oldest)
         if to < 0:
             raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
         past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
@@ -238,7 +237,7 @@ class Council:
     def _common(self, at_most: int) -> int:
         """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
         while True:
-            worst, best = map(int, self._sentinel.extremes(self._tape.newest(at_most)))
+            worst, best = map(int, self._sentinel.extremes(self._tape.reachable.newest(at_most)))
             if worst == best:
                 return worst
             at_most = worst  # what the poorest rank has; the others may not
@@ -247,7 +246,7 @@ class Council:
         """The oldest step that every rank can go back to, infinite for none. Collective."""
         at_least = 0.0
         while True:
-            least, greatest = self._sentinel.extremes(self._tape.oldest(at_least))
+            least, greatest = self._sentinel.extremes(self._tape.reachable.oldest(at_least))
             if least == greatest:
                 return greatest
             at_least = greatest
@@ -290,11 +289,3 @@ def _note(
             order=order,
         )
     )
-
-
-def _older(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
-    """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
-    to = newest(answer.at_most)
-    if to < 0 and answer.remedy in EARLIER and (kept := oldest()) < onset:
-        return int(kept)
-    return to if to >= 0 else newest(onset - 1)

@@ -20,9 +20,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...checkpoint.arena.arena import RankArena, Slot, View
+from ...checkpoint.arena.fill import arrived, fill
 from ...checkpoint.arena.slot import image_offset
 from ...checkpoint.arena.slot_header import Header
-from ...checkpoint.arena.staging import arrived, fill, flat
+from ...checkpoint.arena.staging import flat
 from ...checkpoint.format import fingerprint
 from ...checkpoint.format.tensor_table import Layout
 from ...resilience.clock import monotonic_s, sleep
@@ -156,7 +157,7 @@ class Offload:
         return self._transfer.plan(layout)
 
     def fill(self, slot: Slot, view: View, layout: Layout, into: Mapping[str, torch.Tensor]) -> None:
-        """As `staging.fill`, from a slot: each tensor as soon as its memory is registered, and fingerprints beside the copies."""
+        """As `fill.fill`, from a slot: each tensor as soon as its memory is registered, and fingerprints beside the copies."""
         pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
         self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
         here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...checkpoint.arena.staging import destinations, fill
+from ...checkpoint.arena.fill import destinations, fill
 from ...checkpoint.backend.paths import Attempt
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog, commit

@@ -5,21 +5,18 @@ State → leaves → slot; and slot, or the durable snapshot, → leaves → the
 
 from __future__ import annotations
 
-import math
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from ...checkpoint.arena.arena import RankArena, Slot, State
+from ...checkpoint.arena.fill import fill
 from ...checkpoint.arena.slot import table_of
 from ...checkpoint.arena.slot_header import Header
-from ...checkpoint.arena.staging import Stager, fill
+from ...checkpoint.arena.staging import Stager
 from ...checkpoint.backend import place
 from ...checkpoint.backend.place import Place
-from ...checkpoint.durable import catalog
 from ...checkpoint.format.pytree import unflatten
 from ...checkpoint.format.tensor_table import Layout, Table
 from ...resilience.clock import monotonic_s, sleep
@@ -31,13 +28,14 @@ from ..attach.rank_stderr import say
 from ..state.optimizers.accumulated_gradients import Halfway
 from ..state.optimizers.optimizers import Optimizers
 from ..state.rng import Alone, Randomness
-from ..state.sources import Modules, Source
+from ..state.sources import Modules, Source, collected, tensors_of
 from ..state.tensors.finite_check import finite as all_finite
 from ..state.tensors.finite_check import sums
 from ..state.values.value_source import Packed
 from .attempt import Attempt
 from .device_copy import Offload
 from .device_staging import HandingOver
+from .reachable import Reachable
 from .restore import Restorer, Unrestorable
 from .restore_resharded import parts_of, trained_of
 from .snapshot_pace import Pace, uncollected
@@ -52,9 +50,10 @@ class Tape:
         self._at, self._pace = attachment, pace
         handoff = attachment.handoff
         self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
+        self.reachable = Reachable(self._arena, handoff.snapshots)
         self._stager = Stager()
         models = {name: source for name, source in sources.items() if isinstance(source, Modules)}
-        kinds = device.kinds(tensor for name, model in models.items() for tensor in _tensors(name, model))
+        kinds = device.kinds(tensor for name, model in models.items() for tensor in tensors_of(name, model))
         self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
         self.alone = Alone(Randomness(kinds))
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
@@ -144,7 +143,7 @@ class Tape:
         while finite and attempt.missed:
             try:
                 with uncollected():
-                    state = {name: _collected(name, source) for name, source in self._sources.items()}
+                    state = {name: collected(name, source) for name, source in self._sources.items()}
                     finite = self._parameters_finite(state)
                     attempt.missed = not (finite and self._begin(attempt, state))
             except Halfway:
@@ -257,33 +256,6 @@ class Tape:
 
     # -- going back --------------------------------------------------------------------------------------------------------
 
-    def newest(self, at_most: int) -> int:
-        """The newest step up to `at_most` that is sealed in memory, or else on disk; -1 for none. What other ranks have may be older."""
-        for kept in (self._in_memory, self._on_disk):
-            if older := [step for step in kept() if step <= at_most]:
-                return max(older)
-        return -1
-
-    def oldest(self, at_least: float) -> float:
-        """The oldest step from `at_least` on that is sealed in memory or on disk; infinite for none. As above."""
-        kept = (*self._in_memory(), *self._on_disk())
-        return min((step for step in kept if step >= at_least), default=math.inf)
-
-    def keeps(self, step: int) -> bool:
-        """Whether this rank can go back to `step`, from memory or disk."""
-        return step in self._in_memory() or step in self._on_disk()
-
-    def _in_memory(self) -> list[int]:
-        headers = [slot.header() for slot in self._arena.slots]
-        return [header.step for header in headers if header.state in (State.SEALED, State.LIVE)]
-
-    def _on_disk(self) -> list[int]:
-        """None where storage does not answer."""
-        try:
-            return [a.stamp.step for a in catalog.look(place.at(self._at.handoff.snapshots)).durable]
-        except MachineError:
-            return []
-
     def go_back(self, step: int) -> None:
         """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
@@ -323,25 +295,3 @@ class Tape:
     def restore_randomness(self) -> None:
         """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
         self._restorer.restore_randomness()
-
-
-def _tensors(name: str, model: Modules) -> Iterable[torch.Tensor]:
-    """Those of a model, before the first step. Raises StateError where one can't be saved: a lazy module has none yet."""
-    try:
-        return model.tensors().values()
-    except SnapshotError as error:
-        raise StateError(f"{name}: {error}") from None
-
-
-def _collected(name: str, source: Any) -> Any:
-    """What the source holds. Raises SnapshotError also where a `state_dict` of the script fails: without us, nothing would call it."""
-    try:
-        return source.collect()
-    except SnapshotError:
-        raise
-    except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        raise SnapshotError(
-            f"{name} can't be saved: it does not give its state "
-            f"({type(error).__name__}: {error}, {Path(at.filename).name} line {at.lineno})"
-        ) from error

@@ -12,7 +12,7 @@ is a source of its own.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils.data import DataLoader
 
-from ...resilience.errors import LayoutError, MachineError, SnapshotError
+from ...resilience.errors import LayoutError, MachineError, SnapshotError, StateError
 from ...resilience.inprocess.tally import RANDOMNESS
 from .modules.module_attributes import sources_within
 from .modules.module_source import Modules
@@ -61,6 +61,28 @@ class Unfilled(LayoutError):
             f"the state of {name!r} cannot be put back ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
             f"{at.lineno}). No step is made from a state that is restored in part, and the snapshot is kept"
         )
+
+
+def tensors_of(name: str, model: Modules) -> Iterable[torch.Tensor]:
+    """Those of a model, before the first step. Raises StateError where one can't be saved: a lazy module has none yet."""
+    try:
+        return model.tensors().values()
+    except SnapshotError as error:
+        raise StateError(f"{name}: {error}") from None
+
+
+def collected(name: str, source: Source) -> Nested:
+    """What the source holds. Raises SnapshotError also where a `state_dict` of the script fails: without us, nothing would call it."""
+    try:
+        return source.collect()
+    except SnapshotError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise SnapshotError(
+            f"{name} can't be saved: it does not give its state "
+            f"({type(error).__name__}: {error}, {Path(at.filename).name} line {at.lineno})"
+        ) from error
 
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:

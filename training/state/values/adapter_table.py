@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import ctypes_values, type_adapters
-from .type_adapters import Kind
+from .kind import Kind
 
 _SAME = "where all ranks hold the same"
 _TENSOR = "a tensor"

@@ -20,18 +20,16 @@ import numpy as np
 
 from ....resilience.errors import UsageError
 from . import ctypes_values, type_adapters
-from .type_adapters import Kind, constant
+from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 _OBJECT, _FROZEN = "object", "frozen dataclass"
 _TYPED = "__orig_class__"
 """Of `Buffer[int]()`: an attribute of typing's, and no state."""
-_LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=type_adapters.fill_list)
-_MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=type_adapters.fill_pairs)
-_ORDERED = Kind(
-    name="OrderedDict", types=(OrderedDict,), save=dict, make=lambda c: OrderedDict(), fill=type_adapters.fill_ordered
-)
+_LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=fill_list)
+_MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=fill_pairs)
+_ORDERED = Kind(name="OrderedDict", types=(OrderedDict,), save=dict, make=lambda c: OrderedDict(), fill=fill_ordered)
 
 
 _HELD: set[str] = set()

@@ -10,7 +10,7 @@ from multiprocessing import sharedctypes
 from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
-from .type_adapters import Kind
+from .kind import Kind
 
 _DATA: Any = ctypes._SimpleCData.__mro__[1]
 """What all types of ctypes derive from."""

@@ -1,7 +1,7 @@
-"""The kinds of values that a snapshot holds beside tensors, arrays and plain containers: how each is taken apart, and made again.
+"""The kinds of values that a snapshot holds beside tensors, arrays and plain containers.
 
-value → content (what it consists of: values of this and other kinds) → an equal value, or the live one filled. Nothing is pickled, and
-nothing imported: what goes by its name has to be in a module that the script has imported itself. `packing.py` applies the table.
+Nothing is pickled, and nothing imported: what goes by its name has to be in a module that the script has imported itself. `packing.py`
+applies the table.
 """
 
 from __future__ import annotations
@@ -20,34 +20,14 @@ import re
 import types
 import uuid
 import zoneinfo
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    name: str
-    types: tuple[type, ...]
-    save: Callable[[Any], Any]
-    """What a value consists of."""
-    make: Callable[[Any], Any]
-    """The value of this content; of one that is filled, an empty one: its content has not been made again yet."""
-    fill: Callable[[Any, Any], None] | None = None
-    """Put content into a live value. None: it never changes, so an equal one takes its place."""
-    fits: Callable[[Any, Any], bool] = lambda live, content: True
-    """Whether a live value can be filled with this content."""
-    hidden: int = 0
-    """So many levels of the content are ours, and have no names that the script would know."""
-
-
-def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
-    """Of values that never change."""
-    return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
+from .kind import Kind, constant, fill_attributes, fill_pairs
 
 
 def _as_text(kind: Any, name: str = "") -> Kind:
@@ -59,24 +39,9 @@ def _of_state(kind: Any, make: Callable[[Any], Any], save: Callable[[Any], Any])
     return Kind(name=kind.__name__, types=(kind,), save=save, make=make, fill=lambda live, c: live.__setstate__(c))
 
 
-def fill_pairs(live: Any, content: Any) -> None:
-    dict.clear(live)
-    dict.update(live, content)
-
-
-def fill_ordered(live: Any, content: Any) -> None:
-    OrderedDict.clear(live)
-    for key, value in content.items():
-        OrderedDict.__setitem__(live, key, value)
-
-
 def _fill_default(live: Any, content: Any) -> None:
     live.default_factory = content[0]
     fill_pairs(live, content[1])
-
-
-def fill_list(live: Any, content: Any) -> None:
-    list.__setitem__(live, slice(None), content)
 
 
 def _fill_deque(live: Any, content: Any) -> None:
@@ -92,12 +57,6 @@ def _fill_set(live: Any, content: Any) -> None:
 def _fill_array(live: Any, content: Any) -> None:
     del live[:]
     live.frombytes(content[1])
-
-
-def fill_attributes(live: Any, content: Any) -> None:
-    if content is not vars(live):
-        vars(live).clear()
-        vars(live).update(content)
 
 
 def _date(value: Any) -> tuple[int, ...]:

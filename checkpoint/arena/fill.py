@@ -1,0 +1,89 @@
+"""A slot's image, or the files of a snapshot → live tensors, with the proof that they have arrived as they left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...resilience.errors import SnapshotError
+from ..format import fingerprint
+from ..format.tensor_table import Layout, Piece
+from .staging import flat, lying
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A tensor for each piece to be filled: the one that `live` has by that name, if it fits, so that nothing has to be copied again; a
+    new one on the CPU otherwise."""
+    import torch
+
+    def fits(found: Any, piece: Piece) -> bool:
+        return (
+            isinstance(found, torch.Tensor)
+            and str(found.dtype) == f"torch.{piece.dtype}"
+            and tuple(found.shape) == piece.shape
+            and found.is_contiguous()
+            and not found.is_conj()
+            and not found.is_neg()
+        )
+
+    return {
+        piece.name: live[piece.name].detach()
+        if fits(live.get(piece.name), piece)
+        else torch.empty(piece.shape, dtype=getattr(torch, piece.dtype), device="cpu")
+        for piece in layout.pieces
+    }
+
+
+def fill(
+    layout: Layout,
+    into: Mapping[str, Tensor],
+    chunks: Iterable[tuple[int, memoryview]],
+    fingerprints: NDArray[np.uint64],
+) -> None:
+    """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, or some of them, and compare what has
+    arrived with `fingerprints`. A chunk's memory is not used after the next one is asked for.
+
+    Raises SnapshotError, naming the first tensor that has not arrived as it left.
+    """
+    import torch
+
+    flats = {number: flat(into[piece.name]) for number, piece in enumerate(layout.pieces) if piece.name in into}
+    by_chunk = layout.by_chunk()
+    missing = Counter(number for held in by_chunk.values() for number, *_ in held)
+    found = dict.fromkeys(flats, 0)
+    away = {number: each for number, each in flats.items() if each.device.type != "cpu"}
+    for index, memory in chunks:
+        source = np.frombuffer(memory, np.uint8)
+        for number, done, at, run in by_chunk.get(index, ()):
+            if number not in flats:
+                continue
+            content = source[at : at + run]
+            missing[number] -= 1
+            if number in away:
+                flats[number][done : done + run].copy_(torch.from_numpy(content))
+            else:
+                target = lying(flats[number])
+                np.copyto(target[done : done + run], content)
+                if missing[number] == 0:  # while the storage works on
+                    found[number] = fingerprint.of_bytes(target.data)
+    if away:
+        words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
+        found.update(zip(away, words.tolist(), strict=True))
+    arrived(layout, found, fingerprints)
+
+
+def arrived(layout: Layout, found: Mapping[int, int], fingerprints: NDArray[np.uint64]) -> None:
+    """Compare the fingerprints found, by number of the piece, with those that the pieces left with. Raises as `fill` does."""
+    for number, word in sorted(found.items()):
+        if word != fingerprints[number]:
+            raise SnapshotError(
+                f"tensor {layout.pieces[number].name!r} arrived with the fingerprint {word:016x}, "
+                f"and left with {fingerprints[number]:016x}"
+            )

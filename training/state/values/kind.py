@@ -1,0 +1,53 @@
+"""What a snapshot has to know of a kind of values: how one is taken apart, and made again.
+
+value → content (what it consists of: values of this and other kinds) → an equal value, or the live one filled.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    name: str
+    types: tuple[type, ...]
+    save: Callable[[Any], Any]
+    """What a value consists of."""
+    make: Callable[[Any], Any]
+    """The value of this content; of one that is filled, an empty one: its content has not been made again yet."""
+    fill: Callable[[Any, Any], None] | None = None
+    """Put content into a live value. None: it never changes, so an equal one takes its place."""
+    fits: Callable[[Any, Any], bool] = lambda live, content: True
+    """Whether a live value can be filled with this content."""
+    hidden: int = 0
+    """So many levels of the content are ours, and have no names that the script would know."""
+
+
+def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
+    """Of values that never change."""
+    return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
+
+
+def fill_pairs(live: Any, content: Any) -> None:
+    dict.clear(live)
+    dict.update(live, content)
+
+
+def fill_ordered(live: Any, content: Any) -> None:
+    OrderedDict.clear(live)
+    for key, value in content.items():
+        OrderedDict.__setitem__(live, key, value)
+
+
+def fill_list(live: Any, content: Any) -> None:
+    list.__setitem__(live, slice(None), content)
+
+
+def fill_attributes(live: Any, content: Any) -> None:
+    if content is not vars(live):
+        vars(live).clear()
+        vars(live).update(content)
