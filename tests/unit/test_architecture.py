@@ -233,6 +233,11 @@ def test_a_room_has_at_most_fourteen_modules() -> None:
     assert {room: size for room, size in sizes.items() if size > 14} == {}
 
 
+def test_a_module_has_at_most_three_hundred_lines() -> None:
+    lines = {source: len((ROOT / source).read_text().splitlines()) for source in sources()}
+    assert {source: number for source, number in lines.items() if number > 300} == {}
+
+
 def test_the_simulator_plays_with_what_is_pure() -> None:
     """It obeys a record as agents do, and takes snapshots as often, by the very functions."""
     found = {
