@@ -93,7 +93,7 @@ def _run_options(commands: Any) -> None:
         "--preflight", action="store_true", help="check each node before it joins; one that fails is not used"
     )
     run.add_argument("--last-snapshot", action="store_true", help="take a snapshot before leaving on Ctrl-C or SIGTERM")
-    run.add_argument("--no-warm", action="store_true", help="start every gang cold")
+    run.add_argument("--no-warm", action="store_true", help="start every worker group cold")
     run.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics (default 9464; 0: a free one)")
     run.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     run.add_argument("wrapped", nargs="*", metavar="-- torchrun …", help="the command to keep alive")

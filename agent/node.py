@@ -1,4 +1,4 @@
-"""What this node has beyond one generation: board, arena, warm and drain process; and the gang of the present one.
+"""What this node has beyond one generation: board, arena, warm and drain process; and the worker group of the present one.
 
 The hands of the supervisor: every method does one thing at once and decides nothing.
 """
@@ -35,7 +35,7 @@ from .ranks.launching import started
 from .ranks.orphans import TIDY_S, Orphans, forget_openmp
 from .ranks.page_reader import read
 from .ranks.warm_client import WarmProcess
-from .ranks.worker_group import Gang
+from .ranks.worker_group import WorkerGroup
 from .run_directory import RunDirectory
 from .snapshots.drain_client import Draining, drain_config
 from .snapshots.inventory import Holdings
@@ -66,10 +66,10 @@ class Node:
         self.copies = copies
         self.arena = arena.create(launch.ranks, kept.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
-        self.gang: Gang | None = None
+        self.group: WorkerGroup | None = None
         self._orphans = Orphans()
         self._in_order = False
-        """The last gang has ended by itself, and well."""
+        """The last worker group has ended by itself, and well."""
         self._ran: tuple[int, ...] = ()
         """Its node rank, and number of nodes."""
         self.held = Holdings(
@@ -96,7 +96,7 @@ class Node:
 
     # -- processes --------------------------------------------------------------------------------------------------------
 
-    def start_gang(self, record: GenerationRecord, node_rank: int) -> None:
+    def start_group(self, record: GenerationRecord, node_rank: int) -> None:
         """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
         self.held.settle(record, node_rank)
         # Until the next start: newer ones may turn out bad, or never come.
@@ -142,7 +142,7 @@ class Node:
             run=self.run,
         )
         environment = self.launch.environment(os.environ) | handoff.to_environment() | self._door.environment
-        self.gang = started(self.launch, self.warm, record.number, arguments, environment, self._end_others)
+        self.group = started(self.launch, self.warm, record.number, arguments, environment, self._end_others)
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
         """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`; empty:
@@ -163,32 +163,32 @@ class Node:
         return self.copies is not None and self.copies.fetching is not None
 
     def fence(self) -> None:
-        """End the gang, for another generation may have begun without this node; its status will say so."""
+        """End the worker group, for another generation may have begun without this node; its status will say so."""
         self._read()
-        if self.gang is not None:
-            self.gang.fence()
+        if self.group is not None:
+            self.group.fence()
             self._end_others()
 
-    def stop_gang(self, *, last: bool = False) -> None:
-        """End every process of the gang, to the last, and what is fetched for it: nothing comes into memory behind the next choice.
-        last: no other gang follows. What a script has left running that has ended in order it has meant to: torchrun lets it be, too."""
+    def stop_group(self, *, last: bool = False) -> None:
+        """End every process of the worker group, to the last, and what is fetched for it: nothing comes into memory behind the next choice.
+        last: no other one follows. What a script has left running that has ended in order it has meant to: torchrun lets it be, too."""
         self._read()
-        if self.gang is not None:
-            self._in_order = last and self.gang.launcher.code == 0
-            self.gang.kill()
+        if self.group is not None:
+            self._in_order = last and self.group.launcher.code == 0
+            self.group.kill()
             if not self._in_order:
                 self._end_others()
             self._read()  # what they had done until then
-            forget_openmp([process.pid for process in self.gang.watched() if process.ended_s])
-            self.gang = None
+            forget_openmp([process.pid for process in self.group.watched() if process.ended_s])
+            self.group = None
         if self.copies and self.fetching:
             self.drain.stop()
             self.copies.fetching = None
 
     def clear(self, generation: int, since: int = 0, *, last: bool = False) -> None:
-        """`stop_gang`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
+        """`stop_group`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
         in the training."""
-        self.stop_gang(last=last)
+        self.stop_group(last=last)
         if self._in_order and not last:  # the job goes on all the same
             self._in_order = False
             self._end_others()
@@ -202,10 +202,10 @@ class Node:
         return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
 
     spared: tuple[int, ...] = ()
-    """Further children of the agent that are not the gang's: etcd."""
+    """Further children of the agent that are not the worker group's: etcd."""
 
     def close(self) -> None:
-        self.stop_gang()
+        self.stop_group()
         if not self._in_order:
             self._orphans.end(self._helpers(), TIDY_S)
         self.warm.stop()
@@ -217,47 +217,47 @@ class Node:
     def fds(self) -> list[int]:
         """Readable when something has happened."""
         helpers = [*self.warm.fds, *([] if self.drain.fd is None else [self.drain.fd])]
-        return helpers + (self.gang.living_fds() if self.gang else [])
+        return helpers + (self.group.living_fds() if self.group else [])
 
     def observe(self) -> bool:
-        """Look at everything; True when the gang has changed."""
+        """Look at everything; True when the worker group has changed."""
         self._read()
-        ended = changed = self.gang.observe() if self.gang else False
+        ended = changed = self.group.observe() if self.group else False
         if ended:
             self._read()  # their last words
-        if ended and self.gang:
-            for process in self.gang.ranks.values():
+        if ended and self.group:
+            for process in self.group.ranks.values():
                 process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
-        if ended and self.gang and self.gang.launcher.code and self._started_none():
-            self.gang.unimportable = python_check.unimportable(self.launch, os.environ)
-        self._orphans.reap(self._helpers() | (self.gang.living() if self.gang else set()), monotonic_s())
-        if self.gang:
+        if ended and self.group and self.group.launcher.code and self._started_none():
+            self.group.unimportable = python_check.unimportable(self.launch, os.environ)
+        self._orphans.reap(self._helpers() | (self.group.living() if self.group else set()), monotonic_s())
+        if self.group:
             known = self.told[-1].ordinal if self.told else 0
-            further = status_report.rewinds(self.board.pages, self.gang.generation, wall_s() - monotonic_s(), known)
+            further = status_report.rewinds(self.board.pages, self.group.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
             self.held.went_back(further)
-            for sighting in status_report.sightings(self.board.pages, self.gang.generation, 0.0):
+            for sighting in status_report.sightings(self.board.pages, self.group.generation, 0.0):
                 self.held.sound.doubt(sighting.onset)
             changed = ended or bool(further)
-        self.lookout.look(self.gang, self.board.pages, monotonic_s(), wall_s())
+        self.lookout.look(self.group, self.board.pages, monotonic_s(), wall_s())
         helpers = {"the drain process": self.drain.pid or 0}
-        changed = self.vitals.look(self.gang, self.board.pages, helpers, ended, monotonic_s(), wall_s()) or changed
+        changed = self.vitals.look(self.group, self.board.pages, helpers, ended, monotonic_s(), wall_s()) or changed
         return self.held.look(self.board.finished_step(), every=ended) or changed
 
     def _started_none(self) -> bool:
         """Whether the launcher of a job that this node has alone has come to start none of its Pythons."""
         alone = self.held.seat[1] == 1
-        return alone and self.gang is not None and not self.gang.ranks and not self.launch.own_programs
+        return alone and self.group is not None and not self.group.ranks and not self.launch.own_programs
 
     def _read(self) -> None:
         """What the ranks say; who says what cannot be is ended."""
-        if self.gang is not None:
+        if self.group is not None:
             observe = self.policies.ranks.observe
-            self.sentences += read(self.board, self._door, self.gang, self._helpers(), observe=observe)
+            self.sentences += read(self.board, self._door, self.group, self._helpers(), observe=observe)
 
     def pace_saving(self) -> None:
         """Ask for the snapshots that are due."""
-        if self.gang and self.board.all_training():
+        if self.group and self.board.all_training():
             reserves, observes = self.vitals.reserves, self.policies.ranks.observe
             short = not observes and reserves.snapshot_due(self.saving.took_s, monotonic_s())
             self.saving.pace(short=short, first_of_several=self.held.seat[0] == 0 and self.held.seat[1] > 1)
@@ -274,7 +274,7 @@ class Node:
         )
         said = status_report.status(
             kept,
-            self.gang,
+            self.group,
             self.board.pages,
             offset_s=wall_s() - monotonic_s(),
             told=self.told,
@@ -287,7 +287,7 @@ class Node:
             courses = tuple((stamp.generation, stamp.rewinds) for stamp in memory)
             unfetched = tuple(self.copies.unfetched)
             said = replace(said, courses=courses, copies=self.copies.held(), unfetched=unfetched)
-        return replace(said, **self.vitals.told(self.gang), **self.held.sound.told(said))  # type: ignore[arg-type]
+        return replace(said, **self.vitals.told(self.group), **self.held.sound.told(said))  # type: ignore[arg-type]
 
     def all_attached(self) -> bool:
         return all(page.pid for page in self.board.pages) or self.launch.own_programs or not self.launch.hooked
@@ -296,5 +296,5 @@ class Node:
     def untold(self) -> bool:
         """Whether its ranks run, and no loop of theirs tells of its steps: nothing of theirs is in a snapshot."""
         return (
-            self.gang is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
+            self.group is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
         )

@@ -59,5 +59,5 @@ class Lapse:
             return not self._node.drain.finished
         if record is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._node.lookout.stalls:
             return False
-        gang = self._node.gang
-        return gang is None or not any(process.ended_s for process in gang.watched())
+        group = self._node.group
+        return group is None or not any(process.ended_s for process in group.watched())

@@ -84,8 +84,8 @@ class Performer:
             case Action.ORDER_SNAPSHOT:
                 self._node.saving.ask(record.saves)
             case Action.PASS_SIGNAL:
-                assert self._node.gang
-                self._node.gang.stop(record.signal)
+                assert self._node.group
+                self._node.group.stop(record.signal)
                 self._leave_ordered_s = monotonic_s()
                 left_s = self._leave_by_s(record) - monotonic_s() if record.leave_in_s else self._policy.stop_grace_s
                 self._leave_until_s = monotonic_s() + left_s
@@ -95,21 +95,21 @@ class Performer:
                 # Of a deadline for all of it, the half: what memory has can then still be written.
                 left_s = self._leave_by_s(record) - monotonic_s()
                 self._leave_until_s = monotonic_s() + (left_s / 2 if record.leave_in_s else self._policy.stop_grace_s)
-            case Action.END_GANG:
+            case Action.END_GROUP:
                 return self._end(record)
             case Action.STAND_DOWN:
-                self._node.stop_gang()
+                self._node.stop_group()
         return True
 
     def _local(self) -> LocalState:
-        gang = self._node.gang
+        group = self._node.group
         ordered_s = self._leave_ordered_s
         return LocalState(
             instance=self._instance,
-            gang=gang.generation if gang else 0,
-            gang_over=gang is not None and gang.launcher.ended_s > 0,
-            attached=gang is not None and self._node.all_attached(),
-            training=gang is not None and self._node.board.all_training(),
+            group=group.generation if group else 0,
+            group_over=group is not None and group.launcher.ended_s > 0,
+            attached=group is not None and self._node.all_attached(),
+            training=group is not None and self._node.board.all_training(),
             acked=self._publisher.acked,
             rewind=self._node.board.orders.ordered,
             paused=bool(self._node.board.orders.paused),
@@ -130,9 +130,9 @@ class Performer:
         self._node.fetch(record, record.node_rank(self._id), source, where)
 
     def _launch(self, record: GenerationRecord) -> None:
-        self._node.start_gang(record, record.node_rank(self._id))
-        assert self._node.gang
-        how = f", {self._node.gang.how}" if record.resume_step >= 0 or record.number > 1 else ""
+        self._node.start_group(record, record.node_rank(self._id))
+        assert self._node.group
+        how = f", {self._node.group.how}" if record.resume_step >= 0 or record.number > 1 else ""
         ranks = "1 rank starts" if self._node.launch.ranks == 1 else f"{self._node.launch.ranks} ranks start"
         beginning = str(self._node.origin or "the script's own start")
         # Who does not lead has not told it.

@@ -20,7 +20,7 @@ class Action(Enum):
     ORDER_SNAPSHOT = "tell the ranks to take a snapshot for the disk"
     ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
     PASS_SIGNAL = "stop the ranks as torchrun stops them: they may save by themselves, and run their handlers"
-    END_GANG = "end the ranks, finish the snapshots, say ended"
+    END_GROUP = "end the ranks, finish the snapshots, say ended"
     STAND_DOWN = "end the ranks: the job goes on without them"
     LEAVE = "the job is over: leave"
 
@@ -28,9 +28,9 @@ class Action(Enum):
 @dataclass(frozen=True, kw_only=True)
 class LocalState:
     instance: str
-    gang: int
-    """Generation of the gang that is here; 0: none."""
-    gang_over: bool
+    group: int
+    """Generation of the worker group that is here; 0: none."""
+    group_over: bool
     """Its launcher has ended."""
     attached: bool
     """All its ranks are attached."""
@@ -57,17 +57,17 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
         # A record that names another instance is the one this agent's predecessor left, and the controller will open the next; or
         # the job goes on elsewhere, and ranks that are still here would train beside it.
         dismissed = record is not None and me.instance in record.dismissed
-        if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.gang < record.number):
+        if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.group < record.number):
             return Action.WAIT
-        if me.gang:
+        if me.group:
             return Action.STAND_DOWN
         return Action.LEAVE if record.lets_go or not dismissed else Action.WAIT  # the job may yet want it
     acked = me.acked[1] if me.acked[0] == record.number else None
     match record.phase:
         case Phase.GATHER:
-            return Action.WAIT if acked is AckKind.READY and not me.gang else Action.CLEAR
+            return Action.WAIT if acked is AckKind.READY and not me.group else Action.CLEAR
         case Phase.LAUNCH | Phase.RUN:
-            if me.gang != record.number:
+            if me.group != record.number:
                 return Action.LAUNCH
             if me.attached and acked is not AckKind.RUNNING:
                 return Action.SAY_RUNNING
@@ -75,12 +75,12 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
         case Phase.ENDING:
             if acked is AckKind.ENDED:
                 return Action.WAIT
-            at_work = me.gang and not me.gang_over and not me.grace_over
+            at_work = me.group and not me.group_over and not me.grace_over
             if at_work and me.leave_ordered:
                 return Action.WAIT  # the first ranks to leave may wait for the others in the script's tail
             if at_work and record.last_snapshot and me.training:
                 return Action.ORDER_LEAVE
-            return Action.PASS_SIGNAL if at_work and record.signal and me.attached else Action.END_GANG
+            return Action.PASS_SIGNAL if at_work and record.signal and me.attached else Action.END_GROUP
         case Phase.ENDED:
             return Action.LEAVE
 

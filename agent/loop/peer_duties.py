@@ -84,7 +84,7 @@ class Company:
     def left_s(self, now_s: float) -> float:
         """Until the next look at whether the ranks have to be ended. now_s: monotonic."""
         until_s = self._heartbeat.until_s
-        return until_s - now_s if self._node.gang and not self.proof and until_s > now_s else math.inf
+        return until_s - now_s if self._node.group and not self.proof and until_s > now_s else math.inf
 
     def look(self, now_s: float) -> bool:
         """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""
@@ -128,8 +128,8 @@ class Company:
 
     def pulse(self, status: NodeStatus) -> NodeStatus:
         """`status`, and how the ranks step: so others can tell whether a node that they do not hear trains."""
-        gang = self._node.gang
-        if gang is None or gang.generation != status.generation:
+        group = self._node.group
+        if group is None or group.generation != status.generation:
             return status
         return replace(status, pulse_s=self._pulse_at_s, stride_s=round(self._pulse.stride_s, 3))
 
@@ -173,15 +173,15 @@ class Company:
         return loads(NodeRecord, entry.value) if entry else None
 
     def _fence(self, now_s: float) -> None:
-        gang = self._node.gang
-        if gang is None or gang.fenced:
+        group = self._node.group
+        if group is None or group.fenced:
             return
         known_s = self._pulse.stepped_s
         pages = self._node.board.pages
         # Of ranks that wait, the beats count: they go on saying their words.
         waits = all(page.doing == Doing.PAUSED for page in pages)
         seen = min(page.step for page in pages), min(page.beat_ns for page in pages) if waits else 0
-        self._pulse.look(gang.generation, seen, now_s)
+        self._pulse.look(group.generation, seen, now_s)
         if self._pulse.stepped_s != known_s:
             self._pulse_at_s = wall_s()
         standing = Standing(

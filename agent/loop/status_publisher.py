@@ -77,8 +77,8 @@ class Publisher:
         self.told, self._told_s = status, monotonic_s()
 
     def _status(self, record: GenerationRecord | None) -> NodeStatus:
-        gang = self._node.gang
-        status = self._node.status(gang.generation if gang else record.number if record else 0)
+        group = self._node.group
+        status = self._node.status(group.generation if group else record.number if record else 0)
         return self._company.pulse(replace(status, often_s=self.pace_s)) if self._company else status
 
     def _reject_unusable(self) -> None:

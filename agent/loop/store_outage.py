@@ -86,8 +86,8 @@ class Outage:
         has ranks of this generation tells it: while they are not fenced, no later one can have begun. Once the job ends none can, and each
         tells it; on one node nobody else does. Who knows of a later one than they waits in vain. Raises StoreUnavailable, and MachineError
         where nobody can tell it, or where it has been told of another job than the one that this agent has joined."""
-        gang = self._node.gang
-        ours = gang is not None and known is not None and gang.generation == known.number and not gang.fenced
+        group = self._node.group
+        ours = group is not None and known is not None and group.generation == known.number and not group.fenced
         nothing_lost = known is None or (found is not None and _as_far(found, known, begun=ours or known.settled))
         if found is not None and (not self._met or (self._emptied_s and nothing_lost)):
             self._same()

@@ -158,7 +158,7 @@ class Supervisor:
             self.heartbeat.lost()
         except StoreUnavailable as error:
             self._store_is_down(error)
-        if self.node.gang:
+        if self.node.group:
             return None
         if self.record and self.record.phase is Phase.ENDED:
             return self.record.exit_code
@@ -285,14 +285,14 @@ class Supervisor:
             warm.keep(told.generation if told else 0, ranks=self.policy.warm)
 
     def _store_is_down(self, error: ResilientError) -> None:
-        fenced_soon = self.node.gang is not None and self._company is not None and not self._company.proof
+        fenced_soon = self.node.group is not None and self._company is not None and not self._company.proof
         self._outage.lasts(error, monotonic_s(), fenced_soon=fenced_soon)
         if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("etcd is away")
 
     def _end_at_once(self, why: str) -> None:
         self.telling.say(f"{why}: ending at once, without a last snapshot", "warn")
-        self.node.stop_gang()
+        self.node.stop_group()
         number = self.record.number if self.record else Generation(0)
         self.record = GenerationRecord(
             number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"for {why}"

@@ -16,7 +16,7 @@ from ...resilience.detect.hang_rules import Answer, HangPolicy, Look, Progress, 
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import Place, RankStall
 from ...resilience.model.types import RankPhase, Step
-from ..ranks.worker_group import Gang, Watched
+from ..ranks.worker_group import Watched, WorkerGroup
 from .rank_progress import Hearing
 
 PAUSE_S = 10.0
@@ -69,11 +69,11 @@ class Lookout:
         while self._words:
             yield self._words.pop(0)
 
-    def look(self, gang: Gang | None, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
+    def look(self, group: WorkerGroup | None, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
         """One round. now_s: monotonic."""
-        living = [n for n in range(len(pages)) if gang and not (n in gang.ranks and gang.ranks[n].ended_s)]
+        living = [n for n in range(len(pages)) if group and not (n in group.ranks and group.ranks[n].ended_s)]
         ranks = self._hearing.listen(pages, living, now_s)
-        if gang is None or gang.launcher.ended_s:
+        if group is None or group.launcher.ended_s:
             return
         if self._hearing.gap_s > PAUSE_S:
             self._looks, self._asked_s = {}, None
@@ -85,15 +85,15 @@ class Lookout:
             self._rest()
         elif self._asked_s is not None and self._hearing.awake_s - self._asked_s >= ANSWER_S:
             self._asked_s, self._next_s = None, self._hearing.awake_s + self._confirm_s
-            seen = {n: self._eyes.take(n, pages[n], gang.ranks.get(n, gang.launcher), now_s) for n in ranks}
-            self._compare(seen, ranks, pages, gang.generation, wall_s)
+            seen = {n: self._eyes.take(n, pages[n], group.ranks.get(n, group.launcher), now_s) for n in ranks}
+            self._compare(seen, ranks, pages, group.generation, wall_s)
         elif self._asked_s is None and self._hearing.awake_s >= self._next_s:
             if not self._told and not self._looks:
                 self._words.append(
                     ("suspected", f"{self._silence(ranks.values())}: looking at the stacks of all ranks")
                 )
             for n in ranks:
-                self._eyes.ask(n, pages[n], gang.ranks.get(n, gang.launcher))
+                self._eyes.ask(n, pages[n], group.ranks.get(n, group.launcher))
             self._asked_s = self._hearing.awake_s
 
     def _silence(self, ranks: Iterable[Progress]) -> str:

@@ -17,7 +17,7 @@ from ...resilience.detect.device_health import HOT_LOOKS, DeviceReading
 from ...resilience.detect.straggler import StragglerPolicy
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import Complaint
-from ..ranks.worker_group import Gang
+from ..ranks.worker_group import WorkerGroup
 from . import nvidia_smi
 from .kernel_log import KernelLog
 from .memory_monitor import Reserves
@@ -48,7 +48,7 @@ class Vitals:
 
     def look(
         self,
-        gang: Gang | None,
+        group: WorkerGroup | None,
         pages: Sequence[Page],
         helpers: Mapping[str, int],
         ended: bool,
@@ -56,32 +56,32 @@ class Vitals:
         wall_s: float,
     ) -> bool:
         """One round; True when there is news. helpers: further processes whose memory is looked at, by what to call them; ended:
-        processes of the gang just have; now_s: monotonic."""
+        processes of the worker group just have; now_s: monotonic."""
         known = len(self.complaints)
-        self._hear(gang, ended, pages, wall_s)
+        self._hear(group, ended, pages, wall_s)
         self._look_at_devices(pages, now_s, wall_s)
-        ranks = {f"rank {pages[n].rank}": process.pid for n, process in (gang.ranks if gang else {}).items()}
+        ranks = {f"rank {pages[n].rank}": process.pid for n, process in (group.ranks if group else {}).items()}
         news = self.reserves.look({**ranks, "the agent": os.getpid(), **helpers}, now_s, wall_s)
-        slow = gang is not None and self.strides.look(pages, now_s, wall_s)
+        slow = group is not None and self.strides.look(pages, now_s, wall_s)
         return news or slow or len(self.complaints) > known
 
-    def told(self, gang: Gang | None) -> dict[str, object]:
+    def told(self, group: WorkerGroup | None) -> dict[str, object]:
         """The fields of the status that this module knows."""
         return {
-            "stragglers": self.strides.stragglers if gang else (),
+            "stragglers": self.strides.stragglers if group else (),
             "shortage": self.reserves.shortage,
             "complaints": self.complaints,
         }
 
-    def _hear(self, gang: Gang | None, ended: bool, pages: Sequence[Page], wall_s: float) -> None:
+    def _hear(self, group: WorkerGroup | None, ended: bool, pages: Sequence[Page], wall_s: float) -> None:
         """The kernel: whether it has killed one of those that have just ended, and what drivers say."""
         lines = self.kernel.news()
         for device, words in device_health.xids(lines):
             self._complain(device, words, pages, wall_s)
-        if not ended or gang is None:
+        if not ended or group is None:
             return
         killed, named = self.kernel.out_of_memory(lines)
-        for process in gang.watched():
+        for process in group.watched():
             if killed and process.ended_s and process.code in (None, -9) and (not named or process.pid in named):
                 process.out_of_memory = True
 

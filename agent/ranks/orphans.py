@@ -1,5 +1,5 @@
-"""Processes below the agent that are none of its own: ended with their gang, to the last; and those that a script has started and not
-waited for (`sh -c "… &"`), reaped as they end, since the agent is their parent then.
+"""Processes below the agent that are none of its own: ended with their worker group, to the last; and those that a script has started and
+not waited for (`sh -c "… &"`), reaped as they end, since the agent is their parent then.
 """
 
 from __future__ import annotations

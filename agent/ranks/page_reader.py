@@ -8,21 +8,21 @@ from ...resilience.model.types import RankPhase
 from .board import Board
 from .descriptor_server import Door
 from .orphans import is_ours
-from .worker_group import Gang
+from .worker_group import WorkerGroup
 
 
-def read(board: Board, door: Door, gang: Gang, helpers: Set[int], *, observe: bool) -> list[str]:
+def read(board: Board, door: Door, group: WorkerGroup, helpers: Set[int], *, observe: bool) -> list[str]:
     """Copy what the ranks say, adopt the processes that claim pages, and end those that wrote nonsense. Gives a sentence for each thing
     that is newly wrong. helpers: processes of the agent that are no ranks. observe: nothing is ended."""
     # Before its loop begins, a process may leave the page to one that it has started.
-    trains = (local_rank for local_rank in gang.ranks if board.pages[local_rank].phase > RankPhase.ATTACHED)
+    trains = (local_rank for local_rank in group.ranks if board.pages[local_rank].phase > RankPhase.ATTACHED)
     wrong = board.look({local_rank: board.pages[local_rank].pid for local_rank in trains})
     sentences = []
     for local_rank, page in enumerate(board.pages):
-        pid, known = door.pids.get((local_rank, page.pid), page.pid), gang.ranks.get(local_rank)
+        pid, known = door.pids.get((local_rank, page.pid), page.pid), group.ranks.get(local_rank)
         if page.pid and (known is None or known.pid != pid):
             if pid != page.pid or is_ours(pid, helpers):
-                gang.adopt(local_rank, pid)
+                group.adopt(local_rank, pid)
             else:
                 board.refuse(local_rank)
                 sentences.append(
@@ -35,5 +35,5 @@ def read(board: Board, door: Door, gang: Gang, helpers: Set[int], *, observe: bo
             "Something in that process writes beyond its own memory, or into a descriptor that is not its own"
         )
         if not observe:
-            gang.condemn(local_rank, why)
+            group.condemn(local_rank, why)
     return sentences

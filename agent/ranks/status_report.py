@@ -14,7 +14,7 @@ from ...resilience.ipc.page_validation import MOST
 from ...resilience.model.node import NodeStatus
 from ...resilience.model.signals import InPlaceRewind, RankExit, RankStall, Repeated, Sighting
 from ...resilience.model.types import Doing, Generation, Rank, RankPhase, Step
-from .worker_group import Gang, Watched
+from .worker_group import Watched, WorkerGroup
 
 _ORPHANED_S = 1.0
 """Within so long of its launcher's death a rank is dead by it."""
@@ -34,11 +34,11 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
     return None if launcher_code is None else launcher_code == 0
 
 
-def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
+def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure. One that has left its
     loop with code 0 is among them where others have failed: they may have waited for it."""
-    launcher = gang.launcher
-    gone = {n: (pages[n], process) for n, process in gang.ranks.items() if process.ended_s}
+    launcher = group.launcher
+    gone = {n: (pages[n], process) for n, process in group.ranks.items() if process.ended_s}
     failed = [
         n
         for n, (p, end) in gone.items()
@@ -46,13 +46,13 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     ]
     early = [n for n, (p, end) in gone.items() if end.code == 0 and RankPhase.RESTORING <= p.phase < RankPhase.FINISHED]
     found = [_rank_exit(*gone[n]) for n in gone if failed and n in (*failed, *early)]
-    ended_s = [process.ended_s for process in gang.watched() if process.ended_s]
+    ended_s = [process.ended_s for process in group.watched() if process.ended_s]
     found += [
         _seen_exit(p, min(ended_s))
         for n, p in enumerate(pages)
         if ended_s and n not in failed and (p.seen_code or 0) < 0
     ]
-    if launcher.ended_s and launcher.code != 0 and not found and not _all_done(gang, pages):
+    if launcher.ended_s and launcher.code != 0 and not found and not _all_done(group, pages):
         started = any(page.step >= 0 for page in pages)
         told_signal = max(page.launcher_signal for page in pages)
         found.append(
@@ -62,8 +62,8 @@ def exits(gang: Gang, pages: Sequence[Page]) -> tuple[RankExit, ...]:
                 code=-told_signal or launcher.code,
                 out_of_memory=launcher.out_of_memory,
                 started=started,
-                error=gang.unimportable or _any_word(pages),
-                kind="no torch" if gang.unimportable else "exit",
+                error=group.unimportable or _any_word(pages),
+                kind="no torch" if group.unimportable else "exit",
             )
         )
     # All ranks of thousands of nodes may raise at once, and what is read is one traceback.
@@ -96,14 +96,14 @@ def _seen_exit(page: Page, at_s: float) -> RankExit:
     )
 
 
-def _all_done(gang: Gang, pages: Sequence[Page]) -> bool:
+def _all_done(group: WorkerGroup, pages: Sequence[Page]) -> bool:
     """Whether every rank has ended, and ended well, one of them in its teardown: then that is what the launcher complains of."""
-    launcher_code = gang.launcher.code
+    launcher_code = group.launcher.code
     well = [
         process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True
-        for n, process in gang.ranks.items()
+        for n, process in group.ranks.items()
     ]
-    return len(well) == len(pages) and all(well) and any((process.code or 0) < 0 for process in gang.ranks.values())
+    return len(well) == len(pages) and all(well) and any((process.code or 0) < 0 for process in group.ranks.values())
 
 
 def _rank_exit(page: Page, process: Watched) -> RankExit:
@@ -195,7 +195,7 @@ def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float
 
 def status(
     kept: NodeStatus,
-    gang: Gang | None,
+    group: WorkerGroup | None,
     pages: Sequence[Page],
     *,
     offset_s: float,
@@ -204,9 +204,10 @@ def status(
     stuck: bool = False,
     snapshot: str = "",
 ) -> NodeStatus:
-    """kept: what is told without a gang, too; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all loops
-    are over, and what is left of the gang hangs in its teardown; snapshot: the last request for one that the ranks were told of."""
-    if gang is None:
+    """kept: what is told without a worker group, too; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all
+    loops are over, and what is left of the worker group hangs in its teardown; snapshot: the last request for one that the ranks were told
+    of."""
+    if group is None:
         return kept
 
     def mark(name: str) -> float:
@@ -214,7 +215,7 @@ def status(
         return max(times) / 1e9 + offset_s if all(times) else 0.0
 
     steps = [page.step for page in pages]
-    over = stuck or (gang.launcher.ended_s > 0 and (gang.launcher.code == 0 or _all_done(gang, pages)))
+    over = stuck or (group.launcher.ended_s > 0 and (group.launcher.code == 0 or _all_done(group, pages)))
     # In their loop, and yet they left with code 0: the script has broken out of it.
     early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
     stopped = any(page.phase in early for page in pages)
@@ -222,8 +223,8 @@ def status(
         kept,
         min_step=Step(min(steps)),
         max_step=Step(max(steps)),
-        alive=sum(not p.ended_s for p in gang.ranks.values()),
-        pids=tuple(gang.ranks[n].pid if n in gang.ranks else 0 for n in range(len(pages))),
+        alive=sum(not p.ended_s for p in group.ranks.values()),
+        pids=tuple(group.ranks[n].pid if n in group.ranks else 0 for n in range(len(pages))),
         attached_s=mark("attached_ns"),
         built_s=mark("built_ns"),
         restored_s=mark("restored_ns"),
@@ -232,13 +233,13 @@ def status(
         repeated=max(Repeated(page.repeated) for page in pages),
         finished=over and not stopped,
         stopped=over and stopped,
-        exits=exits(gang, pages),
-        launcher_code=gang.launcher.code if gang.launcher.ended_s else None,
+        exits=exits(group, pages),
+        launcher_code=group.launcher.code if group.launcher.ended_s else None,
         sightings=sightings(pages, kept.generation, offset_s),
         rewinds=told,
-        launch=gang.how,
+        launch=group.how,
         stalls=stalls,
-        paused=all(page.doing == Doing.PAUSED for page in pages) and not any(p.ended_s for p in gang.ranks.values()),
+        paused=all(page.doing == Doing.PAUSED for page in pages) and not any(p.ended_s for p in group.ranks.values()),
         declined=min(page.declined for page in pages),
         skips=all(page.tells == 2 for page in pages),
         snapshot=snapshot,

@@ -205,8 +205,8 @@ class WarmProcess:
     def launch(
         self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], ranks: int
     ) -> tuple[int, str]:
-        """Fork the gang's launcher; its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when no process
-        answers; then there is none any more."""
+        """Fork the worker group's launcher; its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when no
+        process answers; then there is none any more."""
         server = self._ranks if self.forks_ranks else self._launchers
         order = {
             "program": program,

@@ -19,7 +19,7 @@ from .orphans import reap
 
 @dataclass
 class Watched:
-    """One process of the gang."""
+    """One process of the worker group."""
 
     pid: int
     pidfd: int
@@ -37,7 +37,7 @@ class Watched:
 
 
 @dataclass
-class Gang:
+class WorkerGroup:
     generation: int
     launcher: Watched
     how: str
@@ -94,8 +94,8 @@ class Gang:
             send(self.launcher.pid, self.launcher.pidfd, number)
 
     def kill(self) -> None:
-        """SIGKILL every process of this gang that is known, at once; `Orphans.end` finds the others. SIGKILL and nothing softer: under
-        Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
+        """SIGKILL every process of this worker group that is known, at once; `Orphans.end` finds the others. SIGKILL and nothing softer:
+        under Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
         """
         for process in self.watched():
             _kill(process)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ...checkpoint.arena.arena import Slot
-from ...checkpoint.arena.gang_cleanup import settle
+from ...checkpoint.arena.group_cleanup import settle
 from ...checkpoint.arena.slot_header import Stamp, State
 from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt

@@ -1,6 +1,6 @@
 """What a slot says about itself, and what may be concluded from many such headers. Pure.
 
-Data goes one way: a slot's first page → `Header` → what a gang can go back to, what goes to disk, what may be lost.
+Data goes one way: a slot's first page → `Header` → what a worker group can go back to, what goes to disk, what may be lost.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ..model.node import AckKind
 from ..model.state_machine import Phase
 from ..model.types import NodeId
 from ..plan import recoverable_state
-from ..plan.escalation import RESTART_GANG, RESTARTS
+from ..plan.escalation import RESTART_GROUP, RESTARTS
 from ..plan.restart_history import RANKS_ENDED
 from ..text import formatting
 
@@ -35,7 +35,7 @@ def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | N
     """Those that are to be shut out now. now: wall-clock seconds; verdict: what is about to be answered."""
     if verdict:
         world = world.with_incidents(
-            (bare_incident(world, verdict, RESTART_GANG, recoverable_state.step_reached(world)),)
+            (bare_incident(world, verdict, RESTART_GROUP, recoverable_state.step_reached(world)),)
         )
     recent = [i for i in world.incidents if i.would is None and i.at_s >= now - policy.within_h * 3600]
     held = [(node, i) for i in recent for node in i.nodes if not _forgiven(world, node, i)]

@@ -25,7 +25,7 @@ from ..model.rewind import Remedy
 from ..model.signals import Sighting
 from ..model.state_machine import Event
 from ..model.types import Step
-from ..plan.escalation import OBSERVE, RESTART_GANG, REWIND_IN_PLACE, STOP, Plan
+from ..plan.escalation import OBSERVE, RESTART_GROUP, REWIND_IN_PLACE, STOP, Plan
 from ..plan.resume_point import ResumePoint
 from ..text import sentences
 
@@ -88,7 +88,10 @@ def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
     if told.remedy == Remedy.GIVE_UP:
         rung, plan = STOP, "end the job: all that can be done about it had been done before"
     elif told.to < 0:
-        rung, plan = RESTART_GANG, "end the gang and start it again: there is no snapshot to go back to in place"
+        rung, plan = (
+            RESTART_GROUP,
+            "end the worker group and start it again: there is no snapshot to go back to in place",
+        )
     return Incident(
         id=ident,
         generation=told.generation,

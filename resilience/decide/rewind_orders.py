@@ -13,7 +13,7 @@ from ..model.request import Request
 from ..model.state_machine import Phase
 from ..model.types import OrderedBy, Step
 from ..plan import recoverable_state
-from ..plan.escalation import OBSERVE, RESTART_GANG, REWIND_IN_PLACE
+from ..plan.escalation import OBSERVE, RESTART_GROUP, REWIND_IN_PLACE
 from ..plan.restart_history import unreadable
 from ..plan.resume_point import common_steps
 from ..text import formatting, sentences
@@ -75,7 +75,7 @@ def _order(request: Request, world: World, record: GenerationRecord, now: float,
         id=ident,
         generation=record.number,
         cause=OrderedBy.OPERATOR,
-        rung=REWIND_IN_PLACE if live else RESTART_GANG,
+        rung=REWIND_IN_PLACE if live else RESTART_GROUP,
         summary=f"a rewind to step {request.step} is ordered by {request.by}",
         plan=sentences.ordered(request.step, request.skip, live),
         at_s=now,
@@ -123,7 +123,7 @@ def turn_back(world: World, incident: Incident, to: Step) -> Decision:
 
 
 def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
-    """What the ranks were to go back for in place, and have not in time, or cannot: the gang has to be started again."""
+    """What the ranks were to go back for in place, and have not in time, or cannot: the worker group has to be started again."""
     waits = _waiting(world)
     if waits is None or waits[0].cause is not OrderedBy.COMPARISON:
         return None
@@ -132,10 +132,8 @@ def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
     if not cannot and now - incident.at_s <= patience_s:
         return None
     why = "they cannot" if cannot else f"they did not within {formatting.seconds(patience_s)}"
-    plan = (
-        f"all ranks were to go back in place, and {why}: end the gang, start it again from before step {incident.onset}"
-    )
-    return replace(incident, rung=RESTART_GANG, plan=plan)
+    plan = f"all ranks were to go back in place, and {why}: end the worker group, start it again from before step {incident.onset}"
+    return replace(incident, rung=RESTART_GROUP, plan=plan)
 
 
 # -- of either --------------------------------------------------------------------------------------------------------------
@@ -148,5 +146,5 @@ def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:
         return None, ()
     order, incident = waits
     if order.cause is OrderedBy.COMPARISON:  # its onset says where the next ones may begin
-        return None, (replace(incident, rung=RESTART_GANG),)
-    return order, (replace(incident, rung=RESTART_GANG, plan=sentences.ordered(order.to, order.skip, live=False)),)
+        return None, (replace(incident, rung=RESTART_GROUP),)
+    return order, (replace(incident, rung=RESTART_GROUP, plan=sentences.ordered(order.to, order.skip, live=False)),)

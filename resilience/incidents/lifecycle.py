@@ -103,7 +103,7 @@ def phases_told(world: World) -> tuple[Incident, ...]:
     for incident in world.incidents:
         if not incident.open or incident.rung not in RESTARTS or incident.generation >= record.number:
             continue
-        if incident.cause == Cause.ORDERED:  # its phases are those of the fault that has ended the gang
+        if incident.cause == Cause.ORDERED:  # its phases are those of the fault that has ended the worker group
             continue
         after = _with_phases(incident, world)
         if after != incident:

@@ -66,7 +66,7 @@ class Directive(Enum):
     LEAVE = "leave"
     GIVE_UP = "give up"
     DIVERGED = "diverged"
-    """Ranks are not at the same step: never by a fault we know, so it stops the gang."""
+    """Ranks are not at the same step: never by a fault we know, so it stops the worker group."""
 
 
 class Tally(NamedTuple):

@@ -11,9 +11,9 @@ from .signals import Repeated
 from .types import Generation, NodeId, Rank, Step
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
-"""Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old gang is left, and no pause; start: → new ranks'
-interpreters are up; build: → imports done, model built; restore: → state restored; step: → first step finished; replay: → back at the
-step where the fault struck."""
+"""Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old worker group is left, and no pause; start: →
+new ranks' interpreters are up; build: → imports done, model built; restore: → state restored; step: → first step finished; replay: → back
+at the step where the fault struck."""
 
 
 class Because(StrEnum):

@@ -142,7 +142,7 @@ class AckKind(StrEnum):
     RUNNING = "running"
     """All local ranks are attached."""
     ENDED = "ended"
-    """The gang is gone, the last snapshot is drained."""
+    """The worker group is gone, the last snapshot is drained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

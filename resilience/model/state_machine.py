@@ -27,7 +27,7 @@ class Event(StrEnum):
     STOP = "somebody asked the job to stop"
     GIVE_UP = "a verdict that can not, or a spent budget"
     MEMBERS = "other nodes are to train"
-    GONE = "every member says that its gang is gone"
+    GONE = "every member says that its worker group is gone"
 
 
 class Move(StrEnum):

@@ -11,7 +11,7 @@ Rank = NewType("Rank", int)
 Step = NewType("Step", int)
 """Number of optimizer steps done: the state *after* that many. Step 0 is the initial state."""
 Generation = NewType("Generation", int)
-"""One life of the gang, counted from 1. It fences every order, page, slot and manifest: what carries an older one is refused."""
+"""One life of the worker group, counted from 1. It fences every order, page, slot and manifest: what carries an older one is refused."""
 
 
 class RankPhase(IntEnum):

@@ -1,9 +1,9 @@
 """Verdict → plan: the cheapest rung of the ladder that can help, and when to stop climbing.
 
 Rung 1, the rewind in place, is decided by the ranks themselves (`tally`) and only reported here, but for replicas that have gone
-apart, which no rank can see: there it is ordered. What else reaches this module needs the gang to be restarted (rung 2), or the job to
-stop (rung 6). Who trains next (`rank_assignment`) tells a restart on the same nodes from rung 3, where a spare takes a place, and rung 4,
-where their number changes.
+apart, which no rank can see: there it is ordered. What else reaches this module needs the worker group to be restarted (rung 2), or the job
+to stop (rung 6). Who trains next (`rank_assignment`) tells a restart on the same nodes from rung 3, where a spare takes a place, and rung
+4, where their number changes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from .restart_history import (
 )
 from .resume_point import ResumePoint
 
-OBSERVE, REWIND_IN_PLACE, RESTART_GANG, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
-RESTARTS = (RESTART_GANG, REPLACE_NODE, REPLAN)
+OBSERVE, REWIND_IN_PLACE, RESTART_GROUP, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3, 4, 6
+RESTARTS = (RESTART_GROUP, REPLACE_NODE, REPLAN)
 
 _LONGEST_PAUSE_S = 300.0
 """Between starts that fail; a file server's fail-over takes seconds to minutes."""
@@ -122,7 +122,9 @@ def plan(
     past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
     back by themselves; shut_out: nodes that train no more, and what failed there is not the script's."""
     past = [incident for incident in past if incident.would is None]
-    restart = Plan(event=Event.FAULT, rung=RESTART_GANG, reason="end what is left of the gang, start it again, restore")
+    restart = Plan(
+        event=Event.FAULT, rung=RESTART_GROUP, reason="end what is left of the worker group, start it again, restore"
+    )
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
@@ -180,9 +182,9 @@ def plan(
 
 def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
     """A restart, on those nodes. fails: it is known to, on so many; on others there is nothing to wait for."""
-    if answer.rung != RESTART_GANG:
+    if answer.rung != RESTART_GROUP:
         return answer
-    rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GANG
+    rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GROUP
     pause_s = answer.pause_s if fails else 0.0
     soon = f"the next start is in {pause_s:g} s" if pause_s else ""
     soon += ", or as soon as another number of nodes can be had" if pause_s and answer.unfit else ""
@@ -204,9 +206,9 @@ def _answer_to_mismatch(
 
     before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s and counts(i)]
     if len(before) + 1 < policy.max_mismatches:
-        how = "all ranks go back in place, to" if in_place else "end the gang, start it again from"
+        how = "all ranks go back in place, to" if in_place else "end the worker group, start it again from"
         reason = f"{how} before step {verdict.onset}; newer snapshots are set aside"
-        return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GANG, reason=reason)
+        return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GROUP, reason=reason)
     again = [i for i in before if i.signature == verdict.signature]
     who = (
         "the same tensors at the same step: perhaps a core that computes wrongly, or the script itself"
@@ -263,8 +265,9 @@ def _give_up(error: type[ResilientError], reason: str) -> Plan:
 
 
 def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool, onset: int = -1) -> Plan | None:
-    """None where the gang may start from `point`. Where snapshots were kept and none can be had, nobody wants to hear of it when the
-    training has begun from its start again. unread: storage does not give some of them; onset: the first step that is known to be wrong;
+    """None where the worker group may start from `point`. Where snapshots were kept and none can be had, nobody wants to hear of it when
+    the training has begun from its start again. unread: storage does not give some of them; onset: the first step that is known to be
+    wrong;
     -1: none is."""
     if point.step >= 0:
         return None

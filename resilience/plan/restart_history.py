@@ -1,5 +1,5 @@
-"""What the last starts and lives of the gang have come to: what the budgets of `escalation` are counted by, and what bounds the state to go
-on from. Pure."""
+"""What the last starts and lives of the worker group have come to: what the budgets of `escalation` are counted by, and what bounds the
+state to go on from. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED, Cause.TO
 """How ranks end that cannot begin where they are."""
 
 NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
-"""The gang has not come so far as to begin."""
+"""The worker group has not come so far as to begin."""
 
 
 class Size(NamedTuple):
@@ -56,7 +56,7 @@ def _failed(incident: Incident) -> bool:
 
 
 class _Life(NamedTuple):
-    """Of the gang: what it began with, when, and where the one before it was ended."""
+    """Of the worker group: what it began with, when, and where the one before it was ended."""
 
     step: int
     at_s: float
@@ -68,8 +68,8 @@ class _Life(NamedTuple):
 def without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Sequence[NodeId]]:
-    """Of the last lives of the gang, the present one included, that left no newer state to go back to than they began with: where each was
-    ended. Of a job that has trained, starts that fail are counted by themselves."""
+    """Of the last lives of the worker group, the present one included, that left no newer state to go back to than they began with: where
+    each was ended. Of a job that has trained, starts that fail are counted by themselves."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[_Life] = []
     for incident in restarts:
@@ -118,6 +118,6 @@ def _unanswered(past: Sequence[Incident]) -> list[Incident]:
 
 
 def unreadable(past: Sequence[Incident]) -> set[Step]:
-    """Steps on disk that two lives of the gang in turn could not read. They stay where they are: storage may come to itself."""
+    """Steps on disk that two lives of the worker group in turn could not read. They stay where they are: storage may come to itself."""
     failed = [i.step_at_fault for i in past if i.cause == Cause.SNAPSHOT_UNREADABLE]
     return {step for step in failed if failed.count(step) > 1}

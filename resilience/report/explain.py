@@ -13,7 +13,7 @@ from ..text import formatting
 _RUNGS = {
     0: "observation",
     1: "rewind in place",
-    2: "restart of the gang",
+    2: "restart of the worker group",
     3: "replacement of a node",
     4: "another number of nodes",
     6: "stop",

@@ -78,7 +78,9 @@ class Metrics:
         self._step = Gauge(
             "mt_resilient_step", "Newest step finished by all local ranks", ["job"], registry=self.registry
         )
-        self._generation = Gauge("mt_resilient_generation", "Generation of the gang", ["job"], registry=self.registry)
+        self._generation = Gauge(
+            "mt_resilient_generation", "Generation of the worker group", ["job"], registry=self.registry
+        )
         self._paused = Gauge(
             "mt_resilient_paused", "1 while all local ranks wait as ordered", ["job"], registry=self.registry
         )

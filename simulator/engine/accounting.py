@@ -8,7 +8,7 @@ STEPS, REPLAY, SNAPSHOTS, STRAGGLERS, FEWER = "steps", "replay", "snapshots", "s
 ACCOUNTS: Mapping[str, str] = {
     STEPS: "steps that count, at their full speed",
     "detect": "from a fault to the decision",
-    "stop": "until nothing of the old gang is left, and all nodes have said so",
+    "stop": "until nothing of the old worker group is left, and all nodes have said so",
     "nodes": "for a node to take a lost one's place",
     "start": "until the new ranks are there",
     "build": "until process groups and model are there",

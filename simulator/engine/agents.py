@@ -12,7 +12,7 @@ from ...resilience.model.state_machine import Phase
 from ...resilience.model.types import Generation, NodeId, Step
 from . import compute_faults, fault_effects
 from .accounting import TRAINING
-from .cluster import Gang
+from .cluster import WorkerGroup
 from .compute_faults import BEFORE_S
 from .engine import Play
 
@@ -46,19 +46,19 @@ def heard(play: Play, number: Generation) -> None:
 
 
 def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
-    gang, record = play.cluster.gang, play.cluster.record
+    group, record = play.cluster.group, play.cluster.record
     assert record
     return LocalState(
         instance=play.cluster.nodes[name].instance,
-        gang=gang.generation if gang else 0,
-        gang_over=False,
-        attached=gang is not None and gang.attached_s <= play.now_s < gang.broken_s,
-        training=gang is not None and gang.training(play.now_s),
+        group=group.generation if group else 0,
+        group_over=False,
+        attached=group is not None and group.attached_s <= play.now_s < group.broken_s,
+        training=group is not None and group.training(play.now_s),
         acked=(record.number if acked else 0, acked),
-        rewind=gang.rewind if gang else 0,
-        paused=gang is not None and gang.told_to_wait,
-        waiting=gang is not None and gang.waits,
-        snapshot=gang.saves if gang else "",
+        rewind=group.rewind if group else 0,
+        paused=group is not None and group.told_to_wait,
+        waiting=group is not None and group.waits,
+        snapshot=group.saves if group else "",
         leave_ordered=False,
         grace_over=False,
     )
@@ -72,22 +72,22 @@ def _answered(play: Play, names: int) -> None:
 
 def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
     """Agents end what is left of their ranks; one that is new has none."""
-    gang, takes_s = play.cluster.gang, 0.0
-    if gang and names[0] not in play.cluster.newcomers:
+    group, takes_s = play.cluster.group, 0.0
+    if group and names[0] not in play.cluster.newcomers:
         if play.training.track:
             play.broken()
             play.books.enter(play.now_s, "stop")
-        if gang.gone_s > play.end_s:
+        if group.gone_s > play.end_s:
             stop_s = play.costs.slowest_s(play.costs.stop_s, len(names), play.chance)
-            gang.gone_s = play.now_s + stop_s
-        takes_s = gang.gone_s - play.now_s
+            group.gone_s = play.now_s + stop_s
+        takes_s = group.gone_s - play.now_s
     play.later(takes_s, _cleared, play, number, tuple(names))
 
 
 def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
     cluster = play.cluster
-    if cluster.gang and cluster.gang.gone_s <= play.now_s:
-        cluster.gang = None
+    if cluster.group and cluster.group.gone_s <= play.now_s:
+        cluster.group = None
     record = cluster.record
     if record is None or record.number != number or record.phase is not Phase.GATHER:
         return
@@ -115,7 +115,7 @@ def _launch(play: Play, record: GenerationRecord) -> None:
         marks.append(at_s)
     at_s = max(at_s, play.now_s + fetch_s) + costs.slowest_s(restore_s, nodes, play.chance)
     marks.append(at_s)
-    play.cluster.gang = Gang(
+    play.cluster.group = WorkerGroup(
         generation=record.number,
         resume=resume,
         attached_s=marks[0],
@@ -126,12 +126,12 @@ def _launch(play: Play, record: GenerationRecord) -> None:
     play.later(marks[0] - play.now_s, _reached, play, record.number, "build")
     play.later(marks[1] - play.now_s, _reached, play, record.number, "restore")
     play.later(marks[2] - play.now_s, _reached, play, record.number, "step")
-    play.later(play.cluster.gang.begins_s - play.now_s, _begins, play, record.number)
+    play.later(play.cluster.group.begins_s - play.now_s, _begins, play, record.number)
 
 
 def _reached(play: Play, number: Generation, account: str) -> None:
-    gang = play.cluster.gang
-    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+    group = play.cluster.group
+    if group is None or group.generation != number or group.broken_s <= play.now_s:
         return
     play.books.enter(play.now_s, account)
     play.outcome.wave(play.setting.nodes)  # statuses: a mark is news
@@ -142,16 +142,16 @@ def _reached(play: Play, number: Generation, account: str) -> None:
 
 def _begins(play: Play, number: Generation) -> None:
     """The ranks compute their first step."""
-    cluster, gang = play.cluster, play.cluster.gang
-    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+    cluster, group = play.cluster, play.cluster.group
+    if group is None or group.generation != number or group.broken_s <= play.now_s:
         return
     assert cluster.record
     play.books.enter(play.now_s, TRAINING)
-    play.training.begin(play.now_s, gang.resume, play.rhythm())
+    play.training.begin(play.now_s, group.resume, play.rhythm())
     cluster.bad_from = -1
     track = play.training.track
     assert track
-    gang.stepped_s = track.when(track.begun + 1)
+    group.stepped_s = track.when(track.begun + 1)
     back = max(track.begun + 1, int(cluster.record.replay_until))
     play.later(track.when(back) - play.now_s, compute_faults.back_at, play, number, back)
     compute_faults.resumed(play)
@@ -159,34 +159,34 @@ def _begins(play: Play, number: Generation) -> None:
 
 def _order_wait(play: Play, record: GenerationRecord) -> None:
     """All ranks wait at their next boundary, and its state goes to disk; or go on."""
-    gang, track = play.cluster.gang, play.training.track
-    assert gang
-    gang.told_to_wait, gang.saves = record.waits, record.saves
-    if gang.told_to_wait and track:
+    group, track = play.cluster.group, play.training.track
+    assert group
+    group.told_to_wait, group.saves = record.waits, record.saves
+    if group.told_to_wait and track:
         play.later(track.when(track.finished(play.now_s) + 1) - play.now_s, _wait, play, record.number)
-    elif gang.waits:
-        gang.waits = False
+    elif group.waits:
+        group.waits = False
         play.books.enter(play.now_s, TRAINING)
-        play.training.go_on(play.now_s, round(gang.reached))
+        play.training.go_on(play.now_s, round(group.reached))
         compute_faults.resumed(play)
 
 
 def _wait(play: Play, number: Generation) -> None:
-    gang = play.cluster.gang
-    if gang is None or gang.generation != number or play.training.track is None or not gang.told_to_wait:
+    group = play.cluster.group
+    if group is None or group.generation != number or play.training.track is None or not group.told_to_wait:
         return
-    gang.waits, gang.reached = True, round(play.training.halt(play.now_s))
+    group.waits, group.reached = True, round(play.training.halt(play.now_s))
     play.books.enter(play.now_s, "nodes")
-    play.training.save(play.now_s, round(gang.reached))
+    play.training.save(play.now_s, round(group.reached))
     play.news(play.costs.write_s)
 
 
 def _turn_back(play: Play, record: GenerationRecord) -> None:
     """All ranks go back as ordered, at their next boundary."""
-    gang, track = play.cluster.gang, play.training.track
-    assert gang
+    group, track = play.cluster.group, play.training.track
+    assert group
     assert record.rewind
-    gang.rewind = record.rewind.number
+    group.rewind = record.rewind.number
     if track is None:  # they go back just now, and are told again when the controller looks
         return
     boundary_s = track.when(track.finished(play.now_s) + 1) - play.now_s
@@ -194,15 +194,15 @@ def _turn_back(play: Play, record: GenerationRecord) -> None:
 
 
 def _turn(play: Play, number: Generation, order: int, to: int) -> None:
-    gang, cluster = play.cluster.gang, play.cluster
-    if gang is None or gang.generation != number or play.training.track is None or gang.broken_s <= play.now_s:
+    group, cluster = play.cluster.group, play.cluster
+    if group is None or group.generation != number or play.training.track is None or group.broken_s <= play.now_s:
         return
     if to not in play.training.held(play.now_s - BEFORE_S):
-        gang.declined = order
+        group.declined = order
         play.news()
         return
     told = InPlaceRewind(
-        ordinal=len(gang.rewinds) + 1,
+        ordinal=len(group.rewinds) + 1,
         generation=number,
         cause="fingerprint_mismatch",
         onset=Step(cluster.bad_from),

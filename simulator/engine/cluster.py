@@ -22,7 +22,7 @@ NEVER = math.inf
 
 
 @dataclass
-class Gang:
+class WorkerGroup:
     """The ranks of one generation. Times are those at which all of them have come so far, or will."""
 
     generation: Generation
@@ -76,7 +76,7 @@ class Cluster:
         self.acks: dict[NodeId, Ack] = {}
         self.incidents: dict[str, Incident] = {}
         self.quarantine: dict[NodeId, Quarantine] = {}
-        self.gang: Gang | None = None
+        self.group: WorkerGroup | None = None
         self.place: dict[NodeId, int] = {}
         """Node rank of each member."""
         self.newcomers: dict[NodeId, tuple[int, ...]] = {}
@@ -167,19 +167,19 @@ class Cluster:
             return {}
         usual = self._usual(now_s)
         found = dict.fromkeys(self.record.members, usual)
-        gang = self.gang
-        if gang is None:
+        group = self.group
+        if group is None:
             for name, memory in self.newcomers.items():
                 found[name] = replace(usual, memory_steps=tuple(map(Step, memory)))
             return found
         told: dict[NodeId, dict[str, object]] = {}
-        for name, gone in gang.exits.items():
+        for name, gone in group.exits.items():
             told.setdefault(name, {})["exits"] = (gone,)
-        for name, stalls in gang.stalls.items():
+        for name, stalls in group.stalls.items():
             told.setdefault(name, {})["stalls"] = stalls
-        for name, mismatch in gang.mismatches.items():
+        for name, mismatch in group.mismatches.items():
             told.setdefault(name, {})["mismatches"] = (mismatch,)
-        for name, slow in gang.stragglers.items():
+        for name, slow in group.stragglers.items():
             told.setdefault(name, {})["stragglers"] = (slow,)
         for name, changes in told.items():
             if name in found:
@@ -189,7 +189,7 @@ class Cluster:
     def _usual(self, now_s: float) -> NodeStatus:
         """What every node says that nothing is special about."""
         assert self.record
-        training, gang = self.training, self.gang
+        training, group = self.training, self.group
         memory, durable = training.memory(now_s), training.durable(now_s)
         agreed = tuple(step for step in sorted({*memory, *durable}) if self.bad_from < 0 or step < self.bad_from)
         kept = {
@@ -197,21 +197,21 @@ class Cluster:
             "durable_steps": tuple(map(Step, durable)),
             "agreed_steps": tuple(map(Step, agreed)),
         }
-        if gang is None:
+        if group is None:
             return NodeStatus(generation=self.record.number, at_s=now_s, **kept)  # type: ignore[arg-type]
-        until_s = min(now_s, gang.broken_s)
-        done = gang.reached if gang.reached >= 0 else -1.0
+        until_s = min(now_s, group.broken_s)
+        done = group.reached if group.reached >= 0 else -1.0
         if training.track:
             done = training.track.finished(now_s)
-        elif until_s >= gang.restored_s:
-            done = max(done, gang.resume)
+        elif until_s >= group.restored_s:
+            done = max(done, group.resume)
         marks = {
             name: at_s
             for name, at_s in (
-                ("attached_s", gang.attached_s),
-                ("built_s", gang.built_s),
-                ("restored_s", gang.restored_s),
-                ("stepped_s", gang.stepped_s),
+                ("attached_s", group.attached_s),
+                ("built_s", group.built_s),
+                ("restored_s", group.restored_s),
+                ("stepped_s", group.stepped_s),
             )
             if at_s <= until_s
         }
@@ -219,16 +219,16 @@ class Cluster:
             marks["replayed_s"] = back
         step = Step(math.floor(done))
         return NodeStatus(
-            generation=gang.generation,
+            generation=group.generation,
             at_s=now_s,
             min_step=step,
             max_step=step,
             alive=self.per_node,
             launch="warm",
-            rewinds=tuple(gang.rewinds),
-            declined=gang.declined,
-            paused=gang.waits,
-            snapshot=gang.saves,
+            rewinds=tuple(group.rewinds),
+            declined=group.declined,
+            paused=group.waits,
+            snapshot=group.saves,
             **kept,  # type: ignore[arg-type]
             **marks,  # type: ignore[arg-type]
         )

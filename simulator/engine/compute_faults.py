@@ -25,18 +25,18 @@ def slows(play: Play, fault: Fault, name: NodeId) -> None:
 
 
 def _told_slow(play: Play, machine: int) -> None:
-    cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
+    cluster, group, track = play.cluster, play.cluster.group, play.training.track
     name = cluster.names[machine]
     if (
-        gang is None
+        group is None
         or track is None
         or name not in cluster.place
         or machine not in play.slow
-        or name in gang.stragglers
+        or name in group.stragglers
     ):
         return
     own_s = play.costs.step_s * play.slow[machine]
-    gang.stragglers[name] = Straggler(
+    group.stragglers[name] = Straggler(
         rank=cluster.rank(name),
         at_s=play.now_s,
         step=Step(track.finished(play.now_s)),
@@ -52,28 +52,28 @@ def _fast_again(play: Play, machine: int) -> None:
     if play.slow.pop(machine, None) is None:
         return
     play.repace()
-    gang = play.cluster.gang
-    if gang and gang.stragglers.pop(play.cluster.names[machine], None):
+    group = play.cluster.group
+    if group and group.stragglers.pop(play.cluster.names[machine], None):
         play.news()
 
 
 def corrupts(play: Play, name: NodeId) -> None:
     """The next snapshot shows it, once it has been compared. (Where the ranks are started again before that, it is forgotten here.)"""
-    gang, track = play.cluster.gang, play.training.track
-    if gang is None or track is None:
+    group, track = play.cluster.group, play.training.track
+    if group is None or track is None:
         return
     onset = track.finished(play.now_s) + 1
     seen_s = track.when(play.training.next_sealed(onset)) - play.now_s + play.costs.compare_s
-    play.later(seen_s, _compared, play, gang.generation, name, onset)
+    play.later(seen_s, _compared, play, group.generation, name, onset)
 
 
 def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> None:
-    cluster, gang, track = play.cluster, play.cluster.gang, play.training.track
-    if gang is None or gang.generation != generation or track is None or track.begun >= onset:
+    cluster, group, track = play.cluster, play.cluster.group, play.training.track
+    if group is None or group.generation != generation or track is None or track.begun >= onset:
         return
     cluster.bad_from = onset
     rank = cluster.rank(name)
-    gang.mismatches[name] = Mismatch(
+    group.mismatches[name] = Mismatch(
         generation=generation,
         onset=Step(onset),
         agreed=Step(onset - 1),
@@ -99,8 +99,8 @@ def spikes(play: Play, fault: Fault) -> None:
 
 def resumed(play: Play) -> None:
     """The ranks train (again): what is not over comes again."""
-    gang, track, spike = play.cluster.gang, play.training.track, play.spike
-    assert gang
+    group, track, spike = play.cluster.group, play.training.track, play.spike
+    assert group
     assert track
     for machine in sorted(play.slow):
         play.later(play.costs.straggler_s, _told_slow, play, machine)
@@ -110,13 +110,13 @@ def resumed(play: Play) -> None:
         play.spike = None
         return
     found_at = spike.onset + play.setting.spikes.run_steps
-    play.later(track.when(found_at) - play.now_s, _found, play, gang.generation, len(gang.rewinds), spike)
+    play.later(track.when(found_at) - play.now_s, _found, play, group.generation, len(group.rewinds), spike)
 
 
 def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> None:
-    gang, track = play.cluster.gang, play.training.track
-    stale = gang is None or gang.generation != generation or len(gang.rewinds) != rewinds
-    if stale or gang is None or track is None or play.spike is not spike:
+    group, track = play.cluster.group, play.training.track
+    stale = group is None or group.generation != generation or len(group.rewinds) != rewinds
+    if stale or group is None or track is None or play.spike is not spike:
         return
     reached = track.finished(play.now_s)
     if reached < spike.onset + play.setting.spikes.run_steps:  # steps have become slower
@@ -135,7 +135,7 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
     if remedy in SKIPS or not spike.again:
         play.spike = None
     told = InPlaceRewind(
-        ordinal=len(gang.rewinds) + 1,
+        ordinal=len(group.rewinds) + 1,
         generation=generation,
         cause=Kind.LOSS_SPIKE,
         onset=Step(spike.onset),
@@ -156,19 +156,19 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
 
 def go_back(play: Play, told: InPlaceRewind) -> None:
     """In place, from memory or from disk."""
-    gang = play.cluster.gang
-    assert gang
+    group = play.cluster.group
+    assert group
     in_memory = told.to in play.training.memory(play.now_s - BEFORE_S)
     takes_s = play.costs.rewind_s if in_memory else play.costs.read_s
-    gang.reached = play.training.halt(play.now_s)
+    group.reached = play.training.halt(play.now_s)
     play.books.enter(play.now_s, "restore")
-    gang.rewinds.append(told)
-    play.later(takes_s, _on_again, play, gang.generation, told)
+    group.rewinds.append(told)
+    play.later(takes_s, _on_again, play, group.generation, told)
 
 
 def _on_again(play: Play, number: Generation, told: InPlaceRewind) -> None:
-    gang = play.cluster.gang
-    if gang is None or gang.generation != number or gang.broken_s <= play.now_s:
+    group = play.cluster.group
+    if group is None or group.generation != number or group.broken_s <= play.now_s:
         return
     play.books.enter(play.now_s, TRAINING)
     play.training.go_back(play.now_s, int(told.to))
@@ -182,8 +182,8 @@ def _on_again(play: Play, number: Generation, told: InPlaceRewind) -> None:
 
 def back_at(play: Play, number: Generation, step: int) -> None:
     """The ranks are where the fault struck, or behind it: the controller can close what is open."""
-    gang, track = play.cluster.gang, play.training.track
-    if gang is None or gang.generation != number or track is None:
+    group, track = play.cluster.group, play.training.track
+    if group is None or group.generation != number or track is None:
         return
     if track.finished(play.now_s) < step:  # it has become slower, or has gone back
         play.later(max(0.0, track.when(step) - play.now_s) + 1e-3, back_at, play, number, step)

@@ -131,7 +131,7 @@ class Play:
         """The record has changed: all nodes hear of it."""
         if before is None or before.number != record.number:
             if self.training.track is None:  # ranks that nothing is wrong with train on until they are stopped
-                self.books.enter(self.now_s, "stop" if self.cluster.gang else "nodes" if before else "start")
+                self.books.enter(self.now_s, "stop" if self.cluster.group else "nodes" if before else "start")
             self.failures += before is not None
             if record.pause_s:
                 self.news(record.pause_s)
@@ -149,7 +149,7 @@ class Play:
         """The job has ended itself; somebody starts it again, with budgets as new, from disk."""
         self.outcome.endings.append(Ending(at_s=self.since_s, code=record.exit_code, reason=record.reason))
         self.outcome.archive(self.cluster)
-        if self.cluster.gang:
+        if self.cluster.group:
             self.broken()
         self.books.enter(self.now_s, "operator")
         self.later(self.costs.operator_s, self._again)
@@ -163,7 +163,7 @@ class Play:
         assert last
         assert last.phase is Phase.ENDING
         self.training.forget()
-        cluster.gang, cluster.incidents, cluster.bad_from, cluster.newcomers = None, {}, -1, {}
+        cluster.group, cluster.incidents, cluster.bad_from, cluster.newcomers = None, {}, -1, {}
         cluster.quarantine = {}
         cluster.record = replace(last, phase=Phase.ENDED)
         cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
@@ -172,14 +172,14 @@ class Play:
 
     def broken(self) -> None:
         """No rank goes on, whether it knows it or not."""
-        gang = self.cluster.gang
-        if gang is None or gang.broken_s <= self.now_s:
+        group = self.cluster.group
+        if group is None or group.broken_s <= self.now_s:
             return
         if self.training.track:
             if self.training.all_sealed(self.now_s):
                 self.cluster.newcomers = {}
-            gang.reached = self.training.halt(self.now_s)
-        gang.broken_s = self.now_s
+            group.reached = self.training.halt(self.now_s)
+        group.broken_s = self.now_s
         self.books.enter(self.now_s, "detect")
 
     def repace(self) -> None:

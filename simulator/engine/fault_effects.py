@@ -56,16 +56,16 @@ def _breaks(play: Play, fault: Fault) -> None:
 
 def _dies(play: Play, name: NodeId, why: str) -> None:
     """Its agent sees the end of a rank at once."""
-    gang, record = play.cluster.gang, play.cluster.record
-    if gang is None or record is None or gang.generation != record.number:
+    group, record = play.cluster.group, play.cluster.record
+    if group is None or record is None or group.generation != record.number:
         return  # there are no ranks of this generation
     play.broken()
-    gang.exits[name] = RankExit(
+    group.exits[name] = RankExit(
         rank=play.cluster.rank(name),
         at_s=play.now_s,
         code=1,
         error=f"RuntimeError: {why}",
-        started=gang.stepped_s <= play.now_s,
+        started=group.stepped_s <= play.now_s,
     )
     play.news()
     play.news(HEARD_S)  # an exception waits so long for what others have to say
@@ -81,8 +81,8 @@ def start_of_the_sick(play: Play) -> None:
 
 def _hangs(play: Play, name: NodeId, why: str) -> None:
     """Nobody is told: all ranks have to be silent for long first (`resilience/detect/hang_rules.py`), and then are looked at twice."""
-    gang, track = play.cluster.gang, play.training.track
-    if gang is None or gang.broken_s <= play.now_s:
+    group, track = play.cluster.group, play.training.track
+    if group is None or group.broken_s <= play.now_s:
         return
     phase = RankPhase.TRAINING if track else RankPhase.RESTORING
     rank = Progress(
@@ -91,32 +91,32 @@ def _hangs(play: Play, name: NodeId, why: str) -> None:
         silent_s=0.0,
         done=track.finished(play.now_s) - track.begun if track else 0,
         steps_s=(track.period_s,) if track else (),
-        warmup_s=track.period_s if track and gang.generation > 1 else 0.0,
+        warmup_s=track.period_s if track and group.generation > 1 else 0.0,
     )
     play.broken()
     allowed_s = budget_s(rank, play.setting.hang)
-    play.later(allowed_s + play.setting.hang.confirm_s, _silent, play, gang.generation, name, allowed_s)
+    play.later(allowed_s + play.setting.hang.confirm_s, _silent, play, group.generation, name, allowed_s)
 
 
 def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: float) -> None:
     """All agents have looked at their ranks twice."""
-    cluster, gang = play.cluster, play.cluster.gang
-    if gang is None or gang.generation != generation or missing not in cluster.nodes:
+    cluster, group = play.cluster, play.cluster.group
+    if group is None or group.generation != generation or missing not in cluster.nodes:
         return
     for name in cluster.place:
         where = (Place.ELSEWHERE, "in the device's driver") if name == missing else (Place.COLLECTIVE, "in all_reduce")
         first = cluster.rank(name)
-        gang.stalls[name] = tuple(
+        group.stalls[name] = tuple(
             RankStall(
                 rank=Rank(rank),
-                at_s=gang.broken_s,
-                silent_s=play.now_s - gang.broken_s,
+                at_s=group.broken_s,
+                silent_s=play.now_s - group.broken_s,
                 budget_s=allowed_s,
                 stage="step",
-                step=Step(int(gang.reached)),
+                step=Step(int(group.reached)),
                 place=where[0],
                 words=where[1],
-                started=gang.stepped_s <= gang.broken_s,
+                started=group.stepped_s <= group.broken_s,
             )
             for rank in range(first, first + cluster.per_node)
         )

@@ -2,8 +2,8 @@
 where, and where it was not it says *assumption*. Pure.
 
 H200: this program on two H200s of one host, NCCL, ranks forked, 8.46 GB of state a rank, SIGKILL of one (docs/limits.md, *Hardware*; the
-parts from a trial with the same state: old gang gone 0.7 to 0.9 s, context 1.2 to 1.5, first all-reduce 2.1 to 2.2, state back 2.9 to
-3.0, first step 3.06 to 3.07, where nothing overlapped yet).
+parts from a trial with the same state: old worker group gone 0.7 to 0.9 s, context 1.2 to 1.5, first all-reduce 2.1 to 2.2, state back 2.9
+to 3.0, first step 3.06 to 3.07, where nothing overlapped yet).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Costs:
     tells_per_s: float = 20_000.0
     """And so many nodes hear of it (10,000 in 0.5 s)."""
     stop_s: float = 0.9
-    """Until nothing of the old gang is left, device memory included (H200)."""
+    """Until nothing of the old worker group is left, device memory included (H200)."""
     start_s: float = 0.6
     """Until the new ranks are there, with a context on the device (H200)."""
     build_s: float = 0.9

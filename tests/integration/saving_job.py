@@ -2,7 +2,7 @@
 
 `save_kills.py` forks the agent, tells it "go" and "hold", and kills what it likes. The agent has the ranks stage step after step, each
 wanted on disk, and seals what both have staged; told of halves, it has one rank alone seal, and waits for the other to be killed. When
-a rank dies it does as the real one: ends the gang, settles what it left, and starts the next one from the newest step that all can
+a rank dies it does as the real one: ends the worker group, settles what it left, and starts the next one from the newest step that all can
 read, whose bytes the ranks compare with those that (rank, step, seed) decide. What ends in any way but by a kill is told as wrong.
 """
 
@@ -25,7 +25,7 @@ import torch
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena, Slot, State
-from mt_resilient.checkpoint.arena.gang_cleanup import settle
+from mt_resilient.checkpoint.arena.group_cleanup import settle
 from mt_resilient.checkpoint.arena.slot_header import Header, restorable
 from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
 from mt_resilient.checkpoint.backend.filesystem import Files
@@ -192,7 +192,7 @@ class Agent:
         self._ranks: list[Fork] = []
         self._going = self._asked = False
         self._halves = 0
-        """How many gangs yet are to end amid a seal."""
+        """How many worker groups yet are to end amid a seal."""
         self._sealed = 0
         self._waiting: Counter[str] = Counter()
 
@@ -256,7 +256,7 @@ class Agent:
         return answers is not None
 
     def _rank_died(self) -> None:
-        """As the real agent: the gang ends, what it left is settled, the next one goes back to the newest that all can read."""
+        """As the real agent: the worker group ends, what it left is settled, the next one goes back to the newest that all can read."""
         codes = [rank.kill() for rank in self._ranks]
         if set(codes) != {-signal.SIGKILL}:
             self._tell(event="wrong", why=f"the ranks ended with codes {codes}")

@@ -303,7 +303,7 @@ class Job:
     @property
     def node(self) -> Node | None:
         """The one; of several, the first of those with the newest ranks."""
-        return max(self.nodes.values(), key=lambda node: node.gang.generation if node.gang else 0, default=None)
+        return max(self.nodes.values(), key=lambda node: node.group.generation if node.group else 0, default=None)
 
     @property
     def ranks(self) -> Ranks:

@@ -127,7 +127,7 @@ class Watch:
 
     def counted_anew(self, job: Job, record: GenerationRecord) -> None:
         """A generation begins whose number there was before."""
-        alive = any(node.gang and node.gang.generation >= record.number for node in job.nodes.values())
+        alive = any(node.group and node.group.generation >= record.number for node in job.nodes.values())
         self._hold(1, f"generation {record.number} begins once more while ranks are at work" if alive else "")
         self.newest = record.number
 
@@ -209,10 +209,10 @@ def _cleared(job: Job, record: GenerationRecord) -> str:
         return ""
     for node in _members(job, record):
         again = (
-            node.gang and job.watch.forgotten and node.gang.generation == record.number
+            node.group and job.watch.forgotten and node.group.generation == record.number
         )  # told as of an older backup
-        if node.gang and not again:
-            return f"generation {record.number} was launched before the ranks of {node.gang.generation} were ended"
+        if node.group and not again:
+            return f"generation {record.number} was launched before the ranks of {node.group.generation} were ended"
     return ""
 
 

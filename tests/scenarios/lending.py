@@ -50,12 +50,12 @@ class Lending:
     def send(self, now_s: float) -> None:
         """The newest marked snapshot that all ranks hold, while they train."""
         record = self._node.record
-        if record is None or self._node.gang is None or record.phase not in (Phase.LAUNCH, Phase.RUN):
+        if record is None or self._node.group is None or record.phase not in (Phase.LAUNCH, Phase.RUN):
             return
         holder = self._other(buddy_sources.holder(record, self._node.name), record)
         kept = [kept for kept in self._node.arena.values() if kept.sealed and kept.marked]
         newest = max(kept, key=lambda each: each.stamp, default=None)
-        if holder is None or holder.gang is None or newest is None:
+        if holder is None or holder.group is None or newest is None:
             return
         if (newest.stamp, holder.instance) == (self._sent, self._to) or self._node.faults.drain_dead:
             return

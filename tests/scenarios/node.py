@@ -23,7 +23,7 @@ from mt_resilient.agent.monitor.hang_monitor import Lookout
 from mt_resilient.agent.peers.fencing import Pulse, Standing, fenced
 from mt_resilient.agent.peers.lease import Heartbeat
 from mt_resilient.agent.ranks import status_report
-from mt_resilient.agent.ranks.worker_group import Gang
+from mt_resilient.agent.ranks.worker_group import WorkerGroup
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.agent.snapshots.fingerprint_source import Sight, layout_of
 from mt_resilient.agent.snapshots.replica_check import Replicas
@@ -101,7 +101,7 @@ class Node:
         self.lending = Lending(self)
         self.ranks: Ranks | None = None
         """Those of all nodes of the generation,"""
-        self.gang: Gang | None = None
+        self.group: WorkerGroup | None = None
         """and this node's processes of them."""
         self.seat = (0, 1)
         """Node rank and number of nodes, of the ranks that were started last."""
@@ -241,10 +241,10 @@ class Node:
         if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
         self._fence(now_s)
-        if self.gang:
-            self._abandon(status_report.rewinds(self.pages, self.gang.generation, self.job.skew_s, len(self.told)))
-            self.compare(now_s, self.gang.generation)
-        self.lookout.look(self.gang, self.pages, now_s, self.job.wall_s)
+        if self.group:
+            self._abandon(status_report.rewinds(self.pages, self.group.generation, self.job.skew_s, len(self.told)))
+            self.compare(now_s, self.group.generation)
+        self.lookout.look(self.group, self.pages, now_s, self.job.wall_s)
         for _, sentence in self.lookout.words():
             self._says(sentence)
         try:
@@ -301,9 +301,9 @@ class Node:
 
     def _fence(self, now_s: float) -> None:
         """Without a lease the others may go on without this node: its ranks end, unless they finish steps."""
-        if self.job.alone or self.gang is None or self.gang.fenced:
+        if self.job.alone or self.group is None or self.group.fenced:
             return
-        self.pulse.look(self.gang.generation, min(page.step for page in self.pages), now_s)
+        self.pulse.look(self.group.generation, min(page.step for page in self.pages), now_s)
         standing = Standing(
             lease_until_s=self.heartbeat.until_s,
             ttl_s=LEASE_S,
@@ -314,8 +314,8 @@ class Node:
         )
         if fenced(now_s, standing):
             self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
-            self.gang.fenced = True
-            for process in (*self.gang.ranks.values(), self.gang.launcher):
+            self.group.fenced = True
+            for process in (*self.group.ranks.values(), self.group.launcher):
                 if not process.ended_s:
                     process.ended_s, process.code, process.fenced = now_s + self.job.skew_s, -9, True
             if self.ranks:
@@ -349,8 +349,8 @@ class Node:
                 self.rejected.add(int(words["step"]))
                 self.say(f"the snapshot of step {words['step']} is set aside")
         self.seen = frozenset(self.disk)
-        gang = self.gang
-        number = gang.generation if gang else self.record.number if self.record else 0
+        group = self.group
+        number = group.generation if group else self.record.number if self.record else 0
         in_memory = [s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)]
         kept = NodeStatus(
             generation=Generation(number),
@@ -362,7 +362,7 @@ class Node:
         )
         status = status_report.status(
             kept,
-            gang,
+            group,
             self.pages,
             offset_s=self.job.skew_s,
             told=self.told,
@@ -384,16 +384,16 @@ class Node:
         self.store.put(KEYS.status(self.name), dumps(status))
 
     def _pulse(self, number: int) -> dict[str, Any]:
-        if self.job.alone or not self.gang or self.gang.generation != number:
+        if self.job.alone or not self.group or self.group.generation != number:
             return {}
         return {"pulse_s": self.pulse.stepped_s + self.job.skew_s, "stride_s": self.pulse.stride_s, "often_s": SAYS_S}
 
     def _obey(self, now_s: float) -> int | None:
-        record, over = self.record, self.gang is not None and self.gang.launcher.ended_s > 0
+        record, over = self.record, self.group is not None and self.group.launcher.ended_s > 0
         me = LocalState(
             instance=self.instance,
-            gang=self.gang.generation if self.gang else 0,
-            gang_over=over,
+            group=self.group.generation if self.group else 0,
+            group_over=over,
             attached=self.ranks is not None and all(page.pid for page in self.pages),
             training=self.ranks is not None and all(page.phase == RankPhase.TRAINING for page in self.pages),
             acked=self.acked,
@@ -455,7 +455,7 @@ class Node:
             case Action.PASS_SIGNAL:
                 self.leave_ordered_s = now_s
                 self._end_ranks("passes the signal on to")
-            case Action.END_GANG:
+            case Action.END_GROUP:
                 self._clear(now_s, record.number)
                 if record.onset >= 0 and record.phase is Phase.ENDING:
                     self.arena = {step: kept for step, kept in self.arena.items() if step < record.onset}
@@ -490,11 +490,11 @@ class Node:
             del self.arena[step]
 
     def _end_ranks(self, does: str = "ends what is left of") -> None:
-        if self.gang and not self.gang.launcher.ended_s:
+        if self.group and not self.group.launcher.ended_s:
             self.say(f"{self.says} {does} {'the' if self.job.alone else 'its'} ranks")
         if self.ranks:
             self.ranks.leave(self)
-        self.ranks = self.gang = None
+        self.ranks = self.group = None
         self.lending.abandon()
 
     def _ack(self, kind: AckKind, now_s: float) -> None:

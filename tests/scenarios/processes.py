@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.types import NodeId, RankPhase
@@ -35,7 +35,7 @@ class Processes:
         """Connections to some of them are closed: the others raise."""
 
     def join(self, node: Node) -> None:
-        node.gang = Gang(self.generation, Watched(4000, -1), COLD)
+        node.group = WorkerGroup(self.generation, Watched(4000, -1), COLD)
         self.nodes = {
             n: node if n == node.name else self.nodes[n] for n in self.record.members if n in {*self.nodes, node.name}
         }
@@ -52,20 +52,20 @@ class Processes:
             self.closed |= closed and node.name not in self.job.cut.peers
 
     @property
-    def gang(self) -> Gang:
+    def group(self) -> WorkerGroup:
         """Of the first node."""
-        gang = next(iter(self.nodes.values())).gang
-        assert gang
-        return gang
+        group = next(iter(self.nodes.values())).group
+        assert group
+        return group
 
     @property
-    def gangs(self) -> list[Gang]:
-        return [node.gang for node in self.nodes.values() if node.gang]
+    def worker_groups(self) -> list[WorkerGroup]:
+        return [node.group for node in self.nodes.values() if node.group]
 
     @property
     def alive(self) -> bool:
         """Whether none of those that have started has ended."""
-        return not any(g.launcher.ended_s or any(p.ended_s for p in g.ranks.values()) for g in self.gangs)
+        return not any(g.launcher.ended_s or any(p.ended_s for p in g.ranks.values()) for g in self.worker_groups)
 
     @property
     def whole(self) -> bool:
@@ -76,13 +76,13 @@ class Processes:
     def each(self) -> Iterator[tuple[int, Node, Page, Watched]]:
         """The attached ones, by global rank."""
         for node in self.nodes.values():
-            assert node.gang
-            for local, process in sorted(node.gang.ranks.items()):
+            assert node.group
+            for local, process in sorted(node.group.ranks.items()):
                 yield node.first_rank + local, node, node.pages[local], process
 
     def feel(self, now_s: float) -> bool:
         """What those that are left do about the others' end. Whether there is nothing that they could go on with."""
-        if any(not g.launcher.ended_s and any(p.ended_s for p in g.ranks.values()) for g in self.gangs):
+        if any(not g.launcher.ended_s and any(p.ended_s for p in g.ranks.values()) for g in self.worker_groups):
             self._launchers_end(now_s)
         elif self.closed:
             self._raise_closed(now_s - 0.5)
@@ -97,9 +97,9 @@ class Processes:
 
     def _launchers_end(self, now_s: float) -> None:
         ended = []
-        for node, gang in zip(self.nodes, self.gangs, strict=True):
-            if not gang.launcher.ended_s and any(p.ended_s for p in gang.ranks.values()):
-                gang.launcher.ended_s, gang.launcher.code = now_s + self.job.skew_s, 1
+        for node, group in zip(self.nodes, self.worker_groups, strict=True):
+            if not group.launcher.ended_s and any(p.ended_s for p in group.ranks.values()):
+                group.launcher.ended_s, group.launcher.code = now_s + self.job.skew_s, 1
                 ended.append(node)
         on = "" if self.job.alone else f" on {formatting.listed(ended)}"
         self.job.say(f"torchrun{on} {'sees it and ends' if len(ended) == 1 else 'see it and end'} with code 1")
@@ -117,14 +117,14 @@ class Processes:
     def _attach(self, now_s: float) -> None:
         came = []
         for node in self.nodes.values():
-            assert node.gang
-            if node.gang.ranks:
+            assert node.group
+            if node.group.ranks:
                 continue
             for local, page in enumerate(node.pages):
                 rank = node.first_rank + local
                 page.pid, page.rank, page.attached_ns = 5000 + rank, rank, ns(now_s)
                 page.phase = RankPhase.ATTACHED
-                node.gang.ranks[local] = Watched(page.pid, -1)
+                node.group.ranks[local] = Watched(page.pid, -1)
             came.append(node.name)
         if came:
             whose = "both" if len(self.pages) == 2 else "all"
@@ -153,10 +153,10 @@ class Processes:
     def kill_all(self, now_s: float) -> None:
         """SIGKILL for the launcher; its ranks die with it. Of several, for the first node's."""
         node = next(iter(self.nodes.values()))
-        assert node.gang
+        assert node.group
         where = "" if self.job.alone else f" on {node.name}"
         self.job.say(f"torchrun{where} is killed, and its ranks with it")
-        for process in (node.gang.launcher, *node.gang.ranks.values()):
+        for process in (node.group.launcher, *node.group.ranks.values()):
             if not process.ended_s:
                 process.ended_s, process.code = now_s + self.job.skew_s, -9
         self.closed |= not self.job.alone and not self.job.faults.peers_hang

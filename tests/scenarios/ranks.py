@@ -335,7 +335,7 @@ class Ranks(Processes):
             self._end(now_s)
 
     def _end(self, now_s: float) -> None:
-        for process in (p for gang in self.gangs for p in (*gang.ranks.values(), gang.launcher)):
+        for process in (p for group in self.worker_groups for p in (*group.ranks.values(), group.launcher)):
             process.ended_s, process.code = now_s + self.job.skew_s, 0
 
     def _contribute(self, finite: bool, missing: frozenset[int]) -> None:
@@ -460,7 +460,9 @@ class Ranks(Processes):
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)
         if to < 0:
-            self.raise_("InternalError: no snapshot is left to go back to in place; the gang restarts from disk", now_s)
+            self.raise_(
+                "InternalError: no snapshot is left to go back to in place; the worker group restarts from disk", now_s
+            )
             return
         past = rewind_ladder.same_fault(finding, self.course.turns, self.job.judged_by.ladder)
         window = answer.window(finding.onset, Step(to), self.course.windows)

@@ -16,7 +16,7 @@ REPLAYS = RankPolicy(ladder=LadderPolicy(max_replays=99))
 
 
 def kill_rank(job: Job) -> None:
-    if job.node and job.node.ranks and job.ranks.gang.ranks and job.ranks.alive:
+    if job.node and job.node.ranks and job.ranks.group.ranks and job.ranks.alive:
         job.kill_rank(1)
 
 

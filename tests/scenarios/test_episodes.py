@@ -39,7 +39,7 @@ def test_clean_run(golden: Golden) -> None:
 
 
 def test_rank_killed(golden: Golden) -> None:
-    """A rank is killed in the middle: the gang restarts from memory."""
+    """A rank is killed in the middle: the worker group restarts from memory."""
     job = Job()
     job.until_step(5)
     job.kill_rank(1)
@@ -603,7 +603,7 @@ def test_storage_does_not_answer(golden: Golden) -> None:
 
 
 def test_rank_hangs(golden: Golden) -> None:
-    """A rank stops moving in the middle: the one that did not enter the collective is named, and the gang restarts from memory."""
+    """A rank stops moving in the middle: the one that did not enter the collective is named, and the worker group restarts from memory."""
     job = Job(hang_at={6: 1})
     ends_well(job)
     (incident,) = job.incidents.values()
@@ -685,7 +685,7 @@ def test_teardown_hangs(golden: Golden) -> None:
 
 
 def test_replica_of_three_flips(golden: Golden) -> None:
-    """A bit of one of three replicas flips: the vote blames it, and the gang goes back to before it."""
+    """A bit of one of three replicas flips: the vote blames it, and the worker group goes back to before it."""
     job = Job(ranks=3, flip_at={7: 1})
     ends_well(job)
     (incident,) = job.incidents.values()
@@ -705,7 +705,7 @@ def test_replica_of_two_flips(golden: Golden) -> None:
 
 
 def test_flips_and_is_killed(golden: Golden) -> None:
-    """A bit flips and the rank is killed at once: the newest snapshot in memory is not what the gang goes on from."""
+    """A bit flips and the rank is killed at once: the newest snapshot in memory is not what the worker group goes on from."""
     job = Job(flip_at={7: 1}, kill_at={8: 1})
     ends_well(job)
     assert max(i.resume_step or 0 for i in job.incidents.values()) < 7

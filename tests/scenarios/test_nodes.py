@@ -10,7 +10,7 @@ from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.request import Wish
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import NodeId, Step
-from mt_resilient.resilience.plan.escalation import REPLACE_NODE, REPLAN, RESTART_GANG, RecoveryPolicy
+from mt_resilient.resilience.plan.escalation import REPLACE_NODE, REPLAN, RESTART_GROUP, RecoveryPolicy
 from mt_resilient.resilience.report.status_view import lines
 
 from ..simulation.faults import bit_flips
@@ -81,7 +81,7 @@ def test_a_rank_is_killed_on_one_of_two_nodes(golden: Golden) -> None:
     job.until_step(6)
     job.kill_rank(3)
     job.to_the_end()
-    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GANG])
+    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GROUP])
     golden(job.transcript())
 
 
@@ -108,7 +108,7 @@ def test_a_node_reboots_sooner_than_its_lease_is_over(golden: Golden) -> None:
     job.tick()
     job.start_agent("b")
     ends_well(job, "agent_lost")
-    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GANG])
+    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GROUP])
     golden(job.transcript())
 
 
@@ -143,7 +143,7 @@ def test_the_script_does_not_start_on_fewer_and_the_node_is_waited_for(golden: G
     job.until_phase(Phase.RUN, record.number + 1)
     ends_well(job, "agent_lost", *["script_raised"] * 8)
     assert [i.pause_s for i in job.incidents.values()] == [0, 0, 1, 5, 25, 0, 300, 300, 300]
-    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, *[RESTART_GANG] * 7, REPLAN])
+    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, *[RESTART_GROUP] * 7, REPLAN])
     golden(job.transcript())
 
 
@@ -299,7 +299,7 @@ def test_a_rank_dies_while_the_job_may_grow(golden: Golden) -> None:
     job.until_step(25)
     job.kill_rank(0)
     ends_well(job, "agent_lost", "rank_killed", "moved")
-    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, RESTART_GANG, REPLAN])
+    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, RESTART_GROUP, REPLAN])
     assert job.incidents[(2, "0002")].resume_step == 24, job.transcript()
     golden(job.transcript())
 

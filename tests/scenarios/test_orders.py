@@ -102,11 +102,11 @@ def test_a_long_pause(golden: Golden) -> None:
         job.tick()
     job.start_store()
     job.kill_rank(1)
-    job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.gang.generation == 2 and job.ranks.paused))
+    job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.group.generation == 2 and job.ranks.paused))
     job.kill_agent()
     job.tick()
     job.start_agent()
-    job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.gang.generation == 3 and job.ranks.paused))
+    job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.group.generation == 3 and job.ranks.paused))
     for _ in range(20):
         job.tick()
     assert job.ranks.step == reached

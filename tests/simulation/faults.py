@@ -25,7 +25,7 @@ Fault = Callable[[Job, int], tuple[int, End] | None]
 
 
 def _alive(job: Job) -> bool:
-    return bool(job.node and job.node.ranks and job.ranks.alive and job.ranks.gang.ranks)
+    return bool(job.node and job.node.ranks and job.ranks.alive and job.ranks.group.ranks)
 
 
 def rank_killed(job: Job, number: int) -> None:

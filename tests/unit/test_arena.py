@@ -331,7 +331,7 @@ def test_restorable(by_rank, expected):
     assert {stamp.step for stamp in complete(by_rank, 2)} == expected
 
 
-def test_a_gang_of_fewer_or_no_ranks():
+def test_a_worker_group_of_fewer_or_no_ranks():
     assert restorable([[SEALED], [FREE]], 1) == {10}
     assert restorable([[SEALED]], 2) == set()
     assert restorable([[SEALED]], 0) == set()

@@ -1,4 +1,4 @@
-"""Verdict → plan: when the gang restarts, and when the job stops."""
+"""Verdict → plan: when the worker group restarts, and when the job stops."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ HOPELESS = (Cause.STATE_REFUSED, Cause.STATE_UNSAVABLE, Cause.TORCH_MISSING)
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (*Kind, Cause.FROZEN, *HOPELESS)])
 @pytest.mark.parametrize("started", [True, False])
-def test_a_first_fault_restarts_the_gang(cause: Cause, started: bool) -> None:
+def test_a_first_fault_restarts_the_worker_group(cause: Cause, started: bool) -> None:
     answer = plan(verdict(cause, started), 10, 10, [], POLICY)
     assert (answer.event, answer.rung, answer.exit_code) == (Event.FAULT, 2, 0)
 
@@ -145,7 +145,7 @@ def test_budgets_begin_anew_with_the_last_rewind_that_was_ordered(at: int) -> No
     assert plan(verdict(Cause.RANK_KILLED), 200, 10, [*past[:at], ordered, *past[at:]], POLICY).exit_code == 93
 
 
-def test_a_gang_that_was_never_launched_has_no_life() -> None:
+def test_a_worker_group_that_was_never_launched_has_no_life() -> None:
     past = killed(10, 10, 10)
     past[1] = replace(past[1], resume_step=None)
     assert plan(verdict(Cause.RANK_KILLED), 200, 10, past, POLICY).event is Event.FAULT

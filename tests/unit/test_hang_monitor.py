@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mt_resilient.agent.monitor.hang_monitor import PAUSE_S, Lookout
-from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 from mt_resilient.resilience.detect.hang_rules import HangPolicy, Look
 from mt_resilient.resilience.detect.stack_traces import Spot
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
@@ -27,7 +27,7 @@ class Played:
             page.pid, page.phase, page.built_ns = 100 + rank, phase, 1
             page.beat(1, 1.0, 1.0, 10)
         ranks = {rank: Watched(page.pid, -1) for rank, page in enumerate(self.pages)}
-        self.gang = Gang(1, Watched(99, -1), "warm", ranks)
+        self.group = WorkerGroup(1, Watched(99, -1), "warm", ranks)
         self.places, self.busy, self.asked = [Place.COLLECTIVE, place], False, 0
         self.lookout, self.now_s = Lookout(HangPolicy(**{**POLICY, **policy}), self), 1000.0
 
@@ -48,7 +48,7 @@ class Played:
         said = []
         for _ in range(number):
             self.now_s += each_s
-            self.lookout.look(self.gang, self.pages, self.now_s, self.now_s + 5000)
+            self.lookout.look(self.group, self.pages, self.now_s, self.now_s + 5000)
             said += [sentence for _, sentence in self.lookout.words()]
         return said
 
@@ -115,7 +115,7 @@ def test_a_teardown_that_hangs_is_over() -> None:
     played.seconds(12)
     assert "rank 1 is at teardown" in played.lookout.teardown
     exited = Played(Place.TEARDOWN, RankPhase.FINISHED)
-    exited.gang.ranks[0].ended_s, exited.pages[1].left = 1.0, 1
+    exited.group.ranks[0].ended_s, exited.pages[1].left = 1.0, 1
     exited.places[1] = Place.ELSEWHERE  # no frame tells more than that the interpreter shuts down
     exited.seconds(12)
     assert exited.lookout.teardown
@@ -123,14 +123,14 @@ def test_a_teardown_that_hangs_is_over() -> None:
 
 def test_a_launcher_that_outlives_its_ranks_is_over() -> None:
     played = Played(phase=RankPhase.FINISHED)
-    for process in played.gang.ranks.values():
+    for process in played.group.ranks.values():
         process.ended_s = 1.0
     played.seconds(5)
     assert not played.lookout.teardown
     played.seconds(5)
     assert "the launcher (torchrun) lives on" in played.lookout.teardown
     training = Played()
-    for process in training.gang.ranks.values():
+    for process in training.group.ranks.values():
         process.ended_s = 1.0
     training.seconds(60)
     assert not training.lookout.teardown

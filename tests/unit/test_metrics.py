@@ -9,7 +9,7 @@ from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.incident import PHASES
 from mt_resilient.resilience.model.types import Step
-from mt_resilient.resilience.plan.escalation import RESTART_GANG, REWIND_IN_PLACE, STOP
+from mt_resilient.resilience.plan.escalation import RESTART_GROUP, REWIND_IN_PLACE, STOP
 from mt_resilient.resilience.report.metrics import RUNGS, Metrics
 
 from .worlds import incident
@@ -42,7 +42,7 @@ def test_no_recovery_adds_a_combination_that_was_not_there() -> None:
     metrics = Metrics("job")
     before = samples(metrics).keys()
     for cause in Cause:
-        for rung in (REWIND_IN_PLACE, RESTART_GANG, STOP):
+        for rung in (REWIND_IN_PLACE, RESTART_GROUP, STOP):
             metrics.recovery(incident(rung=rung, cause=cause, phases_s=dict.fromkeys(PHASES, 1.0)))
     assert samples(metrics).keys() == before
 

@@ -34,37 +34,37 @@ TABLE: list[tuple[set[str], dict[str, object], Action]] = [
     # A record that is not about this agent is none of its business, until the job is over.
     ({"no record"}, {}, Action.WAIT),
     ({"ended"}, {}, Action.LEAVE),
-    ({"ended without me"}, {"gang": {0}}, Action.LEAVE),
+    ({"ended without me"}, {"group": {0}}, Action.LEAVE),
     ({"ended without me"}, {}, Action.STAND_DOWN),
     # … but ranks of a generation that is past would train beside those of the present one.
-    (WITHOUT_ME, {"gang": {NUMBER - 1}}, Action.STAND_DOWN),
+    (WITHOUT_ME, {"group": {NUMBER - 1}}, Action.STAND_DOWN),
     (WITHOUT_ME, {}, Action.WAIT),
     # Gathering is over when nothing is left here and that was said of this very generation.
-    ({"gather"}, {"gang": {0}, "acked": {(NUMBER, AckKind.READY)}}, Action.WAIT),
+    ({"gather"}, {"group": {0}, "acked": {(NUMBER, AckKind.READY)}}, Action.WAIT),
     ({"gather"}, {}, Action.CLEAR),
-    # A gang of this generation is to be here, and is started once: one that is over is the controller's to judge.
-    ({"launch", "run"}, {"gang": {0, NUMBER - 1}}, Action.LAUNCH),
+    # A worker group of this generation is to be here, and is started once: one that is over is the controller's to judge.
+    ({"launch", "run"}, {"group": {0, NUMBER - 1}}, Action.LAUNCH),
     ({"launch", "run"}, {"attached": {False}}, Action.WAIT),
     ({"launch", "run"}, {"acked": {(NUMBER, AckKind.RUNNING)}}, Action.WAIT),
     ({"launch", "run"}, {}, Action.SAY_RUNNING),
     # Ranks that can take a last snapshot get the time for it.
     (ENDING, {"acked": {(NUMBER, AckKind.ENDED)}}, Action.WAIT),
-    (ENDING, {"gang": {0}}, Action.END_GANG),
-    (ENDING, {"gang_over": {True}}, Action.END_GANG),
-    (ENDING, {"grace_over": {True}}, Action.END_GANG),
+    (ENDING, {"group": {0}}, Action.END_GROUP),
+    (ENDING, {"group_over": {True}}, Action.END_GROUP),
+    (ENDING, {"grace_over": {True}}, Action.END_GROUP),
     (ENDING, {"leave_ordered": {True}}, Action.WAIT),
     ({"ending with a snapshot", "preempted"}, {"training": {True}}, Action.ORDER_LEAVE),
     # The signal that torchrun would pass on: ranks run their handlers, and save by themselves where nothing else saves.
     ({"ending by a signal", "preempted"}, {"attached": {True}}, Action.PASS_SIGNAL),
-    (ENDING, {}, Action.END_GANG),
+    (ENDING, {}, Action.END_GROUP),
 ]
 """Where the record stands, what must hold of this node, and the answer; the first row that fits counts."""
 
 STATES = [
     LocalState(
         instance=ME,
-        gang=gang,
-        gang_over=over,
+        group=group,
+        group_over=over,
         attached=attached,
         training=training,
         acked=acked,
@@ -75,7 +75,7 @@ STATES = [
         leave_ordered=ordered,
         grace_over=grace,
     )
-    for gang, over, attached, training, acked, ordered, grace in product(
+    for group, over, attached, training, acked, ordered, grace in product(
         (0, NUMBER - 1, NUMBER),
         BOTH,
         BOTH,
@@ -116,7 +116,7 @@ BACK = RewindOrder(number=7, to=Step(40))
 RUNNING = next(
     me
     for me in STATES
-    if (me.gang, me.attached, me.training, me.acked) == (NUMBER, True, True, (NUMBER, AckKind.RUNNING))
+    if (me.group, me.attached, me.training, me.acked) == (NUMBER, True, True, (NUMBER, AckKind.RUNNING))
 )
 
 
@@ -138,7 +138,7 @@ RUNNING = next(
         ({"moving": "n2 joins"}, {"paused": True}, Action.WAIT),
         ({"moving": "n2 joins"}, {"paused": True, "waiting": True}, Action.ORDER_SNAPSHOT),
         ({"rewind": BACK, "paused": True, "snapshot": "b"}, {}, Action.ORDER_REWIND),
-        ({"rewind": BACK, "paused": True}, {"gang": 0}, Action.LAUNCH),
+        ({"rewind": BACK, "paused": True}, {"group": 0}, Action.LAUNCH),
         ({"rewind": BACK, "paused": True}, {"acked": (0, None)}, Action.SAY_RUNNING),
     ],
 )

@@ -441,7 +441,7 @@ def test_a_second_rewind_waits_for_the_first_and_for_what_the_replicas_have_show
     done = replace(judged, incidents=(replace(found, remedy="replay"),))
     assert rule(done, NOW, Step(10)).record, "the ranks have gone back, and only its end is waited for"
     declined = replace(judged, requests=(), status={A: status(declined=7)})
-    assert rule(declined, NOW, Step(10)) == Decision(), "the gang is started again for it (`unheeded`)"
+    assert rule(declined, NOW, Step(10)) == Decision(), "the worker group is started again for it (`unheeded`)"
 
 
 def test_only_the_present_order_is_given_up() -> None:

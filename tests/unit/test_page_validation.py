@@ -13,7 +13,7 @@ from mt_resilient.agent.monitor.rank_progress import Hearing
 from mt_resilient.agent.monitor.step_times import Strides
 from mt_resilient.agent.ranks import status_report
 from mt_resilient.agent.ranks.board import Board
-from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 from mt_resilient.resilience.detect.straggler import StragglerPolicy
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound, Sighted
 from mt_resilient.resilience.ipc.board_layout import Page
@@ -72,7 +72,9 @@ def test_whatever_a_rank_writes_is_refused_or_read(board: Board, seed: int, toge
     chance = Random(seed)
     train(board)
     assert board.look(KNOWN) == {}
-    gang = Gang(3, Watched(99, -1), "warm", {n: Watched(pid, -1, ended_s=20.0, code=-9) for n, pid in KNOWN.items()})
+    group = WorkerGroup(
+        3, Watched(99, -1), "warm", {n: Watched(pid, -1, ended_s=20.0, code=-9) for n, pid in KNOWN.items()}
+    )
     hearing, strides = Hearing(5), Strides(StragglerPolicy())
     for number in range(1, WRITES + 1):
         at = 8 * chance.randrange(PAGE_BYTES // 8)
@@ -87,7 +89,7 @@ def test_whatever_a_rank_writes_is_refused_or_read(board: Board, seed: int, toge
         strides.look(board.pages, float(number), 0.0)
         rewinds = status_report.rewinds(board.pages, 3, 0.0, 0)
         kept = NodeStatus(generation=Generation(3), at_s=1.0)
-        told = status_report.status(kept, gang, board.pages, offset_s=0.0, told=tuple(rewinds))
+        told = status_report.status(kept, group, board.pages, offset_s=0.0, told=tuple(rewinds))
         assert len(loads(NodeStatus, dumps(told)).exits) <= 2
         assert -1 <= told.min_step <= told.max_step <= MOST
         assert isinstance(board.pages[0].unsaved, str)

@@ -31,7 +31,12 @@ def test_steps(count: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(1, "rung 1, rewind in place"), (2, "rung 2, restart of the gang"), (6, "rung 6, stop"), (9, "rung 9, unknown")],
+    [
+        (1, "rung 1, rewind in place"),
+        (2, "rung 2, restart of the worker group"),
+        (6, "rung 6, stop"),
+        (9, "rung 9, unknown"),
+    ],
 )
 def test_rungs(number: int, text: str) -> None:
     assert explain.rung(number) == text
@@ -48,7 +53,7 @@ def test_a_recovery_in_one_line() -> None:
     over = incident(at=10, resume_step=Step(9), launch="warm", phases_s={"detect": 0.004}, open=False)
     assert (
         explain.recovered(over)
-        == "recovered (rung 2, restart of the gang, started warm): 1 step computed again; detect 4 ms"
+        == "recovered (rung 2, restart of the worker group, started warm): 1 step computed again; detect 4 ms"
     )
     rewound = incident(rung=1, at=10, resume_step=Step(8), phases_s={"restore": 0.01}, open=False)
     assert explain.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
@@ -74,7 +79,7 @@ def test_the_story_of_a_restart() -> None:
         "  seen       also seen: rank 1 raised",
         "  seen       Traceback",
         "  seen         line 1",
-        "  concluded  rank killed, answered by rung 2, restart of the gang",
+        "  concluded  rank killed, answered by rung 2, restart of the worker group",
         "  done       start it again",
         "  went on    from step 9, ranks started cold: no warm process yet",
         "  took       detect 4 ms",
@@ -112,7 +117,7 @@ def test_where_the_job_went_on(told: Incident, line: str) -> None:
         (incident(open=False), "over before its first step: another fault came, or the end of the job"),
         (
             incident(open=False, phases_s={"step": 0.1}, resume_step=Step(9)),
-            "recovered (rung 2, restart of the gang): 1 step computed again; step 100 ms",
+            "recovered (rung 2, restart of the worker group): 1 step computed again; step 100 ms",
         ),
     ],
 )

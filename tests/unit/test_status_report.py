@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.agent.ranks.status_report import ended_well, exits, reached, rewinds, status
-from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, Rewound
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.cause import Kind
@@ -35,7 +35,7 @@ def pages(phase: RankPhase = RankPhase.TRAINING, step: int = 10, **fields: int) 
     return made
 
 
-def gang(*codes: object, launcher: int | str | None = "alive", at_s: float = NOW) -> Gang:
+def group(*codes: object, launcher: int | str | None = "alive", at_s: float = NOW) -> WorkerGroup:
     """codes: by local rank, `alive`, or the exit code, None where the kernel does not tell."""
 
     def watched(pid: int, code: object) -> Watched:
@@ -43,7 +43,7 @@ def gang(*codes: object, launcher: int | str | None = "alive", at_s: float = NOW
         return Watched(pid, -1, ended_s=0.0 if alive else at_s, code=None if alive else code)  # type: ignore[arg-type]
 
     ranks = {local_rank: watched(100 + local_rank, code) for local_rank, code in enumerate(codes)}
-    return Gang(3, watched(99, launcher), "warm", ranks)
+    return WorkerGroup(3, watched(99, launcher), "warm", ranks)
 
 
 @pytest.mark.parametrize(("code", "told"), [(-15, 1), (-6, 1), (3, 3), (-2, -2)])
@@ -51,7 +51,7 @@ def test_a_rank_that_has_told_its_exception_ended_by_it(code: int, told: int) ->
     """Both ranks raise; the launcher sees one gone, and sends the other, which is on its way out, a signal."""
     board = pages(RankPhase.ATTACHED, step=-1)
     board[0].say_farewell(error="FileNotFoundError: train.bin")
-    assert [gone.code for gone in exits(gang(code, "alive"), board)] == [told]
+    assert [gone.code for gone in exits(group(code, "alive"), board)] == [told]
 
 
 # -- which end was meant -----------------------------------------------------------------------------------------------------
@@ -88,10 +88,10 @@ def test_a_script_that_was_over_and_whose_code_a_wrapper_has_taken(launcher: int
 
 def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -> None:
     board = pages(phase=RankPhase.FINISHED, step=9, left=1)
-    told = said(gang(-6, -15, launcher=1), board)
+    told = said(group(-6, -15, launcher=1), board)
     assert (told.finished, told.exits) == (True, ())
     board[1].left = 0
-    told = said(gang(-6, -15, launcher=1), board)
+    told = said(group(-6, -15, launcher=1), board)
     assert not told.finished
     assert [gone.code for gone in told.exits] == [-15]
 
@@ -102,38 +102,38 @@ def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -
 @pytest.mark.parametrize(
     ("watched", "phase", "gone"),
     [
-        (gang("alive", "alive"), RankPhase.TRAINING, []),
-        (gang(-9, "alive"), RankPhase.TRAINING, [4]),
-        (gang("alive", 1), RankPhase.TRAINING, [5]),
-        (gang(-9, 1, launcher=1), RankPhase.TRAINING, [4, 5]),
-        (gang(1, 0, launcher=1), RankPhase.TRAINING, [4, 5]),  # who left early may be what the other failed of
-        (gang("alive", 0), RankPhase.TRAINING, []),
-        (gang(0, 0, launcher=0), RankPhase.TRAINING, []),
-        (gang(0, "alive"), RankPhase.FINISHED, []),
-        (gang(0, 0, launcher=0), RankPhase.FINISHED, []),
-        (gang(0, 1, launcher=1), RankPhase.FINISHED, [5]),
-        (gang(None, "alive"), RankPhase.TRAINING, [4]),
-        (gang(None, "alive"), RankPhase.FINISHED, []),
-        (gang(None, None, launcher=0), RankPhase.FINISHED, []),
-        (gang(None, None, launcher=1), RankPhase.FINISHED, [4, 5]),
-        (gang(None, "alive"), RankPhase.ATTACHED, []),
-        (gang(None, None, launcher=1), RankPhase.ATTACHED, [4, 5]),
-        (gang(launcher=1), RankPhase.ABSENT, [-1]),
-        (gang(launcher=-9), RankPhase.ABSENT, [-1]),
-        (gang(launcher=None), RankPhase.ABSENT, [-1]),
-        (gang(launcher=0), RankPhase.ABSENT, []),
-        (gang("alive", "alive", launcher=-9), RankPhase.TRAINING, [-1]),
-        (gang(0, 0, launcher=1), RankPhase.FINISHED, [-1]),
+        (group("alive", "alive"), RankPhase.TRAINING, []),
+        (group(-9, "alive"), RankPhase.TRAINING, [4]),
+        (group("alive", 1), RankPhase.TRAINING, [5]),
+        (group(-9, 1, launcher=1), RankPhase.TRAINING, [4, 5]),
+        (group(1, 0, launcher=1), RankPhase.TRAINING, [4, 5]),  # who left early may be what the other failed of
+        (group("alive", 0), RankPhase.TRAINING, []),
+        (group(0, 0, launcher=0), RankPhase.TRAINING, []),
+        (group(0, "alive"), RankPhase.FINISHED, []),
+        (group(0, 0, launcher=0), RankPhase.FINISHED, []),
+        (group(0, 1, launcher=1), RankPhase.FINISHED, [5]),
+        (group(None, "alive"), RankPhase.TRAINING, [4]),
+        (group(None, "alive"), RankPhase.FINISHED, []),
+        (group(None, None, launcher=0), RankPhase.FINISHED, []),
+        (group(None, None, launcher=1), RankPhase.FINISHED, [4, 5]),
+        (group(None, "alive"), RankPhase.ATTACHED, []),
+        (group(None, None, launcher=1), RankPhase.ATTACHED, [4, 5]),
+        (group(launcher=1), RankPhase.ABSENT, [-1]),
+        (group(launcher=-9), RankPhase.ABSENT, [-1]),
+        (group(launcher=None), RankPhase.ABSENT, [-1]),
+        (group(launcher=0), RankPhase.ABSENT, []),
+        (group("alive", "alive", launcher=-9), RankPhase.TRAINING, [-1]),
+        (group(0, 0, launcher=1), RankPhase.FINISHED, [-1]),
     ],
 )
-def test_who_is_gone_and_was_not_meant_to_be(watched: Gang, phase: RankPhase, gone: list[int]) -> None:
+def test_who_is_gone_and_was_not_meant_to_be(watched: WorkerGroup, phase: RankPhase, gone: list[int]) -> None:
     assert [found.rank for found in exits(watched, pages(phase))] == gone
 
 
 def test_an_exit_tells_how_and_what_was_said() -> None:
     board = pages()
     board[1].say_farewell(error="KeyError: 'x'", traceback="Traceback\nKeyError: 'x'")
-    killed, raised = exits(gang(-9, 1), board)
+    killed, raised = exits(group(-9, 1), board)
     assert killed == RankExit(rank=Rank(4), at_s=NOW, code=-9, started=True)
     assert raised == RankExit(
         rank=Rank(5), at_s=NOW, code=1, error="KeyError: 'x'", traceback="Traceback\nKeyError: 'x'", started=True
@@ -142,31 +142,31 @@ def test_an_exit_tells_how_and_what_was_said() -> None:
 
 @pytest.mark.parametrize(("phase", "started"), [(RankPhase.RESTORING, False), (RankPhase.FINISHED, True)])
 def test_who_fails_behind_the_last_step_has_not_failed_at_the_start(phase: RankPhase, started: bool) -> None:
-    (gone,) = exits(gang(1, "alive"), pages(phase=phase, step=-1))
+    (gone,) = exits(group(1, "alive"), pages(phase=phase, step=-1))
     assert gone.started is started
 
 
 def test_a_rank_can_name_its_own_end() -> None:
     board = pages(step=-1)
     board[0].say_farewell(error="it is torn", kind="snapshot", step=7, path="/a")
-    (gone,) = exits(gang(1, "alive"), board)
+    (gone,) = exits(group(1, "alive"), board)
     assert (gone.kind, gone.step, gone.started) == ("snapshot", 7, False)
 
 
 def test_one_that_left_a_word_raised_even_if_the_kernel_does_not_tell() -> None:
     board = pages()
     board[0].say_farewell(error="KeyError: 'x'")
-    said, silent = exits(gang(None, None), board)
+    said, silent = exits(group(None, None), board)
     assert (said.code, silent.code) == (1, None)
 
 
 def test_the_launcher_s_failure_is_explained_by_whatever_a_rank_said() -> None:
     board = pages(RankPhase.ATTACHED, step=-1)
     board[1].say_farewell(error="OSError: no such file")
-    (gone,) = exits(gang(launcher=1), board)
+    (gone,) = exits(group(launcher=1), board)
     assert (gone.rank, gone.code, gone.error, gone.started) == (-1, 1, "OSError: no such file", False)
     for step in (0, 10):
-        (later,) = exits(gang(launcher=1), pages(step=step))
+        (later,) = exits(group(launcher=1), pages(step=step))
         assert later.started
 
 
@@ -215,7 +215,7 @@ def test_rewinds_between_two_looks_are_all_told_up_to_eight() -> None:
 # -- the whole status ----------------------------------------------------------------------------------------------------------
 
 
-def said(watched: Gang | None, board: list[Page], **more: Any) -> NodeStatus:
+def said(watched: WorkerGroup | None, board: list[Page], **more: Any) -> NodeStatus:
     return status(
         NodeStatus(
             generation=Generation(3),
@@ -235,18 +235,18 @@ def said(watched: Gang | None, board: list[Page], **more: Any) -> NodeStatus:
 
 def test_ranks_that_hang_in_their_teardown_have_finished() -> None:
     board = pages(phase=RankPhase.FINISHED, step=9)
-    assert not said(gang("alive", "alive"), board).finished
-    told = said(gang("alive", "alive"), board, stuck=True)
+    assert not said(group("alive", "alive"), board).finished
+    told = said(group("alive", "alive"), board, stuck=True)
     assert (told.finished, told.stopped, told.exits, told.alive) == (True, False, (), 2)
-    told = said(gang("alive", "alive"), pages(phase=RankPhase.STOPPED, step=9), stuck=True)
+    told = said(group("alive", "alive"), pages(phase=RankPhase.STOPPED, step=9), stuck=True)
     assert (told.finished, told.stopped) == (False, True)
 
 
 def test_silent_ranks_are_told_of() -> None:
-    assert said(gang("alive", "alive"), pages(), stalls=(stall(4), stall(5))).stalls == (stall(4), stall(5))
+    assert said(group("alive", "alive"), pages(), stalls=(stall(4), stall(5))).stalls == (stall(4), stall(5))
 
 
-def test_without_a_gang_only_snapshots_are_told() -> None:
+def test_without_a_worker_group_only_snapshots_are_told() -> None:
     assert said(None, pages(step=10)) == NodeStatus(
         generation=3,
         at_s=NOW,
@@ -259,7 +259,7 @@ def test_without_a_gang_only_snapshots_are_told() -> None:
 def test_a_training_node() -> None:
     board = pages(attached_ns=1_000_000_000, built_ns=2_000_000_000)
     board[1].step, board[1].attached_ns, board[1].built_ns = 9, 3_000_000_000, 0
-    told = said(gang("alive", "alive"), board)
+    told = said(group("alive", "alive"), board)
     assert (told.min_step, told.max_step, told.alive, told.pids, told.launch) == (9, 10, 2, (100, 101), "warm")
     assert (told.attached_s, told.built_s) == (1003.0, 0.0)  # the last rank's time; none while one is missing
     assert (told.finished, told.stopped, told.exits, told.memory_steps) == (False, False, (), (9, 10))
@@ -268,17 +268,17 @@ def test_a_training_node() -> None:
 @pytest.mark.parametrize(
     ("watched", "phases", "finished", "stopped"),
     [
-        (gang(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.FINISHED), True, False),
-        (gang(0, 0, launcher=0), (RankPhase.STOPPED, RankPhase.STOPPED), False, True),
-        (gang(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.STOPPED), False, True),
-        (gang(0, 0), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
-        (gang(0, 0, launcher=1), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
-        (gang(launcher=0), (RankPhase.ABSENT, RankPhase.ABSENT), True, False),
-        (gang("alive", "alive"), (RankPhase.TRAINING, RankPhase.STOPPED), False, False),
+        (group(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.FINISHED), True, False),
+        (group(0, 0, launcher=0), (RankPhase.STOPPED, RankPhase.STOPPED), False, True),
+        (group(0, 0, launcher=0), (RankPhase.FINISHED, RankPhase.STOPPED), False, True),
+        (group(0, 0), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
+        (group(0, 0, launcher=1), (RankPhase.FINISHED, RankPhase.FINISHED), False, False),
+        (group(launcher=0), (RankPhase.ABSENT, RankPhase.ABSENT), True, False),
+        (group("alive", "alive"), (RankPhase.TRAINING, RankPhase.STOPPED), False, False),
     ],
 )
 def test_finished_and_stopped_are_the_launcher_s_to_say(
-    watched: Gang, phases: tuple[RankPhase, RankPhase], finished: bool, stopped: bool
+    watched: WorkerGroup, phases: tuple[RankPhase, RankPhase], finished: bool, stopped: bool
 ) -> None:
     board = pages()
     for page, phase in zip(board, phases, strict=True):
@@ -288,7 +288,7 @@ def test_finished_and_stopped_are_the_launcher_s_to_say(
 
 
 def test_the_dead_are_not_counted_among_the_living() -> None:
-    told = said(gang(-9, "alive"), pages())
+    told = said(group(-9, "alive"), pages())
     assert told.alive == 1
     assert [gone.rank for gone in told.exits] == [4]
 
@@ -296,51 +296,51 @@ def test_the_dead_are_not_counted_among_the_living() -> None:
 # -- what follows from the end of another ----------------------------------------------------------------------------------------
 
 
-def blamed(gone: Gang, seen: list[Page]) -> list[tuple[int, int | None, str]]:
+def blamed(gone: WorkerGroup, seen: list[Page]) -> list[tuple[int, int | None, str]]:
     return [(found.rank, found.code, found.kind) for found in exits(gone, seen)]
 
 
 def test_ranks_that_die_with_their_launcher_are_not_blamed() -> None:
-    assert blamed(gang(-9, "alive", launcher=-9), pages()) == [(-1, -9, "exit")]
-    assert blamed(gang(-9, -9, launcher=-9), pages()) == [(-1, -9, "exit")]
-    assert blamed(gang(-9, -9, launcher=1), pages()) == [(4, -9, "exit"), (5, -9, "exit")]
+    assert blamed(group(-9, "alive", launcher=-9), pages()) == [(-1, -9, "exit")]
+    assert blamed(group(-9, -9, launcher=-9), pages()) == [(-1, -9, "exit")]
+    assert blamed(group(-9, -9, launcher=1), pages()) == [(4, -9, "exit"), (5, -9, "exit")]
 
 
 def test_a_launcher_that_a_signal_ends_is_blamed_and_not_the_ranks_that_it_takes_along() -> None:
     seen = pages()
     for page in seen:
         page.say_seen(page.pid, None)
-    assert blamed(gang(-15, -15), seen) == []  # not yet known why
+    assert blamed(group(-15, -15), seen) == []  # not yet known why
     for page in seen:
         page.launcher_signal = 15
-    assert blamed(gang(-15, -15, launcher=1), seen) == [(-1, -15, "exit")]
+    assert blamed(group(-15, -15, launcher=1), seen) == [(-1, -15, "exit")]
 
 
 def test_a_rank_that_ended_too_early_to_be_watched_has_the_code_that_the_launcher_saw() -> None:
     seen = pages(RankPhase.ATTACHED, step=-1)
     seen[0].say_seen(seen[0].pid, None)
     seen[1].say_seen(seen[1].pid, -15)
-    assert blamed(gang(-15, None), seen) == [(5, -15, "exit")]
-    assert blamed(gang(-15), seen) == [(5, -15, "exit")]  # it was gone before the agent had looked at its page
+    assert blamed(group(-15, None), seen) == [(5, -15, "exit")]
+    assert blamed(group(-15), seen) == [(5, -15, "exit")]  # it was gone before the agent had looked at its page
 
 
 def test_a_killed_wrapper_is_told_of_and_not_the_ranks_that_end_with_it() -> None:
     seen = pages()
     seen[0].say_seen(50, None)
     seen[1].say_seen(51, -9)
-    assert blamed(gang(-15, "alive"), seen) == [(5, -9, "wrapper")]
-    assert blamed(gang(-15, -9, launcher=1), seen) == [(5, -9, "wrapper")]
+    assert blamed(group(-15, "alive"), seen) == [(5, -9, "wrapper")]
+    assert blamed(group(-15, -9, launcher=1), seen) == [(5, -9, "wrapper")]
 
 
 def test_what_a_rank_says_itself_of_its_end_counts_for_more() -> None:
     seen = pages()
     seen[0].say_farewell(error="ValueError: no")
     seen[0].say_seen(seen[0].pid, None)
-    assert blamed(gang(1, -15), seen)[0] == (4, 1, "exit")
+    assert blamed(group(1, -15), seen)[0] == (4, 1, "exit")
 
 
 def test_a_script_that_is_gone_is_named() -> None:
-    gone = gang(2, 2, launcher=1)
+    gone = group(2, 2, launcher=1)
     for process in gone.ranks.values():
         process.missing = "train.py"
     assert {(found.kind, found.error) for found in exits(gone, pages(RankPhase.ATTACHED, step=-1))} == {
@@ -363,5 +363,5 @@ def test_what_a_rank_finds_in_steps_computed_again_is_told_and_a_difference_on_a
     found_out = [Repeated.UNKNOWN]
     for local_rank, found in ((0, Repeated.SAME), (1, Repeated.OTHER)):
         ranks[local_rank].repeated = found
-        found_out.append(said(gang("alive", "alive"), ranks).repeated)
+        found_out.append(said(group("alive", "alive"), ranks).repeated)
     assert found_out == [Repeated.UNKNOWN, Repeated.SAME, Repeated.OTHER]

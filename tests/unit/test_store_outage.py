@@ -28,13 +28,13 @@ KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), sizes=(2,), run
 class Seen:
     """The outage, what was said, and what etcd knows."""
 
-    def __init__(self, gang: Any = None, spec: Spec = SPEC) -> None:
+    def __init__(self, group: Any = None, spec: Spec = SPEC) -> None:
         self.said: list[str] = []
         self.mended = 0
         self.store = MemoryStore(lambda: 0.0)
         telling: Any = SimpleNamespace(say=lambda words, mood="info": self.said.append(words))
         self.node: Any = SimpleNamespace(
-            gang=gang, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
+            group=group, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
         )
         self.full = ""
         self.outage = Outage(
@@ -52,7 +52,7 @@ class Seen:
         )
 
 
-def gang(generation: int, fenced: bool = False) -> Any:
+def group(generation: int, fenced: bool = False) -> Any:
     return SimpleNamespace(generation=generation, fenced=fenced)
 
 
@@ -61,14 +61,14 @@ FIFTH, SIXTH = record(number=5), record(number=6)
 
 @pytest.mark.parametrize(("found", "known"), [(None, None), (FIFTH, None), (FIFTH, FIFTH), (SIXTH, FIFTH)])
 def test_nothing_is_lost(found: GenerationRecord | None, known: GenerationRecord | None) -> None:
-    seen = Seen(gang(5))
+    seen = Seen(group(5))
     assert seen.outage.looked(found, known, 1.0) is found
     assert (seen.said, seen.knows()) == ([], (None, None))
 
 
 @pytest.mark.parametrize(
     ("ours", "tells"),
-    [(gang(5), True), (gang(5, fenced=True), False), (gang(4), False), (None, False)],
+    [(group(5), True), (group(5, fenced=True), False), (group(4), False), (None, False)],
 )
 def test_who_has_ranks_of_this_generation_tells_an_emptied_etcd(ours: Any, tells: bool) -> None:
     seen = Seen(ours)
@@ -130,7 +130,7 @@ def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
     ],
 )
 def test_what_a_backup_lacks_it_is_told(has: GenerationRecord, knew: GenerationRecord, tells: bool) -> None:
-    seen = Seen(gang(6))
+    seen = Seen(group(6))
     seen.store.put(KEYS.generation, dumps(has))
     assert seen.outage.looked(has, knew, 1.0) == (knew if tells else has)
     assert seen.knows()[0] == (knew if tells else has)
@@ -146,7 +146,7 @@ def test_who_is_alone_tells_it_without_ranks() -> None:
 
 def test_who_has_not_started_its_ranks_may_gather_once_more() -> None:
     gathers, launches = record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6)
-    seen = Seen(gang(5))
+    seen = Seen(group(5))
     assert seen.outage.looked(gathers, launches, 1.0) is gathers
 
 
@@ -199,7 +199,7 @@ def test_what_was_said_is_said_again_once_etcd_knows_again() -> None:
 
 
 def test_a_full_disk_is_named_and_that_the_training_is_through_is_told_once() -> None:
-    seen = Seen(gang(5))
+    seen = Seen(group(5))
     seen.full = "the disk of /run/etcd is full (0.1 MB are left): make room there"
     for now_s in (1.0, 2.0):
         seen.outage.lasts(StoreUnavailable("no answer"), now_s)

@@ -108,7 +108,7 @@ def test_ranks_that_do_not_or_cannot_are_started_again(said: dict[str, Any], lat
         {"exits": (gone(started=True),)},
     ],
 )
-def test_where_they_cannot_be_asked_the_gang_is_started_again(said: dict[str, Any]) -> None:
+def test_where_they_cannot_be_asked_the_worker_group_is_started_again(said: dict[str, Any]) -> None:
     reopened = decided(there(**said)).record
     assert reopened
     assert reopened.number == 2

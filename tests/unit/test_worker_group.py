@@ -1,4 +1,4 @@
-"""Who of a gang has ended: real processes, by their pidfds."""
+"""Who of a worker group has ended: real processes, by their pidfds."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from mt_resilient.agent.ranks.exit_codes import born, exit_code, open_pidfd
-from mt_resilient.agent.ranks.worker_group import Gang, Watched
+from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 
 
 @pytest.fixture
@@ -27,16 +27,16 @@ def test_who_has_ended_and_nobody_else(two: tuple[int, int]) -> None:
     launcher, rank = two
     pidfd = open_pidfd(launcher)
     assert pidfd is not None
-    gang = Gang(1, Watched(launcher, pidfd), "cold")
-    gang.adopt(0, rank)
-    assert not gang.observe()
+    group = WorkerGroup(1, Watched(launcher, pidfd), "cold")
+    group.adopt(0, rank)
+    assert not group.observe()
     os.kill(rank, signal.SIGKILL)
     os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
-    assert gang.observe()
-    assert (gang.ranks[0].code, gang.launcher.ended_s) == (-signal.SIGKILL, 0)
-    assert not gang.observe(), "once"
-    assert gang.living_fds() == [pidfd]
-    for each in gang.watched():
+    assert group.observe()
+    assert (group.ranks[0].code, group.launcher.ended_s) == (-signal.SIGKILL, 0)
+    assert not group.observe(), "once"
+    assert group.living_fds() == [pidfd]
+    for each in group.watched():
         os.close(each.pidfd)
 
 
@@ -77,12 +77,12 @@ def test_a_process_whose_main_thread_alone_has_ended_lives() -> None:
 
 def test_another_process_of_the_rank_trains(two: tuple[int, int]) -> None:
     launcher, rank = two
-    gang = Gang(1, Watched(launcher, -1), "cold")
+    group = WorkerGroup(1, Watched(launcher, -1), "cold")
     helper = subprocess.Popen(["sleep", "60"])
-    gang.adopt(0, helper.pid)
-    gang.adopt(0, rank)
+    group.adopt(0, helper.pid)
+    group.adopt(0, rank)
     helper.kill()
     helper.wait()
-    assert not gang.observe(), "whatever becomes of the one that has started it"
-    assert gang.ranks[0].pid == rank
-    os.close(gang.ranks[0].pidfd)
+    assert not group.observe(), "whatever becomes of the one that has started it"
+    assert group.ranks[0].pid == rank
+    os.close(group.ranks[0].pidfd)

@@ -56,7 +56,7 @@ def mismatch(onset: int = 8, generation: int = 1, wrong: tuple[int, ...] = (1,),
 
 
 def incident(ident: int = 1, generation: int = 1, rung: int = 2, at: int = 10, **fields: Any) -> Incident:
-    """A restart of the gang after a kill at step `at`."""
+    """A restart of the worker group after a kill at step `at`."""
     story = {
         "cause": "rank_killed",
         "summary": "rank 0 on a was killed by signal 9",

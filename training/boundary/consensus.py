@@ -212,7 +212,7 @@ class Council:
         ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
         to = rewind_ladder.goes_to(answer, finding.onset, self._common, self._oldest)
         if to < 0:
-            raise InternalError("no snapshot is left to go back to in place; the gang restarts from disk")
+            raise InternalError("no snapshot is left to go back to in place; the worker group restarts from disk")
         past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
         turn = Turn(
             kind=finding.kind,

@@ -30,7 +30,7 @@ from .restore_resharded import parts_of, restore_elsewhere
 
 """Name of the source that the generators are."""
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Between tries to read a snapshot from storage that fails; then the gang starts again, as often as the budget allows."""
+"""Between tries to read a snapshot from storage that fails; then the worker group starts again, as often as the budget allows."""
 
 
 class Unrestorable(SnapshotError):

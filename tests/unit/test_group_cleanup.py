@@ -1,4 +1,4 @@
-"""What a gang has left when it ended: the next one's ranks find the same snapshots, and room."""
+"""What a worker group has left when it ended: the next one's ranks find the same snapshots, and room."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import Header, RankArena, State
-from mt_resilient.checkpoint.arena.gang_cleanup import settle
+from mt_resilient.checkpoint.arena.group_cleanup import settle
 
 from .test_arena import stage, steps
 
