@@ -192,11 +192,11 @@ from mt_resilient import Session
 class Layer:  # its state cannot be saved while it is sparse
     def __init__(self, sparse):
         self.steps, self.sparse = 0, sparse
-    def collect(self):
+    def state_dict(self):
         self.steps += 1
         print("tried", flush=True)
         return {"x": torch.eye(3).to_sparse() if self.steps in self.sparse else torch.eye(3)}
-    def restore(self, kept):
+    def load_state_dict(self, kept):
         pass
 
 class Raises:
@@ -223,7 +223,7 @@ def test_a_state_that_can_never_be_saved_is_told_before_the_first_step(tmp_path:
     script.write_text(UNSAVED)
     job = Job(tmp_path, ["--nproc-per-node", "1", str(script), "Layer(range(99))"])
     assert job.finish() == 2, job.said()
-    assert "'layer/x', a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in job.said()
+    assert "layer['x'], a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in job.said()
     assert "step" not in job.printed()
 
 
@@ -281,7 +281,7 @@ def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and
     assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
     last = job.said().splitlines()[-1]
     assert (
-        "the training is over. No snapshot has its last state (step 42: tensor 'layer/x', a torch.Tensor, can't be saved"
+        "the training is over. No snapshot has its last state (step 42: layer['x'], a torch.Tensor, can't be saved"
         in last
     )
     assert "it is not dense (torch.sparse_coo)" in last
@@ -298,7 +298,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     assert job.finish() == 143, job.said()
     last = job.said().splitlines()[-1]
     assert "ended, asked by SIGTERM, but without the last snapshot (step " in last
-    assert "'layer/x', a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in last
+    assert "layer['x'], a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in last
     assert re.search("; the same command goes on from step [67]$", last), "what memory still held is on disk"
     assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
 
@@ -407,9 +407,9 @@ from mt_resilient import Session
 from mt_resilient.training.boundary.step_metrics import Figures
 
 class Layer:
-    def collect(self):
+    def state_dict(self):
         return {"x": torch.rand(99)}
-    def restore(self, kept):
+    def load_state_dict(self, kept):
         pass
 
 session = Session(layer=Layer())

@@ -63,3 +63,18 @@ def test_optimizers_of_other_models_and_those_that_have_not_stepped_are_not_told
     idle, foreign = torch.optim.Adam(model.parameters()), stepped(other)
     assert said(capsys, model=model) == ""
     del idle, foreign
+
+
+def test_a_scheduler_that_the_session_was_not_given_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "the Session was not given the scheduler SequentialLR of its optimizer"
+    model, schedulers = nn.Linear(2, 2), torch.optim.lr_scheduler
+    optimizer, other = stepped(model), stepped(nn.Linear(2, 2))
+    both = [schedulers.StepLR(optimizer, 2), schedulers.ConstantLR(optimizer)]
+    given = schedulers.SequentialLR(optimizer, both, [3])
+    of_another = schedulers.StepLR(other, 2)
+    assert said(capsys, model=model, optimizer=optimizer).count(told) == 1
+    assert said(capsys, model=model, optimizer=optimizer, given=given) == ""
+    assert said(capsys, model=model, optimizer=optimizer, all={"of": [given]}) == ""
+    assert said(capsys, model=model, all={"of": {"it": optimizer}}, given=given) == ""
+    assert said(capsys, model=model, holder=Holder(optimizer)) == "", "it may save the scheduler, too"
+    del of_another

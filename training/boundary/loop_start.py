@@ -28,7 +28,6 @@ from ..warm import imported_modules
 from .consensus import obey
 from .lineage import Course
 
-_PACKAGE = __name__.partition(".")[0]
 _FETCHING_S = 0.005
 """Between two looks of ranks that are built before their part of the state has come from another node."""
 
@@ -81,12 +80,30 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None
             f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. If the loop "
             "uses it, a recovery goes on with a fresh one, and with other results. Then give it: Session(…, optimizer=optimizer)",
         )
+    for scheduler in _forgotten([each for each in objects if issubclass(type(each), LRScheduler)], sources):
+        tell(
+            at,
+            f"the Session was not given the scheduler {type(scheduler).__name__} of its optimizer. If the loop uses it, a recovery goes on "
+            "with a fresh one, and with other learning rates. Then give it: Session(…, scheduler=scheduler)",
+        )
     for hook in filter(None, (model.hooked(wrappers) for model in models)):
         tell(
             at,
             f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "
             "step to step, as PowerSGD does, a training that was recovered ends with other bits",
         )
+
+
+def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -> Iterator[LRScheduler]:
+    """Those of optimizers of the sources that are no source, and belong to none."""
+    things = [source.thing for source in sources if isinstance(source, Stateful)]
+    if not all(isinstance(thing, LRScheduler) for thing in things):
+        return  # such an object may hold a scheduler, however deep, and save it
+    parts = (part for source in sources if isinstance(source, Optimizers) for part in source.parts())
+    optimizers = {id(each) for _, *both in parts for each in both}
+    held = {id(thing) for thing in things}
+    held |= {id(each) for thing in schedulers for each in getattr(thing, "_schedulers", ())}
+    yield from (each for each in schedulers if id(each) not in held and id(each.optimizer) in optimizers)
 
 
 def _strangers(
@@ -97,7 +114,6 @@ def _strangers(
         each for source in sources if isinstance(source, Optimizers) for _, *both in source.parts() for each in both
     ]
     saved_by_others = [source.thing for source in sources if isinstance(source, Stateful)]
-    saved_by_others += [source for source in sources if not type(source).__module__.startswith(_PACKAGE)]
     if not all(isinstance(thing, LRScheduler) for thing in saved_by_others):
         return  # such an object may hold an optimizer, however deep, and save it
     states = (state_of(each) for each in parts if isinstance(each, Optimizer))

@@ -18,6 +18,7 @@ import torch
 from ...resilience.inprocess.tally import Directive
 from ..boundary.boundary import Boundaries
 from ..boundary.step_metrics import Figures
+from ..state.sources import Source
 
 VALIDATION = "valid_data_iterator"
 
@@ -30,7 +31,7 @@ class JumpAsked(BaseException):
     """Likewise, at a boundary after which data is left out: iterators are built anew behind it."""
 
 
-class Counters:
+class Counters(Source):
     """Counters kept as attributes of some object (Megatron's args, Bridge's train state), and others the loop keeps in locals."""
 
     def __init__(self, holder: Any, names: tuple[str, ...], live: dict[str, Any]) -> None:

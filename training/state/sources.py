@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader
@@ -162,8 +162,8 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
         return Modules([thing], known.lenders, name)
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
         return Modules(thing, known.lenders, name)
-    if hasattr(thing, "collect") and hasattr(thing, "restore"):
-        return thing
+    if Source in kind.__mro__:  # a script's class may have methods of these names, and mean others
+        return cast(Source, thing)
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):
         return Optimizers(thing, name, known.lenders)
     if kind.__name__ == "OptimizerParamScheduler":

@@ -38,7 +38,7 @@ class Modules:
     def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None, name: str = "") -> None:
         """lenders: whose memory attributes may borrow; by default, only these modules'. name: the session's, for what it says of them."""
         self._name = name
-        self.chunks = list(chunks)
+        self.chunks = chunks if type(chunks) is list else list(chunks)  # the script may put others into its list
         self._lenders = Lenders() if lenders is None else lenders
         if lenders is None:
             self._lenders.add("", self.lent)

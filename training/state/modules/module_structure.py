@@ -31,7 +31,8 @@ Shapes: TypeAlias = dict[str, str]
 class Objects:
     """Of which modules are made at a moment."""
 
-    def __init__(self, modules: Iterable[Module]) -> None:
+    def __init__(self, modules: Iterable[Module], chunks: Sequence[Module]) -> None:
+        self.chunks = list(chunks)
         self.made = [(module, type(module), [dict(getattr(module, part)) for part in _PARTS]) for module in modules]
         self.counted = [
             (module, name, copy.copy(vars(module)[name]))
@@ -54,7 +55,7 @@ class Objects:
 
 
 class Outline:
-    def __init__(self, chunks: Sequence[Module]) -> None:
+    def __init__(self, chunks: list[Module]) -> None:
         self._chunks = chunks
         self.modules = named_modules(chunks)
         self._kinds = self._kinds_now()
@@ -62,13 +63,13 @@ class Outline:
         self._flags = {name: each.requires_grad for name, each in self._flagged().items()}
         self._hidden = {name for name in self._shapes if not self._persists(name)}
         self._modes = {name: module.training for name, module in self.modules.items()}
-        self.began = self.now = Objects(self.modules.values())
+        self.began = self.now = Objects(self.modules.values(), chunks)
         """Of which they were made when the loop began, or that have come into their places since; and are made now."""
 
     def look(self) -> str:
         """Look at the modules anew. What is otherwise than when the loop began, and could not be made so by a new process; or nothing."""
         self.modules = named_modules(self._chunks)
-        now, self.now = self._kinds_now(), Objects(self.modules.values())
+        now, self.now = self._kinds_now(), Objects(self.modules.values(), self._chunks)
         if now == self._kinds:
             self.began = self.now
             return ""
@@ -100,6 +101,7 @@ class Outline:
 
     def put_back(self, objects: Objects) -> None:
         """Make the modules of these very objects."""
+        self._chunks[:] = objects.chunks
         for module, kind, parts in objects.made:
             if type(module) is not kind:
                 module.__class__ = kind

@@ -33,7 +33,10 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def inner_optimizers(thing: Any) -> list[Any]:
-    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub."""
+    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub. A class
+    of the script's that looks alike may keep more than its optimizer does."""
+    if not any(each.__module__.partition(".")[0] in _CLOSED for each in type(thing).__mro__):
+        return []
     if hasattr(thing, "chained_optimizers"):
         return [inner for part in thing.chained_optimizers for inner in inner_optimizers(part)]
     holds = isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer) and hasattr(thing, "param_groups")

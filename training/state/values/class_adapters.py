@@ -7,6 +7,7 @@ A class or function goes by its module and name, and has to be found there among
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import dataclasses
 import enum
 import sys
@@ -183,10 +184,21 @@ def _frozen(content: Any) -> Any:
     return value
 
 
+def empty(thing: Any) -> None:
+    """A trial copy has done its duty. It is never deleted if its class has a `__del__`: that would tidy up what belongs to the live object,
+    such as a file."""
+    kind = _BY_TYPE.get(type(thing))
+    if kind is not None and kind.name == _OBJECT and hasattr(type(thing), "__del__"):
+        getattr(thing, "__dict__", {}).clear()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def _plain(kind: type) -> bool:
     """Whether all of such an object is in its attributes, or in what its `__getstate__` gives."""
     try:
         made: Any = object.__new__(kind)
+        if hasattr(kind, "__del__"):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
         states = kind.__getstate__ is not object.__getstate__  # type: ignore[attr-defined]
         return states or object.__reduce_ex__(made, 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
     except Exception:  # `__new__` of a type written in C, or `__getnewargs__` of somebody

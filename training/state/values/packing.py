@@ -21,7 +21,7 @@ from ....checkpoint.arena.staging import refuse
 from ....checkpoint.format.pytree import Tagged
 from ....checkpoint.format.pytree_walk import PLAIN, TOO_DEEP
 from ....resilience.errors import SnapshotError
-from . import array_views
+from . import array_views, type_adapters
 from .array_views import Unsavable
 from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
 from .class_adapters import NotFound, is_registered, kind_of
@@ -222,6 +222,10 @@ class Packing:
                 raise Unsavable("it has a graph of gradients behind it, which is not kept: keep its .detach()")
         elif value.dtype.hasobject:
             raise Unsavable("it holds Python objects: keep them in a list")
+        elif not type_adapters.describable(value.dtype):
+            raise Unsavable(
+                f"it is an array of {value.dtype}, for which numpy's files have no word: keep its .view() as integers"
+            )
 
     def _view(self, lies_in: int, value: Any) -> Any:
         memory = self._memories.get(lies_in)

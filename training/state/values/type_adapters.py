@@ -123,6 +123,12 @@ def descr(dtype: Any) -> Any:
     return np.lib.format.dtype_to_descr(dtype)
 
 
+@functools.cache
+def describable(dtype: Any) -> bool:
+    """Whether `dtype_of` makes it again; it does not of ml_dtypes' bfloat16."""
+    return dtype_of(descr(dtype)) == dtype
+
+
 def dtype_of(content: Any) -> np.dtype[Any]:
     return np.lib.format.descr_to_dtype(content)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import LayoutError, SnapshotError
 from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
-from .class_adapters import kind_of
+from .class_adapters import empty, kind_of
 from .packing import CURE, Packing, is_source
 from .session_parts import Parts
 from .shared_objects import Together
@@ -72,20 +72,29 @@ class Packed:
         known.together.packed(self._name, packing.met)
         return packed
 
-    def unpack(self, kept: Any, live: Any) -> Any:
+    def unpack(self, kept: Any, live: Any, made: list[Any] | None = None) -> Any:
+        """made: gets what is made."""
         known = self._known
         before = known.together.made_before(self._name)
         unpacking = Unpacking(self._name, known.things, before, Loans(known.lenders), Parts(known.lenders))
-        found = unpacking.unpack(kept, live)
-        known.together.put_back(self._name, unpacking.made)
-        return found
+        try:
+            found = unpacking.unpack(kept, live)
+            known.together.put_back(self._name, unpacking.made)
+            return found
+        finally:
+            if made is not None:
+                made += unpacking.made
 
     def prove(self, kept: Any) -> None:
         """What is `kept` of this source can be made again, and is the same then. Raises SnapshotError."""
+        made: list[Any] = []
         try:
-            again = Packed(self._name, self._known).pack(self.unpack(kept, None))
+            again = Packed(self._name, self._known).pack(self.unpack(kept, None, made))
         except LayoutError as error:
             raise SnapshotError(f"{error}. {CURE}") from error
+        finally:
+            for each in made:
+                empty(each)
         if where := difference(kept, again, self._name):
             raise SnapshotError(f"{where} does not come back from a snapshot as it was. {CURE}")
 
@@ -103,10 +112,14 @@ class Stateful(Packed):
             with suppress(
                 AttributeError, LookupError, RuntimeError, TypeError, ValueError
             ):  # the first snapshot tells of it
-                self.pack(dict(self.thing.state_dict()), found)
+                self.pack(self._state(), found)
+
+    def _state(self) -> Any:
+        said = self.thing.state_dict()
+        return dict(said) if isinstance(said, Mapping) else said
 
     def collect(self) -> Nested:
-        return self.pack(dict(self.thing.state_dict()))
+        return self.pack(self._state())
 
     def restore(self, kept: Nested) -> None:
         self.thing.load_state_dict(self.unpack(kept, None))

@@ -1,0 +1,170 @@
+"""Things of people's scripts that look like something else: each comes back as it was, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mt_resilient.resilience.errors import SnapshotError
+
+from .kept import Snapshot, of
+from .lives import Life
+
+
+class Scheduled:
+    """With the rate of Noam, as in many repositories: it looks like a wrapper of Megatron's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.count
+        self.optimizer.step()
+
+
+class Declaring(Scheduled):
+    def state_dict(self) -> Any:
+        return {"optimizer": self.optimizer.state_dict(), "count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("kind", [Scheduled, Declaring])
+def test_an_object_around_an_optimizer_keeps_what_is_its_own(kind: Any) -> None:
+    def made() -> tuple[nn.Module, Any, Life]:
+        torch.manual_seed(1)
+        model = nn.Linear(2, 2)
+        optimizer = kind(torch.optim.Adam(model.parameters()))
+        return model, optimizer, Life(model=model, optimizer=optimizer)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.optimizer.zero_grad()
+
+    model, optimizer, life = made()
+    step(model, optimizer)
+    kept = life.snapshot()
+    step(model, optimizer)
+    expected = [each.tolist() for each in model.parameters()]
+    life.restore(kept)
+    for again in ((model, optimizer), made()):
+        if again[0] is not model:
+            again[2].restore(kept)
+        assert again[1].count == 1
+        step(*again[:2])
+        assert [each.tolist() for each in again[0].parameters()] == expected
+
+
+class Collector:
+    """Its methods are called as those of a source are, and mean something else."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def collect(self) -> dict[str, int]:
+        self.rows.append(len(self.rows))
+        return {"last": self.rows[-1]}
+
+    def restore(self, path: str) -> None:
+        raise AssertionError(path)
+
+
+def test_methods_of_a_script_with_the_names_of_ours_are_not_called() -> None:
+    collector = Collector()
+    collector.collect()
+    snapshot = Snapshot(of(collector))
+    assert collector.rows == [0]
+    collector.collect()
+    snapshot.restore()
+    assert collector.rows == [0]
+
+
+class Spool:
+    """Deletes its file with itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def __del__(self) -> None:
+        self.path.unlink()
+
+
+def test_the_trial_of_a_snapshot_deletes_nothing_that_the_live_object_has(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    snapshot = Snapshot(of({"spool": spool}))
+    snapshot.prove()
+    assert spool.path.exists()
+
+
+class Listed:
+    """Its `state_dict` is no dict."""
+
+    def __init__(self) -> None:
+        self.found: Any = [1, torch.ones(2)]
+
+    def state_dict(self) -> Any:
+        return self.found
+
+    def load_state_dict(self, state: Any) -> None:
+        self.found = state
+
+
+@pytest.mark.parametrize("state", [[1, torch.ones(2)], torch.ones(3), 7, (1, "a")])
+def test_a_state_dict_may_be_anything(state: Any) -> None:
+    listed, fresh = Listed(), Listed()
+    listed.found = state
+    snapshot = Snapshot(of(listed))
+    snapshot.prove()
+    snapshot.restore(of(fresh))
+    assert str(fresh.found) == str(state)
+    assert type(fresh.found) is type(state)
+
+
+def test_an_array_that_cannot_come_back_is_refused_by_name_whenever_it_comes() -> None:
+    values: dict[str, Any] = {"scale": None}
+    sources = of(values)
+    Snapshot(sources)
+    values["scale"] = np.ones(4, ml_dtypes.bfloat16)
+    with pytest.raises(SnapshotError, match=r"state\['scale'\] can't be saved: it is an array of bfloat16"):
+        Snapshot(sources)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(2, 2)
+
+
+def test_a_list_of_models_may_grow_and_change() -> None:
+    pool: list[Any] = [network(), network()]
+    life = Life(pool=pool)
+    life.snapshot()
+    pool[1] = copy.deepcopy(pool[0])
+    pool[1].weight.data.fill_(3)
+    kept, objects, second = life.snapshot(), life.objects(), pool[1]
+    assert life.bound == ""
+    pool.append(network())
+    life.snapshot()
+    assert "chunk2 is new" in life.bound
+    pool[1].weight.data.fill_(4)
+    life.restore(kept, objects)
+    assert len(pool) == 2
+    assert pool[1] is second
+    assert float(pool[1].weight.detach().sum()) == 12.0
+    fresh: list[Any] = [network(), network()]
+    Life(pool=fresh).restore(kept)
+    assert float(fresh[1].weight.detach().sum()) == 12.0
