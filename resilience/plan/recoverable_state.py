@@ -15,8 +15,12 @@ from .resume_point import ResumePoint, choose, exactly
 
 @once_said
 def step_reached(world: World) -> Step:
-    """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from."""
-    newest, record = max((s.max_step for s in world.statuses()), default=-1), world.record
+    """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from. A killed agent
+    may have told of a snapshot's step before it told of the ranks'."""
+    record = world.record
+    runs = record is not None and record.phase is Phase.RUN
+    told = ((s.max_step, *s.memory_steps, *s.durable_steps) if runs else (s.max_step,) for s in world.statuses())
+    newest = max(map(max, told), default=-1)
     over = record.replay_until if record and record.phase is Phase.ENDING and record.complete else -1
     return Step(max(newest, record.resume_step if record else -1, over))
 

@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -27,6 +28,7 @@ LOOPS = {
 def activate() -> None:
     """Attach this rank and arm the hooks, in any of its processes: the loop shows which one trains. Workers of multiprocessing are left as
     they are."""
+    _turn_a_deaf_ear()
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
     attached = attach(trains=False)
@@ -38,6 +40,15 @@ def activate() -> None:
             _wrap(sys.modules[name])
     if not any(isinstance(finder, LoopFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, LoopFinder(dict.fromkeys(LOOPS, _wrap)))
+
+
+def _turn_a_deaf_ear() -> None:
+    """To the signals that a scheduler may send to all processes, and that are for the agent. The launcher ignores them, which each program
+    that a rank starts would inherit; what is heard, and changes nothing, is not inherited."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+            signal.siginterrupt(number, False)
 
 
 def listen_to_launcher() -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from ...resilience.clock import wall_s
 from ...resilience.ipc.die_with_parent import die_with_parent
 from ...resilience.ipc.file_descriptors import high
+from . import unseeded
 from .captured_output import Printed, print_again
 from .preload import preload, version
 from .process_title import show
@@ -78,7 +79,8 @@ def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: boo
     words: dict[str, Any] = {"ready": True}
     if "modules" in plan:
         noted, complete = Path(plan["modules"]), plan.get("complete", True)
-        words = preload(site, noted, plan.get("until"), complete=complete, terminal=terminal)
+        with unseeded.noted():
+            words = preload(site, noted, plan.get("until"), complete=complete, terminal=terminal)
     if words["ready"]:
         importlib.import_module("torch.distributed.run")  # the launchers' own
     gc.collect()
@@ -210,6 +212,7 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    unseeded.draw_anew()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "logging" in sys.modules:

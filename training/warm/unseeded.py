@@ -1,0 +1,53 @@
+"""Generators that imported packages have made without a seed: each rank draws their state anew from the system, as its import would have.
+
+Found are Python's, as their seeding is listened to, and numpy's, whose seed tells that the system has given it.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_DRAWN = 1 << 96
+"""numpy draws 128 bits where it is given no seed. Nobody writes as large a number into a program."""
+_found: weakref.WeakValueDictionary[int, random.Random] = weakref.WeakValueDictionary()
+_of_numpy: list[Any] = []
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """What is made within is found by `draw_anew`."""
+    seed = random.Random.seed
+
+    def listening(self: random.Random, *given: Any, **more: Any) -> None:
+        seed(self, *given, **more)
+        drawn = (*given, *more.values())[:1] in ((), (None,))
+        (_found.__setitem__ if drawn else lambda key, _: _found.pop(key, None))(id(self), self)
+
+    random.Random.seed = listening  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        random.Random.seed = seed  # type: ignore[method-assign]
+        numpy: Any = sys.modules.get("numpy.random")
+        kinds = set(numpy.BitGenerator.__subclasses__()) if numpy else set()
+        _of_numpy[:] = [each for each in gc.get_objects() if type(each) in kinds and _entropy(each) >= _DRAWN]
+
+
+def draw_anew() -> None:
+    for each in list(_found.values()):
+        each.seed()
+    for each in _of_numpy:
+        each.state = type(each)().state
+    _found.clear()
+    _of_numpy.clear()
+
+
+def _entropy(generator: Any) -> int:
+    entropy = getattr(generator.seed_seq, "entropy", None)
+    return entropy if type(entropy) is int else 0
