@@ -421,7 +421,7 @@ class Loop:
     [pytest.param(sort, marks=[pytest.mark.variant] if sort in of_a_script().VARIANTS else []) for sort in LOADERS],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_loader_is_put_back(sort: str) -> None:
+def test_a_loader_is_put_back(sort: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = ordinary(sort)
     undisturbed = Loop(sort)
     assert undisturbed.run(0) == expected
@@ -436,6 +436,7 @@ def test_a_loader_is_put_back(sort: str) -> None:
         fresh = Loop(sort, number=2)  # what has been drawn meanwhile does not matter
         fresh.go_back(undisturbed.kept[step])
         assert fresh.run(step) == expected[step:], f"in a new process, at step {step}"
+    assert "than before the recovery" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])

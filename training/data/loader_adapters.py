@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, sa
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...resilience.errors import UsageError
+from .checksums import Checksums, of_batch, of_indexes
 from .worker_rng import Beginning, Telling
 
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -71,6 +72,7 @@ class Loader:
             self.every = int(getattr(loader, "num_workers", 0))
         self._beginning = Beginning()
         self._behind = Behind(())
+        self._checksums = Checksums()
         self.tells = self._plain or (self._torchs and self.stateful)
         """Its workers can tell their generators,"""
         self.listens = False
@@ -116,6 +118,25 @@ class Loader:
         return len(self.thing)
 
     @property
+    def checksums(self) -> Checksums:
+        """Of the batches of this epoch: of a sampler's where there is one, otherwise of the loader's own."""
+        return self._behind.checksums if self.skips else self._checksums
+
+    def gave(self, batch: Any, used: int) -> None:
+        """The batch of that number, counted from 1."""
+        if not (self.skips or self.stateful):
+            self._checksums.add(of_batch(batch))
+        self.checksums.after(used)
+
+    def in_dataset(self) -> int | None:
+        """Samples of all ranks together; None: not known."""
+        dataset = getattr(self.thing, "dataset", None)
+        try:
+            return None if dataset is None else len(dataset)
+        except Exception:  # the script's own, and it goes on without it
+            return None
+
+    @property
     def samples(self) -> int:
         """In a batch of all ranks together; 0: not known."""
         batches = getattr(self.thing, "batch_sampler", None)
@@ -150,7 +171,7 @@ class Loader:
     ) -> Iterator[Any]:
         """The batches of the next epoch; where it `skips`, after the first `skip`. states: of new workers' generators. before: called right
         before a sampler begins. watched: gives what a call gives for the batch of that number, and knows what is drawn for it."""
-        self._beginning.states = states or {}
+        self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
         self._behind.watched = None if all(map(_draws_at_its_start, self._samplers())) else watched
         with self._listened_to():
@@ -188,13 +209,15 @@ class Behind:
         self.watched: Watched | None = None
         self._begun: Iterator[Any] = iter(())
         self._number = 0
-        """How many batches it has given."""
+        """How many batches it has given,"""
+        self.checksums = Checksums()
+        """and these."""
 
     def __iter__(self) -> Iterator[Any]:
         """A loader may do this twice before it takes anything."""
         if self.before is not None:
             self.before()
-        self._begun, self._number = iter(self._whole), 0
+        self._begun, self._number, self.checksums = iter(self._whole), 0, Checksums()
         return self._taken()
 
     def _taken(self) -> Iterator[Any]:
@@ -205,7 +228,10 @@ class Behind:
     def _next(self) -> Any:
         number, self._number = self._number, self._number + 1
         take = partial(next, self._begun, _OVER)
-        return take() if self.watched is None else self.watched(number, take)
+        batch = take() if self.watched is None else self.watched(number, take)
+        if batch is not _OVER:
+            self.checksums.add(of_indexes(batch))
+        return batch
 
     def __len__(self) -> int:
         return len(self._whole)  # type: ignore[arg-type]
