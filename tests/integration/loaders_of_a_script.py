@@ -517,7 +517,40 @@ class Referring(Numbers):
         replaced.level = 1 + level.level
 
 
+class Bound(Numbers):
+    """Its methods belong to generators and to a list, and it holds neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise, self.more = random.Random(3).random, np.random.RandomState(3).rand
+        self.called = iter(random.Random(4).random, 2.0)
+        self.left = [*range(1000)].pop
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + self.noise() + self.more() + next(self.called) + self.left()
+
+
+class Prefetching:
+    """Each epoch begins with an iterator of its own, which it holds meanwhile. One was tried before the training."""
+
+    def __init__(self) -> None:
+        self.loader = DataLoader(Numbers(), batch_size=3, shuffle=True)
+        next(iter(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        self.batches = iter(self.loader)
+        ahead = next(self.batches, None)
+        while ahead is not None:
+            yield ahead
+            ahead = next(self.batches, None)
+
+
 FACTORIES: dict[str, Callable[[], Any]] = {
+    "with methods of generators and of a list": lambda: DataLoader(Bound(), batch_size=3, shuffle=True),
+    "with methods of generators and of a list, by workers": lambda: DataLoader(
+        Bound(), batch_size=3, shuffle=True, num_workers=2
+    ),
+    "a prefetcher that was tried": Prefetching,
     "that collates with a generator of its own, by workers": lambda: DataLoader(
         range(16), batch_size=2, num_workers=2, collate_fn=Mixing()
     ),

@@ -217,6 +217,28 @@ class OneIterator(DataLoader[torch.Tensor]):
         return self.iterator
 
 
+class Repeated:
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return cycled(self.batches)
+
+
+class InfiniteLoader(DataLoader[torch.Tensor]):
+    """As ultralytics', under the name that torch has for its own."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(Numbers(), **how)
+        self.length = len(self.batch_sampler)  # type: ignore[arg-type]
+        object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
+        self._iterator = super().__iter__()  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        for _ in range(self.length):
+            yield next(self._iterator)  # type: ignore[arg-type]
+
+
 def together() -> Callable[[], Any]:
     first, second = DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()), DataLoader(Progressive(), 3)
     return lambda: map(torch.hstack, zip(first, second, strict=True))
@@ -693,9 +715,32 @@ def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own
     assert data.take(2) == 1
 
 
-def test_a_loader_that_keeps_one_iterator_is_refused() -> None:
+@pytest.mark.parametrize("kind", [OneIterator, InfiniteLoader])
+def test_a_loader_that_keeps_one_iterator_is_refused(kind: Any) -> None:
     with pytest.raises(UsageError, match="persistent_workers=True"):
-        Batches(OneIterator(batch_size=3), EPOCHS, 1, None)
+        Batches(kind(batch_size=3), EPOCHS, 1, None)
+
+
+def test_what_a_begin_epoch_draws_from_is_put_back() -> None:
+    def loop() -> Batches:
+        sampler = shard(Numbers())
+        noise, count = random.Random(5), [0]
+
+        def begin_epoch(epoch: int) -> None:
+            count[0] += 1
+            sampler.set_epoch(noise.randrange(1000) + count[0])
+
+        data = Batches(DataLoader(Numbers(), batch_size=2, sampler=sampler), EPOCHS, 1, begin_epoch)
+        data.keep(Randomness(()), 0)
+        return data
+
+    before, after = loop(), loop()
+    before.take(5)
+    kept = copy.deepcopy(state_of(before))
+    expected = [plain(before.take(step)) for step in range(6, 12)]
+    for data in (before, after):
+        put_back(data, copy.deepcopy(kept))
+        assert [plain(data.take(step)) for step in range(6, 12)] == expected
 
 
 def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Whether an epoch that is gone through again begins as it began before: a checksum of its first batches, which is kept with the place.
 
-A sampler's batches are lists of indexes, and count whole. A batch that a loader has made may be large: of it count the structure, the shapes
-and some elements.
+A sampler's batches are lists of indexes, and count whole. A batch that a loader has made may be large: its structure, its shapes and some
+of its elements count.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ anything else                    from the start of the epoch only: the first bat
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -30,8 +31,7 @@ _DRAW_AT_THEIR_START = (
     DistributedSampler,
 )
 """For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
-
-
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _OVER = object()
 
 
@@ -53,7 +53,7 @@ class Loader:
         if not self.stateful and any(
             isinstance(part, _BaseDataLoaderIter)
             for name, part in getattr(loader, "__dict__", {}).items()
-            if name != "_iterator" and _goes_on_with(kind, name)
+            if not (self._plain and name == "_iterator") and _goes_on_with(kind, name)
         ):
             raise UsageError(
                 f"session.batches is given a {kind.__name__}, which goes on with one iterator from epoch to epoch, and cannot be put back: "
@@ -248,6 +248,14 @@ class Behind:
 
 
 def _goes_on_with(kind: type, name: str) -> bool:
-    """Whether the class's `__iter__` takes an attribute of that name; tqdm.auto's keeps one for `async for` alone."""
+    """Whether the class's `__iter__` takes an attribute of that name, and does not make it anew before; tqdm.auto's keeps one for
+    `async for` alone."""
     code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
-    return code is None or name in code.co_names
+    if code is None:
+        return True
+    for each in dis.get_instructions(code):
+        if each.opcode in _JUMPS:  # what is behind is done on a condition
+            break
+        if each.argval == name and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            return each.opname != "STORE_ATTR"
+    return name in code.co_names

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 import functools
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ _FEW = 64
 """Of a longer list only what gives samples, is called or draws is looked through. The rest of it is data."""
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
 """Classes that are named for something else than what they hold. (A module that is a transform is found itself.)"""
+_VALUES = (list, dict, set, deque)
+_CALLING = type(iter(int, 1))
+_OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 
 
 class Own:
@@ -99,8 +103,10 @@ class Own:
                 }
                 self._hold(Given(name, parts, self._known, whole=True, told=True))
                 yield from parts.items()
-            case MethodType():
-                yield "self", thing.__self__
+            case MethodType() | BuiltinMethodType() | MethodWrapperType():
+                yield from self._bound(name, thing.__self__)
+            case _ if type(thing) is _CALLING:  # exhausted, it has nothing left to call
+                yield from (("call", part) for part in thing.__reduce__()[1][:1])
             case FunctionType():
                 yield from self._function(name, thing)
             case type():
@@ -110,6 +116,14 @@ class Own:
                 return
             case _ if not (apart(thing) or is_c(type(thing))):
                 yield from self._object(name, thing)
+
+    def _bound(self, name: str, owner: Any) -> Iterator[tuple[str, Any]]:
+        """What a method belongs to, which may be a value: `Random(3).random`, `[1, 2].pop`. Not so the generators that are the rank's."""
+        if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in _OF_THE_RANK):
+            return
+        if isinstance(owner, (*GENERATORS, *_VALUES, Iterator)):
+            self._hold(Given(name, {"self": owner}, self._known, whole=True, told=True))
+        yield "self", owner
 
     def _object(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
         kind: Any = type(thing)
