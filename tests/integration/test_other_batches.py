@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
-from mt_resilient.training.data.batches import Batches
+from mt_resilient.training.data.batches import OVER, Batches
 from mt_resilient.training.data.checksums import Checksums, of_batch, of_indexes
 from mt_resilient.training.state.rng import Randomness
 
@@ -189,3 +189,70 @@ def test_a_checksum_of_a_batch_sees_order_structure_and_large_tensors() -> None:
     assert of_batch({"a", "b"}) == of_batch({"c", "d"}), "sets have no order that is the same in each life"
     assert of_indexes([np.int64(3), 4]) == of_indexes([3, 4])
     assert of_indexes([(3, "x"), (4, "y")]) == of_indexes([(3, "x"), (4, "y")])
+
+
+class Estimating(Sampler[list[int]]):
+    """As samplers by tokens do: how many batches there are depends on the order."""
+
+    def __init__(self, promised: int) -> None:
+        self.promised = promised
+
+    def __len__(self) -> int:
+        return self.promised
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (order[:3] for order in [torch.randperm(24).tolist()] * 7)
+
+
+class Shared(IterableDataset[int]):
+    """torch rounds its length up once, and each worker's share has a rest of its own."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return iter(range(worker.id, 10, worker.num_workers))
+
+
+def ends_of(data: Batches) -> list[tuple[int, int]]:
+    """Epochs and batches of these at which the loop is told that an epoch ends."""
+    ends = []
+    for step in itertools.count():
+        if data.take(step) is OVER:
+            return ends
+        data.drain()
+        if data.ends(data.position):
+            ends.append((data.epoch, data.offset))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("promised", [4, 5, 6, 7, 9])
+def test_workers_tell_the_end_of_an_epoch_whatever_the_length(
+    promised: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for accumulate in (1, 2):
+        loader = DataLoader(Numbers(), batch_sampler=Estimating(promised), num_workers=1)
+        data = Batches(loader, 3, accumulate, None)
+        data.keep(Randomness(()), 0)
+        assert ends_of(data) == [(epoch, 7) for epoch in range(3)]
+        assert ends_of(Batches(loader, 3, accumulate, None)) == [(epoch, 7) for epoch in range(3)], "and without us"
+    assert "promised" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "ends"),
+    [
+        (lambda: DataLoader(Numbers(), batch_sampler=Estimating(5)), [5]),
+        (lambda: DataLoader(Numbers(), batch_sampler=Estimating(9)), []),
+        (lambda: DataLoader(Shared(), batch_size=4, num_workers=2), [3]),
+    ],
+    ids=["fewer", "more", "stream"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_of_another_length_ends_at_most_once_and_is_told(
+    make: Callable[[], Any], ends: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends_of(loop(make())) == [(epoch, end) for epoch in range(3) for end in ends]
+    assert capsys.readouterr().err.count("and len(loader) promised") == 1

@@ -59,6 +59,8 @@ class Batches:
         """The generators before this epoch's iterator was made,"""
         self._samples: int | None = None
         """and how many its dataset had then; None: not known."""
+        self._promised: int | None = None
+        """Steps of this epoch, as `len` has it."""
         self._kept_workers = False
         """This epoch has those of the one before."""
         self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
@@ -127,11 +129,12 @@ class Batches:
         """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
         loader does not know its length."""
         try:
-            length = len(self._loader)
+            length, certain = self._loader.length(self._live, self.offset)
         except TypeError:
             raise UsageError("session.epoch_ends: this loader does not know how many batches it gives") from None
         steps, done = (-(-batches // self._accumulate) for batches in (length, self.offset))
-        return following - self.position >= steps - done
+        self._promised = None if certain else steps
+        return 0 <= steps - done <= following - self.position
 
     def _first(self) -> Any:
         while True:
@@ -143,7 +146,8 @@ class Batches:
                 return batch
             if not self.offset:
                 raise UsageError("session.batches: this loader gives no batch")
-            self.epoch, self.offset, self._live = self.epoch + 1, 0, None
+            self._notices.ended(self._promised, -(-self.offset // self._accumulate))
+            self.epoch, self.offset, self._live, self._promised = self.epoch + 1, 0, None, None
 
     def _together(self, first: Any) -> Iterator[Any]:
         yield first

@@ -114,8 +114,19 @@ class Loader:
                 held.pop(name)
             held.update(theirs)
 
-    def __len__(self) -> int:
-        return len(self.thing)
+    def length(self, live: Any, used: int) -> tuple[int, bool]:
+        """Batches of this epoch, of which the iterator `live` has given `used`; and whether that is certain. Raises TypeError where nothing
+        tells it."""
+        if not (self.skips and hasattr(live, "_rcvd_idx")):
+            return len(self.thing), False
+        # Workers are told so many batches ahead, and fewer only where the sampler has no more.
+        rest = live._send_idx - live._rcvd_idx
+        if rest < live._prefetch_factor * live._num_workers:
+            return used + rest, True
+        try:
+            return max(used + rest, len(self.thing)), False
+        except TypeError:
+            return used + rest, False
 
     @property
     def checksums(self) -> Checksums:

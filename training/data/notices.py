@@ -64,3 +64,13 @@ class Notices:
             f"the dataset now has {now} samples, and had {before} when this epoch began. So {_TWICE}. Keep the samples of a job the same "
             "until it ends (docs/data.md)",
         )
+
+    def ended(self, promised: int | None, steps: int) -> None:
+        """Of an epoch. promised: steps by which the loop was told its end; None: it was not, or rightly."""
+        if self._first and promised not in (None, steps):
+            self._once(
+                "ended",
+                f"this epoch had {steps} steps, and len(loader) promised {promised}: so session.epoch_ends was true before its last step, "
+                "or not at all. Give the loader, or its batch sampler, an exact len, or take the end of an epoch from session.epoch "
+                "(docs/data.md)",
+            )
