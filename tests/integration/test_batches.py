@@ -37,6 +37,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torchdata.nodes import Batcher, Prefetcher, SamplerWrapper
+from torchdata.nodes import Loader as NodesLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from mt_resilient.resilience.errors import LayoutError, UsageError
@@ -260,6 +262,11 @@ def behind_a_bar() -> Any:
     return tqdm(DataLoader(Numbers(), batch_size=3, shuffle=True), disable=True)
 
 
+def nodes(sampler: Any, ahead: int = 0) -> Any:
+    batches: Any = Batcher(SamplerWrapper(sampler), 2, drop_last=False)
+    return NodesLoader(Prefetcher(batches, ahead) if ahead else batches)
+
+
 SEVERAL = {"num_workers": 2, "batch_size": 2}
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled by the rank's generator": lambda: DataLoader(Numbers(), batch_size=3, shuffle=True),
@@ -337,6 +344,8 @@ LOADERS |= {
     ),
     "torchdata's, a stream": lambda: StatefulDataLoader(Stream(), batch_size=3),
     "torchdata's, a stream by workers": lambda: StatefulDataLoader(Stream(), **SEVERAL),
+    "torchdata's nodes": lambda: nodes(RandomSampler(range(SAMPLES), generator=seeded())),
+    "torchdata's nodes, distributed, that read ahead": lambda: nodes(shard(Numbers()), ahead=2),
 }
 
 

@@ -43,7 +43,7 @@ class Batches:
         self._loader = Loader(loader)
         self._epochs, self._accumulate = epochs, accumulate
         self._set_epoch = begin_epoch or self._loader.set_epoch
-        self._own = Own(loader=loader, begin_epoch=begin_epoch)
+        self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
         self._randomness: Randomness | None = None
         self._notices = Notices()
         self.epoch = 0

@@ -185,7 +185,7 @@ class Loader:
         self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
         self._behind.watched = None if all(map(_draws_at_its_start, self._samplers())) else watched
-        with self._listened_to():
+        with self._listened_to(), _restarts_nothing(self.thing):
             live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
         self._behind.leave_out()
         return live
@@ -203,6 +203,19 @@ class Loader:
     def state(self, begun: bool) -> dict[str, Any]:
         """Its own; empty: it has none. (One of torchdata's that has not begun draws a seed when it is asked.)"""
         return dict(self.thing.state_dict()) if self.stateful and (begun or not self._torchs) else {}
+
+
+@contextmanager
+def _restarts_nothing(loader: Any) -> Iterator[None]:
+    """torchdata's loader of nodes, put back to the end of an epoch, begins the next one by itself: not so here."""
+    name = "restart_on_stop_iteration"
+    held = vars(loader) if hasattr(loader, name) else {}
+    kept = {name: held[name]} if name in held else {}
+    held.update(dict.fromkeys(kept, False))
+    try:
+        yield
+    finally:
+        held.update(kept)
 
 
 def _draws_at_its_start(found: Any) -> bool:

@@ -39,7 +39,9 @@ _OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_g
 class Own:
     """What `holders` and what they consist of move on with, by names that are the same in each life."""
 
-    def __init__(self, **holders: Any) -> None:
+    def __init__(self, stateful: bool = False, /, **holders: Any) -> None:
+        """stateful: what has a `state_dict` is put back by that, where its class is not the script's."""
+        self._stateful = stateful
         self._known = Known()
         self._holders: list[Holder] = []
         self._names: set[str] = set()
@@ -132,7 +134,8 @@ class Own:
         self._known.add(name, thing)
         bag = isinstance(thing, BAGS)
         own = bag or of_script(kind)
-        holder = (Bag if bag else Holder)(name, thing, self._known, whole=own or _acts(thing), told=own)
+        whole = own or (_acts(thing) and not (self._stateful and hasattr(thing, "state_dict")))
+        holder = (Bag if bag else Holder)(name, thing, self._known, whole=whole, told=own)
         self._hold(holder)
         yield from sorted(holder.live().items())
         yield from self._class(name, kind)
