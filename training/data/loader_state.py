@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.ctypes_values import is_c
@@ -60,7 +61,9 @@ class Own:
             self._seen[id(thing)] = thing
             todo += ((f"{name}.{at}", part) for at, part in self._look(name, thing))
         self._seen.clear()
+        reads = not any(isinstance(each, DataLoader) and each.num_workers for each in self.things())
         for holder in self._holders:
+            holder.reads = reads
             holder.begin()
 
     def _hold(self, holder: Holder) -> None:
