@@ -77,6 +77,15 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor([index, random.random()], dtype=torch.float64)
 
 
+class ShuffledStream(Stream):
+    """Its order is drawn on the way, from the generator that the training draws from, too."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        left = [*super().__iter__()]
+        while left:
+            yield left.pop(random.randrange(len(left)))
+
+
 class Distributed(DataLoader[torch.Tensor]):
     """As people write it: a loader over the shard of a rank."""
 
@@ -293,6 +302,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     ),
     "distributed, in no batches": lambda: DataLoader(Numbers(), batch_size=None, sampler=shard(Numbers())),
     "a stream": lambda: DataLoader(Stream(), batch_size=3),
+    "a stream, shuffled on the way": lambda: DataLoader(ShuffledStream(), batch_size=3),
     "a list": lambda: [1, 2, 3, 4, 5],
     "a function that makes an iterator": lambda: noise,
     "with a state": Own,

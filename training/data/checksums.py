@@ -20,7 +20,7 @@ from ...checkpoint.format.pytree_walk import PLAIN
 
 _ELEMENTS = 64
 """Of an array, a tensor or a list so many count, from all over it."""
-_LEAVES = 256
+_LEAVES = 128
 """Of a batch so many parts count,"""
 _DEEP = 4
 """down to this depth."""
@@ -102,8 +102,8 @@ def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
         return
     try:
         plain = tensor.detach().as_subclass(torch.Tensor)
-        some = plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain[_indexes(tuple(tensor.shape))]
-        yield some.contiguous().view(torch.uint8).numpy().tobytes()
+        some = plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain.take(_in_tensor(tensor.numel()))
+        yield some.view(torch.uint8).numpy().tobytes()
     except (RuntimeError, TypeError, NotImplementedError):  # of a quantized or complex one, for example
         return
 
@@ -123,6 +123,5 @@ def _places(number: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _indexes(shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    places = np.unravel_index(_places(int(np.prod(shape, dtype=np.int64))), shape)
-    return tuple(torch.from_numpy(np.ascontiguousarray(each)) for each in places)
+def _in_tensor(number: int) -> torch.Tensor:
+    return torch.from_numpy(_places(number))

@@ -184,7 +184,8 @@ class Loader:
         before a sampler begins. watched: gives what a call gives for the batch of that number, and knows what is drawn for it."""
         self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
-        self._behind.watched = None if all(map(_draws_at_its_start, self._samplers())) else watched
+        draws = self.skips and not all(map(_draws_at_its_start, self._samplers()))
+        self._behind.watched = watched if draws else None  # of other loaders each batch is watched already
         with self._listened_to(), _restarts_nothing(self.thing):
             live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
         self._behind.leave_out()
