@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 SAMPLES = 14
@@ -517,7 +518,70 @@ class Referring(Numbers):
         replaced.level = 1 + level.level
 
 
+class Bound(Numbers):
+    """Its methods belong to generators and to a list, and it holds neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise, self.more = random.Random(3).random, np.random.RandomState(3).rand
+        self.called = iter(random.Random(4).random, 2.0)
+        self.left = [*range(1000)].pop
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + self.noise() + self.more() + next(self.called) + self.left()
+
+
+class Lines(Numbers):
+    """Each sample has the next line of a file that is open all the time."""
+
+    def __init__(self, mode: str = "rb") -> None:
+        super().__init__()
+        with tempfile.NamedTemporaryFile("w") as written:
+            written.writelines(f"{line}\n" for line in range(5))
+            written.flush()
+            self.file: Any = Path(written.name).open(mode)  # noqa: SIM115
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not (line := self.file.readline()):
+            self.file.seek(0)
+            line = self.file.readline()
+        return super().__getitem__(index) + float(line)
+
+
+class LinesOfAll(IterableDataset[float]):
+    def __init__(self) -> None:
+        self.file = Lines("r").file
+
+    def __iter__(self) -> Iterator[float]:
+        for line in self.file:
+            yield float(line)
+        self.file.seek(0)
+
+
+class Prefetching:
+    """Each epoch begins with an iterator of its own, which it holds meanwhile. One was tried before the training."""
+
+    def __init__(self) -> None:
+        self.loader = DataLoader(Numbers(), batch_size=3, shuffle=True)
+        next(iter(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        self.batches = iter(self.loader)
+        ahead = next(self.batches, None)
+        while ahead is not None:
+            yield ahead
+            ahead = next(self.batches, None)
+
+
 FACTORIES: dict[str, Callable[[], Any]] = {
+    "with methods of generators and of a list": lambda: DataLoader(Bound(), batch_size=3, shuffle=True),
+    "with methods of generators and of a list, by workers": lambda: DataLoader(
+        Bound(), batch_size=3, shuffle=True, num_workers=2
+    ),
+    "a prefetcher that was tried": Prefetching,
+    "with an open file": lambda: DataLoader(Lines(), batch_size=3, shuffle=True),
+    "with an open text": lambda: DataLoader(Lines("r"), batch_size=3, shuffle=True),
+    "all of an open text": lambda: DataLoader(LinesOfAll(), batch_size=1),
     "that collates with a generator of its own, by workers": lambda: DataLoader(
         range(16), batch_size=2, num_workers=2, collate_fn=Mixing()
     ),

@@ -37,6 +37,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torchdata.nodes import Batcher, Prefetcher, SamplerWrapper
+from torchdata.nodes import Loader as NodesLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from mt_resilient.resilience.errors import LayoutError, UsageError
@@ -73,6 +75,15 @@ class Stream(IterableDataset[torch.Tensor]):
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for index in range(first, self.length, step):
             yield torch.tensor([index, random.random()], dtype=torch.float64)
+
+
+class ShuffledStream(Stream):
+    """Its order is drawn on the way, from the generator that the training draws from, too."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        left = [*super().__iter__()]
+        while left:
+            yield left.pop(random.randrange(len(left)))
 
 
 class Distributed(DataLoader[torch.Tensor]):
@@ -217,6 +228,28 @@ class OneIterator(DataLoader[torch.Tensor]):
         return self.iterator
 
 
+class Repeated:
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return cycled(self.batches)
+
+
+class InfiniteLoader(DataLoader[torch.Tensor]):
+    """As ultralytics', under the name that torch has for its own."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(Numbers(), **how)
+        self.length = len(self.batch_sampler)  # type: ignore[arg-type]
+        object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
+        self._iterator = super().__iter__()  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        for _ in range(self.length):
+            yield next(self._iterator)  # type: ignore[arg-type]
+
+
 def together() -> Callable[[], Any]:
     first, second = DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()), DataLoader(Progressive(), 3)
     return lambda: map(torch.hstack, zip(first, second, strict=True))
@@ -236,6 +269,11 @@ def behind_a_bar() -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(DataLoader(Numbers(), batch_size=3, shuffle=True), disable=True)
+
+
+def nodes(sampler: Any, ahead: int = 0) -> Any:
+    batches: Any = Batcher(SamplerWrapper(sampler), 2, drop_last=False)
+    return NodesLoader(Prefetcher(batches, ahead) if ahead else batches)
 
 
 SEVERAL = {"num_workers": 2, "batch_size": 2}
@@ -264,6 +302,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     ),
     "distributed, in no batches": lambda: DataLoader(Numbers(), batch_size=None, sampler=shard(Numbers())),
     "a stream": lambda: DataLoader(Stream(), batch_size=3),
+    "a stream, shuffled on the way": lambda: DataLoader(ShuffledStream(), batch_size=3),
     "a list": lambda: [1, 2, 3, 4, 5],
     "a function that makes an iterator": lambda: noise,
     "with a state": Own,
@@ -315,6 +354,8 @@ LOADERS |= {
     ),
     "torchdata's, a stream": lambda: StatefulDataLoader(Stream(), batch_size=3),
     "torchdata's, a stream by workers": lambda: StatefulDataLoader(Stream(), **SEVERAL),
+    "torchdata's nodes": lambda: nodes(RandomSampler(range(SAMPLES), generator=seeded())),
+    "torchdata's nodes, distributed, that read ahead": lambda: nodes(shard(Numbers()), ahead=2),
 }
 
 
@@ -421,7 +462,7 @@ class Loop:
     [pytest.param(sort, marks=[pytest.mark.variant] if sort in of_a_script().VARIANTS else []) for sort in LOADERS],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_loader_is_put_back(sort: str) -> None:
+def test_a_loader_is_put_back(sort: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = ordinary(sort)
     undisturbed = Loop(sort)
     assert undisturbed.run(0) == expected
@@ -436,6 +477,7 @@ def test_a_loader_is_put_back(sort: str) -> None:
         fresh = Loop(sort, number=2)  # what has been drawn meanwhile does not matter
         fresh.go_back(undisturbed.kept[step])
         assert fresh.run(step) == expected[step:], f"in a new process, at step {step}"
+    assert "than before the recovery" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
@@ -692,9 +734,32 @@ def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own
     assert data.take(2) == 1
 
 
-def test_a_loader_that_keeps_one_iterator_is_refused() -> None:
+@pytest.mark.parametrize("kind", [OneIterator, InfiniteLoader])
+def test_a_loader_that_keeps_one_iterator_is_refused(kind: Any) -> None:
     with pytest.raises(UsageError, match="persistent_workers=True"):
-        Batches(OneIterator(batch_size=3), EPOCHS, 1, None)
+        Batches(kind(batch_size=3), EPOCHS, 1, None)
+
+
+def test_what_a_begin_epoch_draws_from_is_put_back() -> None:
+    def loop() -> Batches:
+        sampler = shard(Numbers())
+        noise, count = random.Random(5), [0]
+
+        def begin_epoch(epoch: int) -> None:
+            count[0] += 1
+            sampler.set_epoch(noise.randrange(1000) + count[0])
+
+        data = Batches(DataLoader(Numbers(), batch_size=2, sampler=sampler), EPOCHS, 1, begin_epoch)
+        data.keep(Randomness(()), 0)
+        return data
+
+    before, after = loop(), loop()
+    before.take(5)
+    kept = copy.deepcopy(state_of(before))
+    expected = [plain(before.take(step)) for step in range(6, 12)]
+    for data in (before, after):
+        put_back(data, copy.deepcopy(kept))
+        assert [plain(data.take(step)) for step in range(6, 12)] == expected
 
 
 def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:

@@ -11,28 +11,24 @@ number of ranks they begin anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ...resilience.clock import monotonic_s
 from ...resilience.errors import InternalError, LayoutError, UsageError
-from ..attach.rank_stderr import say
 from ..state.rng import Randomness
 from ..state.tensors.in_place import Nested
 from .loader_adapters import Loadable, Loader
 from .loader_rng import Draws
 from .loader_state import Own
+from .notices import Notices
 from .worker_rng import Made
 from .worker_start import AtStart, behind_the_start
 
 OVER = object()
 """In place of a batch: there are no more."""
-_OTHER_DRAWS = (
-    ". Its workers stay from epoch to epoch, and were started again. Where they draw random numbers, they draw others now: "
-    "give session.batches the DataLoader itself, or leave persistent_workers out"
-)
 _NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
 _NOTHING: Nested = {"start": None, "own": {}, "forked": _NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
 """What a rank knows of its place that is new, as on another number of ranks."""
@@ -47,11 +43,9 @@ class Batches:
         self._loader = Loader(loader)
         self._epochs, self._accumulate = epochs, accumulate
         self._set_epoch = begin_epoch or self._loader.set_epoch
-        self._own = Own(loader=loader)
+        self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
         self._randomness: Randomness | None = None
-        self._tells = self._tells_lost = False
-        self._lost: set[str] = set()
-        """What was told to have changed."""
+        self._notices = Notices()
         self.epoch = 0
         """The epoch of the last batch, counted from 0,"""
         self.offset = 0
@@ -62,7 +56,11 @@ class Batches:
         self._step: Iterator[Any] = iter(())
         """What is left of the present step's batches."""
         self._start: Nested | None = None
-        """The generators before this epoch's iterator was made."""
+        """The generators before this epoch's iterator was made,"""
+        self._samples: int | None = None
+        """and how many its dataset had then; None: not known."""
+        self._promised: int | None = None
+        """Steps of this epoch, as `len` has it."""
         self._kept_workers = False
         """This epoch has those of the one before."""
         self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
@@ -78,8 +76,7 @@ class Batches:
 
     def keep(self, randomness: Randomness, rank: int) -> None:
         """From now on what is needed to come back here is kept. To be called before a batch is taken."""
-        self._randomness, self._tells = randomness, rank == 0
-        self._tells_lost = self._tells
+        self._randomness, self._notices = randomness, Notices(rank == 0)
         self._draws = Draws(rank == 0)
         self._loader.listen()
 
@@ -132,11 +129,12 @@ class Batches:
         """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
         loader does not know its length."""
         try:
-            length = len(self._loader)
+            length, certain = self._loader.length(self._live, self.offset)
         except TypeError:
             raise UsageError("session.epoch_ends: this loader does not know how many batches it gives") from None
         steps, done = (-(-batches // self._accumulate) for batches in (length, self.offset))
-        return following - self.position >= steps - done
+        self._promised = None if certain else steps
+        return 0 <= steps - done <= following - self.position
 
     def _first(self) -> Any:
         while True:
@@ -148,7 +146,8 @@ class Batches:
                 return batch
             if not self.offset:
                 raise UsageError("session.batches: this loader gives no batch")
-            self.epoch, self.offset, self._live = self.epoch + 1, 0, None
+            self._notices.ended(self._promised, -(-self.offset // self._accumulate))
+            self.epoch, self.offset, self._live, self._promised = self.epoch + 1, 0, None, None
 
     def _together(self, first: Any) -> Iterator[Any]:
         yield first
@@ -168,10 +167,12 @@ class Batches:
             self.offset += 1
             if isinstance(batch, Made):
                 self._workers[batch.worker] = batch.generators.state
-                self._tell(batch.generators.lost)
+                self._notices.lost(batch.generators.lost)
                 batch = batch.batch
                 if self._loader.every and self.offset % self._loader.every == 0:
                     self._begun = dict(self._workers)
+            if self._randomness is not None:
+                self._loader.gave(batch, self.offset)
             yield batch
 
     def _next(self, live: Iterator[Any]) -> Any:
@@ -191,6 +192,7 @@ class Batches:
         self._set_epoch(self.epoch)
         if self._randomness is not None and not self._kept_workers:
             self._forked.keep()
+        self._samples = self._loader.in_dataset() if self._randomness is not None else None
         self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
 
     # -- as a source of state -----------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ class Batches:
             return self._kept
         begun = self.offset > 0 and not self.owed
         own = self._own.collect()
-        self._tell(self._own.lost())
+        self._notices.lost(self._own.lost())
         return {
             "start": self._start if begun else None,
             "own": own,
@@ -224,17 +226,9 @@ class Batches:
             "workers": self._begun if begun else {},
             "loader": {} if self.owed else self._loader.state(begun),
             "draws": dict(self._draws.kept) if begun else {},
+            "checksum": self._loader.checksums.after(self.offset) if begun else None,
+            "samples": self._samples if begun else None,
         }
-
-    def _tell(self, lost: Iterable[str]) -> None:
-        """lost: names of what has changed and cannot be kept."""
-        new = [name for name in lost if name not in self._lost]
-        self._lost.update(new)
-        if new and self._tells_lost:
-            say(
-                f"{', '.join(new)} has changed, and is not put back: it is too large, or nobody knows how to save it. A batch that depends "
-                "on it may differ after a recovery. Give it to the Session, or keep it out of the loader (docs/data.md)"
-            )
 
     def restore(self, kept: Nested) -> None:
         self._kept = kept
@@ -251,18 +245,21 @@ class Batches:
         forked = kept.get("forked", _NO_WORKERS)
         self._forked.restore(forked)
         self._begun, self._workers = dict(kept["workers"]), dict(kept["workers"])
+        self._samples = kept.get("samples")
         if self.offset:
             self._to_start()
+            self._compare_samples()
         if kept["loader"]:
             self._loader.thing.load_state_dict(kept["loader"])
         if self.offset:
-            self._again(goes_on=bool(kept["loader"]), drawn=kept.get("draws", {}))
+            same = samples == self._loader.samples
+            self._again(bool(kept["loader"]), kept.get("draws", {}), kept.get("checksum") if same else None)
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
             self._own.restore(kept["own"])
 
-    def _again(self, goes_on: bool, drawn: dict[int, Nested]) -> None:
-        """goes_on: the loader is there by itself. drawn: what `Draws` kept."""
+    def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
+        """goes_on: the loader is there by itself. drawn: what `Draws` kept. checksum: of the batches that were used; None: not known."""
         self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
@@ -279,14 +276,16 @@ class Batches:
         for _ in self._taken(used - skip):
             pass
         self._draws.again = {}
-        if not self._loader.skips and self._tells:
-            self._tells = False
-            seeds = _OTHER_DRAWS if self._kept_workers and not self._loader.listens else ""
-            say(
-                "this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
-                f"{used}, in {monotonic_s() - began_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is put "
-                f"back without that{seeds}"
-            )
+        other_draws = self._kept_workers and not self._loader.listens
+        if not self._loader.skips:
+            self._notices.replayed(used, monotonic_s() - began_s, other_draws)
+        if checksum is not None and not other_draws and self._loader.checksums.after(used) != checksum:
+            self._notices.differs(used, self._loader.skips)
+
+    def _compare_samples(self) -> None:
+        before, self._samples = self._samples, self._loader.in_dataset()
+        if before is not None and self._samples is not None and before != self._samples:
+            self._notices.grown(self._samples, before)
 
     def _to_start(self) -> None:
         """All as it was before this epoch's iterator was made."""

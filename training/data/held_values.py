@@ -27,7 +27,7 @@ from ..state.values.ctypes_values import is_c, size_of
 from ..state.values.packing import MAPPINGS
 from ..state.values.type_adapters import CHANGELESS, CHANGING, packed, unpacked
 from ..state.values.value_source import Known, Packed
-from .iterator_progress import progress
+from .iterator_progress import go_to, is_read, position, progress
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)
 _EXACT = frozenset(GENERATORS)
@@ -55,6 +55,7 @@ class Place:
         self._name, self._value, self._holders = name, first, holders
         self._packing = Packed(name, holders)
         self._objects = objects
+        self._read = is_read(first)
         self._hopeless = False
         """It has changed, and cannot be kept:"""
         self.lost = False
@@ -97,6 +98,8 @@ class Place:
         kept = self._pack(live)
         if kept is None:
             self._give_up(self._counts(live))
+        elif self._read and kept == [None]:
+            self.lost = True
         elif not self._always and self._first is not None and _equal(kept, self._first):
             return None
         found = None if kept is None or isinstance(live, GENERATORS) else [*map(_copied, kept)]
@@ -119,6 +122,9 @@ class Place:
 
     def put_back(self, kept: Kept | None, live: Any) -> Any:
         """The value that it has to hold, which is `live` where that can be filled. kept: None: what it was at first."""
+        if self._read and live is self._value:
+            go_to(live, (self._first or []) if kept is None else kept)
+            return live
         if kept is None:
             if self._same(live):
                 return live
@@ -157,6 +163,8 @@ class Place:
     def _pack(self, live: Any, bounded: bool = True) -> Kept | None:
         if live is ABSENT:
             return []
+        if self._read and live is self._value:
+            return position(live)
         if self._is_holder(live):
             return [self._packing.pack([live])[0]]
         if isinstance(live, random.Random) and type(live) is not random.Random:
@@ -184,7 +192,7 @@ class Place:
     def _fixed(self, value: Any) -> bool:
         """Whether it is the same as long as it is the same object, or changes in places of its own."""
         if type(value) in PLAIN or isinstance(value, _NAMED) or value is ABSENT or self._is_holder(value):
-            return True
+            return not (self._read and value is self._value)
         return type(value) is tuple and len(value) <= _FEW and all(map(self._fixed, value))
 
     def _counts(self, live: Any) -> bool:

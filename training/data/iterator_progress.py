@@ -1,8 +1,10 @@
-"""How far an iterator has got that a loader holds: it cannot be put back, and that it has moved on is to be said."""
+"""How far an iterator or a file has got that a loader holds. An iterator cannot be put back, and that it has moved on is to be said."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from contextlib import suppress
 from operator import length_hint
 from types import GeneratorType
 from typing import Any
@@ -42,3 +44,27 @@ def _of_parts(parts: Any, deep: int) -> Any:
     if isinstance(parts, (list, dict, set)):
         return len(parts)
     return parts if type(parts) in PLAIN else id(parts)
+
+
+def is_read(value: Any) -> bool:
+    """Whether it is a file that the script reads, at any place of it."""
+    if not isinstance(value, io.IOBase):
+        return False
+    try:
+        return value.readable() and value.seekable() and not value.writable()
+    except Exception:  # closed, or of the script's own class
+        return False
+
+
+def position(file: Any) -> list[Any]:
+    """Where it is read next; nothing where it is closed; None where it does not tell, as a text within `for line in file`."""
+    try:
+        return [] if file.closed else [file.tell()]
+    except Exception:
+        return [None]
+
+
+def go_to(file: Any, position: list[Any]) -> None:
+    if position and position[0] is not None:
+        with suppress(OSError, ValueError):  # closed, or not of this length
+            file.seek(position[0])

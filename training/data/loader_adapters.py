@@ -7,6 +7,7 @@ anything else                    from the start of the epoch only: the first bat
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, sa
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...resilience.errors import UsageError
+from .checksums import Checksums, of_batch, of_indexes
 from .worker_rng import Beginning, Telling
 
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -29,8 +31,7 @@ _DRAW_AT_THEIR_START = (
     DistributedSampler,
 )
 """For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
-
-
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _OVER = object()
 
 
@@ -52,7 +53,7 @@ class Loader:
         if not self.stateful and any(
             isinstance(part, _BaseDataLoaderIter)
             for name, part in getattr(loader, "__dict__", {}).items()
-            if name != "_iterator" and _goes_on_with(kind, name)
+            if not (self._plain and name == "_iterator") and _goes_on_with(kind, name)
         ):
             raise UsageError(
                 f"session.batches is given a {kind.__name__}, which goes on with one iterator from epoch to epoch, and cannot be put back: "
@@ -71,6 +72,7 @@ class Loader:
             self.every = int(getattr(loader, "num_workers", 0))
         self._beginning = Beginning()
         self._behind = Behind(())
+        self._checksums = Checksums()
         self.tells = self._plain or (self._torchs and self.stateful)
         """Its workers can tell their generators,"""
         self.listens = False
@@ -112,8 +114,38 @@ class Loader:
                 held.pop(name)
             held.update(theirs)
 
-    def __len__(self) -> int:
-        return len(self.thing)
+    def length(self, live: Any, used: int) -> tuple[int, bool]:
+        """Batches of this epoch, of which the iterator `live` has given `used`; and whether that is certain. Raises TypeError where nothing
+        tells it."""
+        if not (self.skips and hasattr(live, "_rcvd_idx")):
+            return len(self.thing), False
+        # Workers are told so many batches ahead, and fewer only where the sampler has no more.
+        rest = live._send_idx - live._rcvd_idx
+        if rest < live._prefetch_factor * live._num_workers:
+            return used + rest, True
+        try:
+            return max(used + rest, len(self.thing)), False
+        except TypeError:
+            return used + rest, False
+
+    @property
+    def checksums(self) -> Checksums:
+        """Of the batches of this epoch: of a sampler's where there is one, otherwise of the loader's own."""
+        return self._behind.checksums if self.skips else self._checksums
+
+    def gave(self, batch: Any, used: int) -> None:
+        """The batch of that number, counted from 1."""
+        if not (self.skips or self.stateful):
+            self._checksums.add(of_batch(batch))
+        self.checksums.after(used)
+
+    def in_dataset(self) -> int | None:
+        """Samples of all ranks together; None: not known."""
+        dataset = getattr(self.thing, "dataset", None)
+        try:
+            return None if dataset is None else len(dataset)
+        except Exception:  # the script's own, and it goes on without it
+            return None
 
     @property
     def samples(self) -> int:
@@ -150,10 +182,11 @@ class Loader:
     ) -> Iterator[Any]:
         """The batches of the next epoch; where it `skips`, after the first `skip`. states: of new workers' generators. before: called right
         before a sampler begins. watched: gives what a call gives for the batch of that number, and knows what is drawn for it."""
-        self._beginning.states = states or {}
+        self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
-        self._behind.watched = None if all(map(_draws_at_its_start, self._samplers())) else watched
-        with self._listened_to():
+        draws = self.skips and not all(map(_draws_at_its_start, self._samplers()))
+        self._behind.watched = watched if draws else None  # of other loaders each batch is watched already
+        with self._listened_to(), _restarts_nothing(self.thing):
             live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
         self._behind.leave_out()
         return live
@@ -173,6 +206,19 @@ class Loader:
         return dict(self.thing.state_dict()) if self.stateful and (begun or not self._torchs) else {}
 
 
+@contextmanager
+def _restarts_nothing(loader: Any) -> Iterator[None]:
+    """torchdata's loader of nodes, put back to the end of an epoch, begins the next one by itself: not so here."""
+    name = "restart_on_stop_iteration"
+    held = vars(loader) if hasattr(loader, name) else {}
+    kept = {name: held[name]} if name in held else {}
+    held.update(dict.fromkeys(kept, False))
+    try:
+        yield
+    finally:
+        held.update(kept)
+
+
 def _draws_at_its_start(found: Any) -> bool:
     kind: Any = type(found)
     return kind in _DRAW_AT_THEIR_START
@@ -188,13 +234,15 @@ class Behind:
         self.watched: Watched | None = None
         self._begun: Iterator[Any] = iter(())
         self._number = 0
-        """How many batches it has given."""
+        """How many batches it has given,"""
+        self.checksums = Checksums()
+        """and these."""
 
     def __iter__(self) -> Iterator[Any]:
         """A loader may do this twice before it takes anything."""
         if self.before is not None:
             self.before()
-        self._begun, self._number = iter(self._whole), 0
+        self._begun, self._number, self.checksums = iter(self._whole), 0, Checksums()
         return self._taken()
 
     def _taken(self) -> Iterator[Any]:
@@ -205,7 +253,10 @@ class Behind:
     def _next(self) -> Any:
         number, self._number = self._number, self._number + 1
         take = partial(next, self._begun, _OVER)
-        return take() if self.watched is None else self.watched(number, take)
+        batch = take() if self.watched is None else self.watched(number, take)
+        if batch is not _OVER:
+            self.checksums.add(of_indexes(batch))
+        return batch
 
     def __len__(self) -> int:
         return len(self._whole)  # type: ignore[arg-type]
@@ -222,6 +273,14 @@ class Behind:
 
 
 def _goes_on_with(kind: type, name: str) -> bool:
-    """Whether the class's `__iter__` takes an attribute of that name; tqdm.auto's keeps one for `async for` alone."""
+    """Whether the class's `__iter__` takes an attribute of that name, and does not make it anew before; tqdm.auto's keeps one for
+    `async for` alone."""
     code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
-    return code is None or name in code.co_names
+    if code is None:
+        return True
+    for each in dis.get_instructions(code):
+        if each.opcode in _JUMPS:  # what is behind is done on a condition
+            break
+        if each.argval == name and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            return each.opname != "STORE_ATTR"
+    return name in code.co_names

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import enum
 import functools
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.ctypes_values import is_c
@@ -30,12 +32,17 @@ _FEW = 64
 """Of a longer list only what gives samples, is called or draws is looked through. The rest of it is data."""
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
 """Classes that are named for something else than what they hold. (A module that is a transform is found itself.)"""
+_VALUES = (list, dict, set, deque)
+_CALLING = type(iter(int, 1))
+_OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 
 
 class Own:
     """What `holders` and what they consist of move on with, by names that are the same in each life."""
 
-    def __init__(self, **holders: Any) -> None:
+    def __init__(self, stateful: bool = False, /, **holders: Any) -> None:
+        """stateful: what has a `state_dict` is put back by that, where its class is not the script's."""
+        self._stateful = stateful
         self._known = Known()
         self._holders: list[Holder] = []
         self._names: set[str] = set()
@@ -54,7 +61,9 @@ class Own:
             self._seen[id(thing)] = thing
             todo += ((f"{name}.{at}", part) for at, part in self._look(name, thing))
         self._seen.clear()
+        reads = not any(isinstance(each, DataLoader) and each.num_workers for each in self.things())
         for holder in self._holders:
+            holder.reads = reads
             holder.begin()
 
     def _hold(self, holder: Holder) -> None:
@@ -99,8 +108,10 @@ class Own:
                 }
                 self._hold(Given(name, parts, self._known, whole=True, told=True))
                 yield from parts.items()
-            case MethodType():
-                yield "self", thing.__self__
+            case MethodType() | BuiltinMethodType() | MethodWrapperType():
+                yield from self._bound(name, thing.__self__)
+            case _ if type(thing) is _CALLING:  # exhausted, it has nothing left to call
+                yield from (("call", part) for part in thing.__reduce__()[1][:1])
             case FunctionType():
                 yield from self._function(name, thing)
             case type():
@@ -111,6 +122,14 @@ class Own:
             case _ if not (apart(thing) or is_c(type(thing))):
                 yield from self._object(name, thing)
 
+    def _bound(self, name: str, owner: Any) -> Iterator[tuple[str, Any]]:
+        """What a method belongs to, which may be a value: `Random(3).random`, `[1, 2].pop`. Not so the generators that are the rank's."""
+        if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in _OF_THE_RANK):
+            return
+        if isinstance(owner, (*GENERATORS, *_VALUES, Iterator)):
+            self._hold(Given(name, {"self": owner}, self._known, whole=True, told=True))
+        yield "self", owner
+
     def _object(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
         kind: Any = type(thing)
         if not hasattr(thing, "__dict__") and not slots_of(kind):
@@ -118,7 +137,8 @@ class Own:
         self._known.add(name, thing)
         bag = isinstance(thing, BAGS)
         own = bag or of_script(kind)
-        holder = (Bag if bag else Holder)(name, thing, self._known, whole=own or _acts(thing), told=own)
+        whole = own or (_acts(thing) and not (self._stateful and hasattr(thing, "state_dict")))
+        holder = (Bag if bag else Holder)(name, thing, self._known, whole=whole, told=own)
         self._hold(holder)
         yield from sorted(holder.live().items())
         yield from self._class(name, kind)

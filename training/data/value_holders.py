@@ -18,6 +18,7 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.packing import MAPPINGS
 from ..state.values.value_source import Known
 from .held_values import ABSENT, GENERATORS, Kept, Place
+from .iterator_progress import is_read
 from .script_code import Named, is_own
 from .shared_memory import is_shared
 
@@ -37,6 +38,8 @@ class Holder:
         self._last: dict[str, Any] = {}
         """What the places held at last, where nothing of that changes by itself."""
         self.lost: list[str] = []
+        self.reads = True
+        """Files are this process's. Those that workers read are theirs, and their place is one for all processes."""
 
     def live(self) -> dict[str, Any]:
         found = getattr(self.thing, "__dict__", {})
@@ -68,6 +71,7 @@ class Holder:
             if (self._whole or isinstance(value, GENERATORS))
             and not isinstance(value, _BaseDataLoaderIter)
             and not (in_worker and is_shared(value))
+            and (self.reads or not is_read(value))
         ]
 
     def values(self) -> Iterator[Any]:

@@ -1,0 +1,127 @@
+"""Whether an epoch that is gone through again begins as it began before: a checksum of its first batches, which is kept with the place.
+
+A sampler's batches are lists of indexes, and count whole. A batch that a loader has made may be large: its structure, its shapes and some
+of its elements count.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import UserDict, deque
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...checkpoint.format.pytree_walk import PLAIN
+
+_ELEMENTS = 64
+"""Of an array, a tensor or a list so many count, from all over it."""
+_LEAVES = 128
+"""Of a batch so many parts count,"""
+_DEEP = 4
+"""down to this depth."""
+_TEXT = 256
+_GOLDEN = 0.6180339887498949
+"""Multiples of it lie evenly between whole numbers."""
+
+
+class Checksums:
+    """Of the first batches of an epoch. A loader reads ahead, so there may be those of more batches than were used."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._number = 0
+        self._ahead: deque[tuple[int, int]] = deque([(0, 0)])
+
+    def add(self, figure: int) -> None:
+        """figure: of the next batch."""
+        self._last, self._number = hash((self._last, figure)), self._number + 1
+        self._ahead.append((self._number, self._last))
+
+    def after(self, used: int) -> int | None:
+        """Of the first `used` batches; None: there were not so many. Those of fewer are let go."""
+        while self._ahead and self._ahead[0][0] < used:
+            self._ahead.popleft()
+        return self._ahead[0][1] if self._ahead and self._ahead[0][0] == used else None
+
+
+def of_indexes(batch: Any) -> int:
+    """Of what a sampler gives. The same in each life, as hashes of numbers are."""
+    if type(batch) is list and batch and isinstance(batch[0], (int, np.integer)):
+        try:
+            return hash(tuple(batch))
+        except TypeError:
+            pass
+    return of_batch(batch)
+
+
+def of_batch(batch: Any) -> int:
+    figure = 0
+    for leaf in islice(_leaves(batch, _DEEP), _LEAVES):
+        figure = zlib.crc32(leaf, figure)
+    return figure
+
+
+def _leaves(thing: Any, deep: int) -> Iterator[bytes]:
+    kind = type(thing)
+    if kind in PLAIN:
+        text = thing if isinstance(thing, bytes) else (thing if kind is str else repr(thing)).encode(errors="replace")
+        yield b"%d " % len(text) + text[:_TEXT]
+    elif isinstance(thing, (torch.Tensor, np.ndarray)):
+        yield from _of_tensor(thing) if isinstance(thing, torch.Tensor) else _of_array(thing)
+    else:
+        yield kind.__name__.encode()
+        parts = _parts(thing) if deep else []
+        yield b"%d" % len(parts)
+        for part in parts if len(parts) <= _ELEMENTS else [parts[at] for at in _places(len(parts))]:
+            yield from _leaves(part, deep - 1)
+
+
+def _parts(thing: Any) -> list[Any]:
+    """Nothing is called that could be the script's. A set has no order, and other objects hold what may differ."""
+    if isinstance(thing, UserDict):
+        thing = thing.data
+    if isinstance(thing, dict):
+        return [part for _, part in sorted(dict.items(thing), key=lambda item: repr(item[0]))]
+    if isinstance(thing, (list, tuple, deque)):
+        return [*thing]
+    held = getattr(thing, "__dict__", None)
+    if isinstance(held, dict) and not callable(thing):
+        return [held[name] for name in sorted(held) if isinstance(held[name], (torch.Tensor, np.ndarray, dict, list))]
+    return []
+
+
+def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
+    """One on a device is not waited for: its shape counts."""
+    yield f"{tensor.dtype} {[*tensor.shape]}".encode()
+    if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.numel()):
+        return
+    try:
+        plain = tensor.detach().as_subclass(torch.Tensor)
+        some = plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain.take(_in_tensor(tensor.numel()))
+        yield some.view(torch.uint8).numpy().tobytes()
+    except (RuntimeError, TypeError, NotImplementedError):  # of a quantized or complex one, for example
+        return
+
+
+def _of_array(array: Any) -> Iterator[bytes]:
+    yield f"{array.dtype} {array.shape}".encode()
+    some = array.reshape(-1) if array.size <= _ELEMENTS else array.flat[_places(array.size)]
+    if array.dtype.hasobject:
+        yield from (leaf for each in some.tolist() for leaf in _leaves(each, 0))
+    else:
+        yield some.tobytes()
+
+
+@lru_cache(maxsize=64)
+def _places(number: int) -> Any:
+    return ((np.arange(1, _ELEMENTS + 1) * _GOLDEN % 1) * number).astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _in_tensor(number: int) -> torch.Tensor:
+    return torch.from_numpy(_places(number))
