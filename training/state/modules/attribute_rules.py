@@ -23,7 +23,7 @@ from ....checkpoint.format.pytree_walk import PLAIN, text
 from ...warm.side_effects import installed
 from ..values import type_adapters
 from ..values.array_views import TENSORS
-from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
+from ..values.class_adapters import ENUM, GLOBAL, VALUE, has_a_name, kind_of
 from ..values.packing import MAPPINGS, is_source
 from ..values.sharded_tensors import is_sharded
 
@@ -89,10 +89,37 @@ def is_fixed(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    kind = type(value)
+    kind = _kind(value)
     if kind is types.MethodType:
         return not is_scripts_object(value)
-    return kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value)))
+    if kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value))):
+        return True
+    return is_by_name(kind)
+
+
+@cache
+def is_by_name(kind: Any) -> bool:
+    """Whether such a thing is a function or a class: a restart finds it by its name, or does not."""
+    return kind_of(kind) is GLOBAL
+
+
+def is_told(value: Any) -> bool:
+    """Whether a constant can be told: a function that has no name cannot."""
+    return not is_by_name(_kind(value)) or has_a_name(value)
+
+
+def is_scripts_function(value: Any) -> bool:
+    """Whether its code is the script's: one that others have put in its place says that it has the same name."""
+    at = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else None
+    return is_scripts(str(at or getattr(value, "__module__", None)))
+
+
+def is_remade(one: Any, other: Any) -> bool:
+    """Whether two functions are one in all but where they lie: the script makes such a one at each pass."""
+    if not (isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType)):
+        return False
+    same_code = one.__code__ is other.__code__ and one.__closure__ is None is other.__closure__
+    return same_code and one.__defaults__ is None is other.__defaults__
 
 
 def same(one: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ taken apart and made again is told always. The rest (functions, tensors with a g
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -23,11 +24,24 @@ from ..values.borrowed_memory import Lenders, Loans
 from ..values.session_parts import Parts
 from ..values.value_source import Known, Packed
 from . import attribute_rules, hook_objects
-from .attribute_rules import Owner, is_constant, is_fixed, is_scripts_object, is_value, looked_at, owner_of, same
+from .attribute_rules import (
+    Owner,
+    is_constant,
+    is_fixed,
+    is_remade,
+    is_scripts_function,
+    is_scripts_object,
+    is_told,
+    is_value,
+    looked_at,
+    owner_of,
+    same,
+)
 from .hook_objects import Held
 
 _HOOKS = "..hooks"
 """Beside the paths of modules, and the names of parameters behind a dot: torch allows no name that begins with one."""
+_ABSENT: Any = object()
 _NOTHING: tuple[int, list[str], list[Any]] = (-1, [], [])
 _NEW: tuple[Any, dict[str, Any], set[str]] = (None, {}, set())
 
@@ -92,7 +106,7 @@ class Attributes:
         told = {}
         for path, (module, owner) in self._modules.items():
             held, (count, names, values) = vars(module), self._calm.get(path, _NOTHING)
-            if len(held) == count and all(map(is_, map(held.get, names), values)):
+            if len(held) == count and all(map(is_, map(held.get, names, repeat(_ABSENT)), values)):
                 continue
             if found := self._found(path, module, owner):
                 told[path] = found
@@ -148,7 +162,7 @@ class Attributes:
         wanted = {**began, **told}
         for name, value in list(looked_at(thing, owner)):
             came = name not in wanted and name not in there
-            if came and (is_constant(value) or self._keeps.get((path, name, type(value)))):
+            if came and ((is_constant(value) and is_told(value)) or self._keeps.get((path, name, type(value)))):
                 del attributes[name]
         attributes.update({name: value for name, value in wanted.items() if attributes.get(name, wanted) is not value})
 
@@ -171,8 +185,15 @@ class Attributes:
 
     def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
         if is_constant(value):
-            return not same(value, began)
+            return not same(value, began) and (is_told(value) or self._leave(path, name, value, began))
         return value is not began and self._is_kept(path, name, value, of)
+
+    def _leave(self, path: str, name: str, value: Any, began: Any) -> bool:
+        """False: the function stays as it is. The rank says so where it is the script's."""
+        if not is_remade(value, began):
+            why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
+            self._drop(path, name, why, told=is_scripts_function(value))
+        return False
 
     def _is_kept(self, path: str, name: str, value: Any, of: type) -> bool:
         if isinstance(value, torch.Tensor) and value.grad_fn is not None:
@@ -202,11 +223,11 @@ class Attributes:
         parts = (self._name, "" if path == _HOOKS else path.lstrip("."), name)
         return ".".join(filter(None, parts))
 
-    def _drop(self, path: str, name: str, why: str, any_more: str = "") -> None:
+    def _drop(self, path: str, name: str, why: str, any_more: str = "", told: bool = True) -> None:
         self._dropped.add((path, name))
         thing = self._modules.get(path, (self, None))[0]
         kind = type(thing), name if thing is not self else f"{path} {name}"
-        if kind not in self._told:
+        if told and kind not in self._told:
             self._told.add(kind)
             called = self._called(path, name)
             say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")

@@ -22,7 +22,12 @@ from ....resilience.errors import UsageError
 from . import ctypes_values, type_adapters
 from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs
 
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
+_HARMLESS = frozenset(("math", "cmath", "operator", "_operator"))
+_HARMLESS_BUILTINS = frozenset(
+    f"builtins:{name}" for name in ("abs", "all", "any", "len", "max", "min", "pow", "round", "sum")
+)
+"""Of Python's own library, what any snapshot may name: it computes, and does nothing else."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 _OBJECT, _FROZEN = "object", "frozen dataclass"
 _TYPED = "__orig_class__"
@@ -42,13 +47,30 @@ class NotFound(Exception):
 
 def _named(thing: Any) -> str:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    where = f"{module}:{name}"
+    where, short = f"{module}:{name}", f"{module}:{getattr(thing, '__name__', None)}"
+    if short != where and getattr(sys.modules.get(str(module)), str(getattr(thing, "__name__", None)), None) is thing:
+        where = short  # torch.tanh says that it is _VariableFunctionsClass.tanh
     _HELD.add(where)
     if find(where) is not thing:
         raise NotFound(
             f"{where} is something else: it is found by its name after a restart, so define it in a module, under that name"
         )
     return where
+
+
+def has_a_name(thing: Any) -> bool:
+    """Whether any process that has imported the same finds this function or class by its name."""
+    try:
+        where = _named(thing)
+    except NotFound:
+        return False
+    return isinstance(thing, type) or not _is_guarded(where)
+
+
+def _is_guarded(where: str) -> bool:
+    """Whether it is a function of Python's own library that may do more than compute."""
+    root = where.partition(":")[0].partition(".")[0]
+    return root in sys.stdlib_module_names - _HARMLESS and where not in _HARMLESS_BUILTINS
 
 
 def find(where: str) -> Any:
@@ -63,7 +85,7 @@ def find(where: str) -> Any:
         )
     if not isinstance(found, (type, *_FUNCTIONS)):
         raise NotFound(f"{where} is not found: it needs a name in a module, since a restart finds it by that")
-    if not isinstance(found, type) and module.partition(".")[0] in sys.stdlib_module_names and where not in _HELD:
+    if not isinstance(found, type) and where not in _HELD and _is_guarded(where):
         raise NotFound(f"{where} is a function of Python's own library, which this script has not held itself")
     return found
 
