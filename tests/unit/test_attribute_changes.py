@@ -3,6 +3,10 @@ are deleted, objects of other people's classes."""
 
 from __future__ import annotations
 
+import argparse
+import collections
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +56,56 @@ def functions() -> Made:
     return {"model": model}, step, looks
 
 
-MADE = [functions]
+def of_other_people(config: Callable[[], Any]) -> Made:
+    model: Any = Net()
+    model.args, model.made, model.same = argparse.Namespace(heat=1.0, deep=[1]), None, argparse.Namespace(path="/tmp")
+    model.config = model.a.config = config()
+    model.quasi = torch.quasirandom.SobolEngine(2)
+
+    def step(n: int) -> None:
+        model.quasi.draw(1)
+        if n >= AT:
+            model.args.heat *= 0.9
+            model.args.deep.append(n)
+            model.config["k"] = n
+            model.made = argparse.Namespace(n=n)
+
+    def looks() -> Any:
+        assert model.config is model.a.config
+        held = model.args.heat, model.args.deep, dict(model.config), model.made and model.made.n
+        return repr((*held, model.quasi.num_generated, model.quasi.quasi.tolist()))
+
+    return {"model": model}, step, looks
+
+
+def user_dicts() -> Made:
+    return of_other_people(lambda: collections.UserDict(k=0))
+
+
+def omegaconf() -> Made:
+    conf = pytest.importorskip("omegaconf")
+    return of_other_people(lambda: conf.OmegaConf.create({"k": 0, "in": {"s": [1, 2]}}))
+
+
+def deleted() -> Made:
+    model: Any = Net()
+    model.warm, model.a.frozen, model.b.weight.scale, model.memory, model.a.table = 0.5, 1, 0.3, [1], {}
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.boost = 2.0
+
+    def step(n: int) -> None:
+        if n == AT:
+            del model.warm, model.a.frozen, model.b.weight.scale, model.memory, model.a.table, optimizer.boost
+
+    def looks() -> Any:
+        named = {"warm", "frozen", "scale", "memory", "table", "boost"}
+        held = [named & vars(each).keys() for each in (model, model.a, model.b.weight, optimizer)]
+        return repr([*map(sorted, held)])
+
+    return {"model": model, "optimizer": optimizer}, step, looks
+
+
+MADE = [deleted, functions, user_dicts, omegaconf]
 
 
 @pytest.mark.parametrize("make", MADE)
@@ -118,3 +171,68 @@ def test_one_attribute_for_another_that_was_none_is_told() -> None:
     other.none = None
     Life(model=other).restore(kept)
     assert other.fresh == 3
+
+
+class Averages:
+    """Of an installed package, as torch_ema's."""
+
+    def __init__(self) -> None:
+        self.shadow = torch.zeros(2)
+
+    def state_dict(self) -> Any:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.shadow = state["shadow"]
+
+
+@pytest.mark.parametrize("what", ["lock", "weak", "state"])
+def test_an_object_of_other_people_that_changes_and_cannot_be_kept_is_named_once(
+    what: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Averages, "__module__", "installed_averages")
+    model: Any = Net()
+    model.held = {
+        "lock": argparse.Namespace(lock=threading.Lock(), at=0),
+        "weak": weakref.WeakKeyDictionary({model.a: 1.0}),
+        "state": Averages(),
+    }[what]
+    life = Life(model=model)
+    life.snapshot()
+    life.snapshot()
+    assert not capfd.readouterr().err
+    if what == "lock":
+        model.held.at = 1
+    elif what == "weak":
+        model.held[model.b] = 2.0
+    else:
+        model.held.shadow += 1
+    life.snapshot()
+    kept = life.snapshot()
+    life.restore(kept)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.held is not kept" in lines[0]
+
+
+def test_an_object_of_other_people_that_stays_as_it_is_costs_nothing() -> None:
+    model: Any = Net()
+    model.args = argparse.Namespace(path="/here", deep={"x": [1, 2]}, size=torch.ones(2))
+    life = Life(model=model)
+    life.snapshot()
+    assert b".attributes" not in life.snapshot()[0]
+
+
+def test_an_optimizer_that_a_module_makes_on_the_way_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = Net()
+    model.opt = None
+    life = Life(model=model)
+    life.snapshot()
+    model.opt = torch.optim.Adam(model.parameters())
+    life.snapshot()
+    life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.opt is not kept" in lines[0]
+    assert "Adam" in lines[0]
+    assert "give it to the Session" in lines[0]

@@ -165,6 +165,11 @@ def declares(value: Any) -> bool:
     return is_scripts(kind.__module__) or isinstance(value, torch.amp.GradScaler)
 
 
+def is_made_late(value: Any) -> bool:
+    """Whether it is an optimizer, a scheduler, or an object with a state_dict that is the script's: those of the beginning are sources."""
+    return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
+
+
 @cache
 def is_scripts(module: str) -> bool:
     """Whether it is the script, or a module that it has beside it."""

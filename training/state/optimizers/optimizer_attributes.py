@@ -20,6 +20,9 @@ from ..values.value_source import Known, Packed
 from .nested_optimizers import of_every_optimizer
 from .optimizer_packing import FUNCTIONS
 
+_GONE = "..gone"
+"""Beside the attributes: the names of those of the beginning that are deleted."""
+
 
 class PutOn:
     def __init__(self, name: str, lenders: Lenders) -> None:
@@ -37,8 +40,9 @@ class PutOn:
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
         held = _put_on(optimizer)
-        self._began.setdefault(part, {*held})
+        gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
         held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
+        held |= {_GONE: gone} if gone else {}
         if not held:
             return {}
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
@@ -58,8 +62,10 @@ class PutOn:
         in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
         told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
         told = {name: value for name, value in told.items() if not name.startswith(hook_objects.OF_OPTIMIZERS)}
+        gone, began = told.pop(_GONE, ()), self._began.setdefault(part, {*live})
         for name, value in live.items():
-            if name not in told and name not in self._began[part] and self._kept.get((part, name, type(value))):
+            came = name not in told and name not in began
+            if name in gone or (came and self._kept.get((part, name, type(value)))):
                 delattr(optimizer, name)
         vars(optimizer).update(told)
 

@@ -13,6 +13,7 @@ import sys
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -23,11 +24,8 @@ from . import ctypes_values, type_adapters
 from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
-_HARMLESS = frozenset(("math", "cmath", "operator", "_operator"))
-_HARMLESS_BUILTINS = frozenset(
-    f"builtins:{name}" for name in ("abs", "all", "any", "len", "max", "min", "pow", "round", "sum")
-)
-"""Of Python's own library, what any snapshot may name: it computes, and does nothing else."""
+_HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len", "max", "min", "pow", "round", "sum"))
+"""Of Python's own library, what does nothing but compute."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 _OBJECT, _FROZEN = "object", "frozen dataclass"
 _TYPED = "__orig_class__"
@@ -46,10 +44,10 @@ class NotFound(Exception):
 
 
 def _named(thing: Any) -> str:
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    where, short = f"{module}:{name}", f"{module}:{getattr(thing, '__name__', None)}"
-    if short != where and getattr(sys.modules.get(str(module)), str(getattr(thing, "__name__", None)), None) is thing:
-        where = short  # torch.tanh says that it is _VariableFunctionsClass.tanh
+    module, name, short = (str(getattr(thing, key, None)) for key in ("__module__", "__qualname__", "__name__"))
+    # torch.tanh calls itself _VariableFunctionsClass.tanh
+    direct = getattr(sys.modules.get(module), short, None) is thing
+    where = f"{module}:{short if direct else name}"
     _HELD.add(where)
     if find(where) is not thing:
         raise NotFound(
@@ -60,17 +58,16 @@ def _named(thing: Any) -> str:
 
 def has_a_name(thing: Any) -> bool:
     """Whether any process that has imported the same finds this function or class by its name."""
-    try:
-        where = _named(thing)
-    except NotFound:
-        return False
-    return isinstance(thing, type) or not _is_guarded(where)
+    with suppress(NotFound):
+        return not _is_guarded(_named(thing)) or isinstance(thing, type)
+    return False
 
 
 def _is_guarded(where: str) -> bool:
     """Whether it is a function of Python's own library that may do more than compute."""
-    root = where.partition(":")[0].partition(".")[0]
-    return root in sys.stdlib_module_names - _HARMLESS and where not in _HARMLESS_BUILTINS
+    module, _, name = where.partition(":")
+    harmless = (name if module == "builtins" else module) in _HARMLESS
+    return module.partition(".")[0] in sys.stdlib_module_names and not harmless
 
 
 def find(where: str) -> Any:
