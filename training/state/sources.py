@@ -24,7 +24,7 @@ from ...resilience.errors import LayoutError, MachineError, SnapshotError, State
 from ...resilience.inprocess.tally import RANDOMNESS
 from .modules.attribute_sources import sources_within
 from .modules.module_source import Modules
-from .modules.module_structure import named_modules
+from .modules.module_tensors import named_modules
 from .optimizers.nested_optimizers import inner_optimizers
 from .optimizers.optimizers import Optimizers
 from .tensors.in_place import Nested

@@ -20,8 +20,8 @@ from ..tensors.tensor_subclasses import all_ordinary, ordinary
 from ..values.borrowed_memory import Lenders
 from .extra_state import Extra
 from .module_attributes import Attributes
-from .module_structure import Objects, Outline, named_modules
-from .module_tensors import Named, Names
+from .module_structure import Objects, Outline
+from .module_tensors import Named, Names, named_modules
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
 """Beside the tensors: torch allows no name that begins with a dot."""

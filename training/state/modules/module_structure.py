@@ -18,6 +18,7 @@ from torch.nn import Module, ParameterDict, ParameterList
 
 from ....checkpoint.format.tensor_table import Piece
 from ..tensors.in_place import Nested
+from .module_tensors import named_modules
 
 _PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 _COUNTS = ("_size", "_keys")
@@ -193,15 +194,6 @@ class Outline:
     def _persists(self, name: str) -> bool:
         path, _, key = name.rpartition(".")
         return path not in self.modules or key not in self.modules[path]._non_persistent_buffers_set
-
-
-def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
-    """As `Names` names their tensors."""
-    found: dict[str, Module] = {}
-    for index, chunk in enumerate(chunks):
-        prefix = f"chunk{index}" if len(chunks) > 1 else ""
-        found.update((join(prefix, name), module) for name, module in chunk.named_modules())
-    return found
 
 
 def join(path: str, name: str) -> str:
