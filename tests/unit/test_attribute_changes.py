@@ -105,7 +105,25 @@ def deleted() -> Made:
     return {"model": model, "optimizer": optimizer}, step, looks
 
 
-MADE = [deleted, functions, user_dicts, omegaconf]
+def hidden_states() -> Made:
+    model: Any = Net()
+    model.hidden, model.states, model.a.last = None, {"list": [], "count": 0}, None
+
+    def step(n: int) -> None:
+        before = 0 if model.hidden is None else model.hidden[0].detach()
+        at = model.a(torch.full((1, 4), float(n))) + before
+        model.hidden, model.states["list"], model.a.last = (at, at * 2), [at[0], n], at.sum()
+        model.late = at * 3
+        at.sum().backward()
+
+    def looks() -> Any:
+        held = (*(model.hidden or ()), *model.states["list"], model.a.last, getattr(model, "late", None))
+        return repr([each.tolist() if isinstance(each, torch.Tensor) else each for each in held])
+
+    return {"model": model}, step, looks
+
+
+MADE = [hidden_states, deleted, functions, user_dicts, omegaconf]
 
 
 @pytest.mark.parametrize("make", MADE)
@@ -236,3 +254,16 @@ def test_an_optimizer_that_a_module_makes_on_the_way_is_named(capfd: pytest.Capt
     assert "model.opt is not kept" in lines[0]
     assert "Adam" in lines[0]
     assert "give it to the Session" in lines[0]
+
+
+def test_a_large_tensor_with_a_graph_behind_it_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = Net()
+    model.seen = None
+    life = Life(model=model)
+    life.snapshot()
+    for _ in range(3):
+        model.seen = model.a.weight.sum() * torch.ones(1 << 25)
+        life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.seen is not kept" in lines[0]

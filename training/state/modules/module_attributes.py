@@ -38,6 +38,7 @@ from .attribute_rules import (
     same,
 )
 from .foreign_objects import Foreigners
+from .graph_tensors import WithoutGraph, is_in_graph
 from .hook_objects import Held
 
 _HOOKS, _GONE = "..hooks", "..gone"
@@ -58,6 +59,7 @@ class Attributes:
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
         self._packed = Packed(name or "a module", Known(lenders))
+        self._without_graph = WithoutGraph()
         self._foreign = Foreigners(lambda called: Packed(called, Known(lenders)))
         self._keeps: dict[tuple[str, str, type], bool] = {}
         self._beginnings = Beginnings(lenders, self._foreign)
@@ -102,7 +104,7 @@ class Attributes:
 
     def collect(self) -> Any:
         """Empty where there is nothing to tell."""
-        told = {}
+        told, self._without_graph = {}, WithoutGraph()
         if self._foreign.look():
             self._calm.clear()
         for path, (module, owner) in self._modules.items():
@@ -189,11 +191,14 @@ class Attributes:
             self._gone[path] = gone
         else:
             self._gone.pop(path, None)
-        return {
-            name: value
-            for name, value in now.items()
-            if self._tells(path, name, value, began.get(name, began), type(thing))
-        }
+        found = {}
+        for name, value in now.items():
+            bare, why = self._without_graph.of(thing, name, value)
+            if why:
+                self._drop(path, name, why)
+            elif self._tells(path, name, bare, began.get(name, began), type(thing)):
+                found[name] = bare
+        return found
 
     def _in_hooks(self) -> dict[str, Any]:
         now = ((place, held()) for place, held in self._hooks.items())
@@ -214,7 +219,7 @@ class Attributes:
         return False
 
     def _is_kept(self, path: str, name: str, value: Any, of: type) -> bool:
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        if isinstance(value, torch.Tensor) and is_in_graph(value):
             return False
         place = path, name, type(value)
         if place not in self._keeps:
