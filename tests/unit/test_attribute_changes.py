@@ -123,7 +123,32 @@ def hidden_states() -> Made:
     return {"model": model}, step, looks
 
 
-MADE = [hidden_states, deleted, functions, user_dicts, omegaconf]
+def private_names() -> Made:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    model._iteration, model[0]._scores, model[1]._seen, optimizer._updates, optimizer._rows = (
+        0,
+        torch.zeros(2),
+        [],
+        0,
+        [],
+    )
+
+    def step(n: int) -> None:
+        model._iteration += 1
+        model[0]._scores += n
+        model[1]._seen.append(n)
+        optimizer._updates += 1
+        optimizer._rows.append(n)
+
+    def looks() -> Any:
+        held = model._iteration, model[0]._scores.tolist(), model[1]._seen
+        return repr((*held, optimizer._updates, optimizer._rows))
+
+    return {"model": model, "optimizer": optimizer}, step, looks
+
+
+MADE = [private_names, hidden_states, deleted, functions, user_dicts, omegaconf]
 
 
 @pytest.mark.parametrize("make", MADE)

@@ -40,6 +40,22 @@ _ON_PARAMETERS = frozenset(
     )
 )
 """What Megatron, TransformerEngine, Apex and muP put onto parameters; DeepSpeed's names begin with `ds_`."""
+_OF_FRAMEWORKS = (
+    "__",
+    "_fsdp",
+    "_ddp",
+    "_hf",
+    "_is_fsdp",
+    "_is_hf",
+    "_ds",
+    "_te_",
+    "_flat",
+    "_handle",
+    "_old_forward",
+    "_opt_called",
+    "_is_root",
+)
+"""So begin private names that FSDP, DistributedDataParallel, Hugging Face's packages and DeepSpeed put onto layers of torch's."""
 _CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
 _VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
 
@@ -76,7 +92,11 @@ def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
     elif owner is Owner.LAYER:
         for name, value in own.items():
             known = type(value) in PLAIN or is_fixed(value)
-            if (name[:1] != "_" and (known or _is_put_on(kind, name))) or (not known and is_scripts_object(value)):
+            if (
+                (name[:1] != "_" and (known or is_put_on(kind, name)))
+                or (not known and is_scripts_object(value))
+                or (name[:1] == "_" and is_private(kind, name, value))
+            ):
                 yield name, value
     else:
         mine = (name for name in own if name[:1] != "_" and name not in _ON_PARAMETERS and not name.startswith("ds_"))
@@ -185,8 +205,16 @@ def _root(name: str) -> str:
     return name.partition(".")[0]
 
 
+def is_private(of: type, name: str, value: Any) -> bool:
+    """Whether a script has put it there under a name that begins with `_`: a number, text, tensor or container."""
+    kind = type(value)
+    if kind not in PLAIN and kind not in _VALUES:
+        return False
+    return not name.startswith(_OF_FRAMEWORKS) and is_put_on(of, name)
+
+
 @cache
-def _is_put_on(kind: Any, name: str) -> bool:
+def is_put_on(kind: Any, name: str) -> bool:
     """Whether nothing in a class has, or stores, an attribute of this name."""
     return not hasattr(kind, name) and not any(name in _stored(each) for each in kind.__mro__)
 

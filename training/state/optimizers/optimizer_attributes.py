@@ -13,6 +13,7 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ...attach.rank_stderr import say
 from ..modules import hook_objects
+from ..modules.attribute_rules import is_private
 from ..modules.hook_objects import Held
 from ..values.borrowed_memory import Lenders
 from ..values.packing import is_source
@@ -106,7 +107,9 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in known and name[:1] != "_" and not (_is_function(value) or _is_source(value))
+        if name not in known
+        and (name[:1] != "_" or is_private(type(optimizer), name, value))
+        and not (_is_function(value) or _is_source(value))
     }
 
 
