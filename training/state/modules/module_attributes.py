@@ -40,8 +40,9 @@ from .attribute_rules import (
 from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
 from .hook_objects import Held
+from .hook_removals import Removals
 
-_HOOKS, _GONE = "..hooks", "..gone"
+_HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
 """Beside the paths of modules, and the names of parameters behind a dot: torch allows no name that begins with one."""
 _ABSENT: Any = object()
 _NOTHING: tuple[int, list[str], list[Any]] = (-1, [], [])
@@ -56,6 +57,7 @@ class Attributes:
         """Of all these, by name behind a dot."""
         self._hooks: dict[str, Held] = {}
         """By place, what the hooks have that were there when the loop began."""
+        self._removals = Removals()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
         self._packed = Packed(name or "a module", Known(lenders))
@@ -92,6 +94,7 @@ class Attributes:
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
             self._say_what_declares(path, module)
+        self._removals.of_modules(fresh)
         for place, held in hook_objects.of_modules(fresh):
             self._hooks.setdefault(place, held)
         self._calm.clear()
@@ -121,6 +124,8 @@ class Attributes:
                 told[name] = found
         if self._gone:
             told[_GONE] = dict(self._gone)
+        if removed := self._removals.gone():
+            told[_REMOVED] = removed
         if self._hooks and (found := self._in_hooks()):
             told[_HOOKS] = found
         if not told:
@@ -149,6 +154,7 @@ class Attributes:
         live[_HOOKS] = {place: held() for place, held in self._hooks.items()}
         told = self._packed.unpack(kept[1], live) if kept else {}
         in_hooks, gone = told.pop(_HOOKS, {}), told.pop(_GONE, {})
+        self._removals.restore(told.pop(_REMOVED, {}))
         if lost := told.keys() - things.keys():
             raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
         if missing := in_hooks.keys() - self._hooks.keys():
@@ -201,8 +207,14 @@ class Attributes:
         return found
 
     def _in_hooks(self) -> dict[str, Any]:
-        now = ((place, held()) for place, held in self._hooks.items())
-        return {place: each for place, each in now if each is not None and self._is_kept(_HOOKS, place, each, object)}
+        found = {}
+        for place, held in self._hooks.items():
+            value, why = self._without_graph.of(self, "", held())
+            if why:
+                self._drop(_HOOKS, place, why)
+            elif value is not None and self._is_kept(_HOOKS, place, value, object):
+                found[place] = value
+        return found
 
     def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
         if is_constant(value):

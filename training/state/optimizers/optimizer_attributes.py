@@ -15,14 +15,15 @@ from ...attach.rank_stderr import say
 from ..modules import hook_objects
 from ..modules.attribute_rules import is_private
 from ..modules.hook_objects import Held
+from ..modules.hook_removals import Removals
 from ..values.borrowed_memory import Lenders
 from ..values.packing import is_source
 from ..values.value_source import Known, Packed
 from .nested_optimizers import of_every_optimizer
 from .optimizer_packing import FUNCTIONS
 
-_GONE = "..gone"
-"""Beside the attributes: the names of those of the beginning that are deleted."""
+_GONE, _REMOVED = "..gone", "..removed"
+"""Beside the attributes: the names of those of the beginning that are deleted, and the places of hooks that are removed."""
 
 
 class PutOn:
@@ -36,14 +37,17 @@ class PutOn:
         self._defaults: dict[str, dict[str, Any]] = {}
         """Of each part, as they were first."""
         self._hooks: dict[str, dict[str, Held]] = {}
-        """Of each part, what its hooks have."""
+        """Of each part, what its hooks have,"""
+        self._removals: dict[str, Removals] = {}
+        """and which ones are removed."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
         held = _put_on(optimizer)
         gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
         held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
-        held |= {_GONE: gone} if gone else {}
+        removed = self._removed(part, optimizer).gone()
+        held |= ({_GONE: gone} if gone else {}) | ({_REMOVED: removed} if removed else {})
         if not held:
             return {}
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
@@ -63,6 +67,7 @@ class PutOn:
         in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
         told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
         told = {name: value for name, value in told.items() if not name.startswith(hook_objects.OF_OPTIMIZERS)}
+        self._removed(part, optimizer).restore(told.pop(_REMOVED, {}))
         gone, began = told.pop(_GONE, ()), self._began.setdefault(part, {*live})
         for name, value in live.items():
             came = name not in told and name not in began
@@ -74,6 +79,12 @@ class PutOn:
         if part not in self._hooks:
             self._hooks[part] = dict(hook_objects.of_optimizer(optimizer))
         return self._hooks[part]
+
+    def _removed(self, part: str, optimizer: Optimizer) -> Removals:
+        if part not in self._removals:
+            self._removals[part] = Removals()
+            self._removals[part].of_optimizer(optimizer)
+        return self._removals[part]
 
     def _in_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         now = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
