@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from .lives import Life
 
@@ -148,7 +150,43 @@ def private_names() -> Made:
     return {"model": model, "optimizer": optimizer}, step, looks
 
 
-MADE = [private_names, hidden_states, deleted, functions, user_dicts, omegaconf]
+class Slotted(nn.Module):
+    __slots__ = ("calls", "late", "none")
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "calls", 0)
+        object.__setattr__(self, "none", 1)
+
+
+def slots() -> Made:
+    model: Any = Slotted()
+
+    def step(n: int) -> None:
+        object.__setattr__(model, "calls", model.calls + 1)
+        object.__setattr__(model, "late", [n])
+        if n == AT:
+            object.__delattr__(model, "none")
+
+    def looks() -> Any:
+        return repr((model.calls, getattr(model, "late", None), getattr(model, "none", None)))
+
+    return {"model": model}, step, looks
+
+
+def of_torch() -> Made:
+    model, layer = torch.fx.symbolic_trace(Net()), nn.Linear(2, 2)
+    parametrizations.spectral_norm(layer)
+    model.count, norm = 0, layer.parametrizations.weight[0]
+
+    def step(n: int) -> None:
+        model.count += 1
+        norm.n_power_iterations = n
+
+    return {"model": model, "layer": layer}, step, lambda: repr((model.count, norm.n_power_iterations))
+
+
+MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_dicts, omegaconf]
 
 
 @pytest.mark.parametrize("make", MADE)

@@ -6,12 +6,13 @@ has every object of one of its own classes.
 
 from __future__ import annotations
 
+import copyreg
 import dis
 import enum
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..values.packing import MAPPINGS, is_source
 from ..values.sharded_tensors import is_sharded
 
 _OF_EVERY_MODULE = frozenset(vars(Module()))
-_LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils")
+_LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module", "torch.nn.utils.parametriz")
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
 _FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 _ON_PARAMETERS = frozenset(
@@ -81,7 +82,31 @@ def owner_of(kind: Any) -> Owner | None:
 
 def every(thing: Any) -> dict[str, Any]:
     """All attributes of a module or parameter but those that every module has."""
-    return {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
+    own = {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
+    if slots := slots_of(_kind(thing)):
+        own |= {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    return own
+
+
+@cache
+def slots_of(kind: Any) -> frozenset[str]:
+    """Names of attributes that a class has room for outside the `__dict__` of its objects."""
+    return frozenset(copyreg._slotnames(kind)) if issubclass(kind, Module) else frozenset()  # type: ignore[attr-defined]
+
+
+def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
+    """Give a module or parameter these attributes, and take those away."""
+    attributes, slots = vars(thing), slots_of(_kind(thing))
+    for name in gone:
+        if name in slots:
+            object.__delattr__(thing, name)
+        else:
+            del attributes[name]
+    for name, value in come.items():
+        if name in slots:
+            object.__setattr__(thing, name, value)
+        elif attributes.get(name, come) is not value:
+            attributes[name] = value
 
 
 def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:

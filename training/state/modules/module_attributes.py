@@ -118,6 +118,8 @@ class Attributes:
                 told[path] = found
                 continue
             own = attribute_rules.every(module)
+            if attribute_rules.slots_of(type(module)):
+                continue
             self._calm[path] = len(held), [*own], [*own.values()]
         for name, parameter in self._with_attributes():
             if found := self._found(name, parameter, Owner.PARAMETER):
@@ -168,16 +170,15 @@ class Attributes:
 
     def _put(self, path: str, thing: Any, owner: Owner, told: Mapping[str, Any], gone: Sequence[str]) -> None:
         began = self._beginnings.of(thing)
-        attributes = vars(thing)
         made = {name: value for name, value in began.made.items() if (path, name) not in self._dropped}
         wanted = {name: value for name, value in {**made, **told}.items() if name not in gone}
-        for name, value in list(looked_at(thing, owner)):
+        too_many = []
+        for name, value in looked_at(thing, owner):
             came = name not in wanted and name not in began.names
-            if name in gone or (
-                came and ((is_constant(value) and is_told(value)) or self._keeps.get((path, name, type(value))))
-            ):
-                del attributes[name]
-        attributes.update({name: value for name, value in wanted.items() if attributes.get(name, wanted) is not value})
+            kept = (is_constant(value) and is_told(value)) or self._keeps.get((path, name, type(value)))
+            if name in gone or (came and kept):
+                too_many.append(name)
+        attribute_rules.change(thing, wanted, too_many)
 
     def _things(self) -> Iterator[tuple[str, tuple[Any, Owner]]]:
         yield from self._modules.items()
