@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..tensors.tensor_subclasses import all_ordinary, ordinary
 from ..values.borrowed_memory import Lenders
 from .extra_state import Extra
 from .module_attributes import Attributes
-from .module_structure import Objects, Outline
+from .module_structure import Objects, Outline, same_shape
 from .module_tensors import Named, Names, named_modules
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
@@ -30,6 +30,7 @@ _STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(N
 _NAMED = 3
 """Tensors that are named where some do not fit."""
 _MADE = attrgetter("shape", "dtype", "requires_grad")
+_STRIDES = methodcaller("stride")
 
 
 class Modules:
@@ -148,7 +149,8 @@ class Modules:
     def collect(self) -> Nested:
         kept = self.tensors()
         outline = self._look()
-        seen = [*self._made, [module.training for module in self._names.modules]]
+        strides = [*map(_STRIDES, kept.values())]
+        seen = [*self._made, strides, [module.training for module in self._names.modules]]
         if seen != self._seen:
             self._seen, self._changes = seen, outline.changes() | ({BOUND: True} if self.bound else {})
         more = {CHANGED: self._changes, EXTRA: self._extra.collect(), ATTRIBUTES: self._attributes.collect()}
@@ -175,12 +177,14 @@ class Modules:
     def follow(self, described: Nested) -> None:
         """Make flags and modes as in a snapshot of another layout. Raises LayoutError where tensors have changed since the loop began."""
         told = described.get(CHANGED, {})
-        if "tensors" in told:
+        if changed := [
+            name for name, (began, now, *_) in told.get("tensors", {}).items() if not same_shape(began, now)
+        ]:
             raise LayoutError(
-                f"{min(told['tensors'])} has changed its shape while it trained: such a state is restored in the same layout only"
+                f"{min(changed)} has changed its shape while it trained: such a state is restored in the same layout only"
             )
         self.tensors()
-        self._look().follow(told, {})
+        self._look().follow({key: value for key, value in told.items() if key != "tensors"}, {})
 
     def objects(self) -> Objects:
         """All of which the modules were made at the last look."""
