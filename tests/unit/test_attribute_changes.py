@@ -330,3 +330,32 @@ def test_a_large_tensor_with_a_graph_behind_it_is_named_once(capfd: pytest.Captu
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     assert "model.seen is not kept" in lines[0]
+
+
+@pytest.mark.parametrize("with_a_value", [False, True])
+def test_an_object_that_two_sources_get_on_the_way_is_named_once(
+    with_a_value: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, two, values = Net(), Net(), {}
+    one.always = two.always = []  # type: ignore[assignment]
+    args: Any = argparse.Namespace(n=0)
+    one.args = two.args = values["args"] = args
+    life = Life(one=one, two=two, values=values)
+    life.snapshot()
+    args.n = 1
+    life.snapshot()
+    life.restore(life.snapshot())
+    life.snapshot()
+    assert not capfd.readouterr().err
+    bank: Any = torch.zeros(2)
+    one.bank = bank
+    if with_a_value:
+        values["bank"] = bank
+    else:
+        two.bank = bank
+    life.snapshot()
+    life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "one.bank and " in lines[0]
+    assert "have become one object" in lines[0]

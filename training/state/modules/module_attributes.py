@@ -130,6 +130,7 @@ class Attributes:
             told[_REMOVED] = removed
         if self._hooks and (found := self._in_hooks()):
             told[_HOOKS] = found
+        self._lenders.sharing.note(self._name, self._shareable(told))
         if not told:
             self._packed.trained = []
             return {}
@@ -143,6 +144,16 @@ class Attributes:
                         self._keeps[path, name, type(value)] = False  # else each boundary would find it out anew
                         self._drop(path, name, why, " any more")
             return Tagged(("", self._packed.pack(told)))
+
+    def _shareable(self, told: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
+        """What in it can change, by id, but for what other people's classes made at the beginning."""
+        return {
+            id(value): self._called(path, name)
+            for path, found in told.items()
+            if path[:2] != ".."
+            for name, value in found.items()
+            if not is_constant(value) and id(value) not in self._foreign.changed
+        }
 
     @property
     def trained(self) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ _STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(N
 _NAMED = 3
 """Tensors that are named where some do not fit."""
 _MADE = attrgetter("shape", "dtype", "requires_grad")
-_STRIDES = methodcaller("stride")
 
 
 class Modules:
@@ -149,7 +148,7 @@ class Modules:
     def collect(self) -> Nested:
         kept = self.tensors()
         outline = self._look()
-        strides = [*map(_STRIDES, kept.values())]
+        strides = [each.stride() for each in kept.values() if each.ndim > 1]
         seen = [*self._made, strides, [module.training for module in self._names.modules]]
         if seen != self._seen:
             self._seen, self._changes = seen, outline.changes() | ({BOUND: True} if self.bound else {})
