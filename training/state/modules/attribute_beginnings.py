@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..values.borrowed_memory import Lenders, Loans
 from . import attribute_rules
-from .attribute_rules import Owner, is_constant, is_fixed, is_scripts, is_scripts_object, is_told, is_value, looked_at
+from .attribute_rules import Owner, is_constant, is_fixed, is_scripts, is_scripts_object, is_value, looked_at
 from .attribute_sources import borrows
 from .foreign_objects import Foreigners, is_foreign
 
@@ -72,4 +72,4 @@ class Beginnings:
 
 
 def _may_be_kept(value: Any, of: type) -> bool:
-    return is_told(value) if is_fixed(value) else is_value(type(value), of) or is_scripts_object(value)
+    return is_fixed(value) or is_value(type(value), of) or is_scripts_object(value)

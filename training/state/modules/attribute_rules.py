@@ -94,6 +94,10 @@ def slots_of(kind: Any) -> frozenset[str]:
     return frozenset(copyreg._slotnames(kind)) if issubclass(kind, Module) else frozenset()  # type: ignore[attr-defined]
 
 
+def has_slots(thing: Any) -> bool:
+    return bool(slots_of(_kind(thing)))
+
+
 def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
     """Give a module or parameter these attributes, and take those away."""
     attributes, slots = vars(thing), slots_of(_kind(thing))

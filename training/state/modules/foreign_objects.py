@@ -77,14 +77,17 @@ class Foreign:
             self._packed = [packed.pack(packed.unpack(packed.pack(self.thing), None))]
 
     def has_changed(self) -> bool:
+        try:
+            return self._differs()
+        except Exception:  # too many parts; a file that is closed; another thread that writes to it
+            return True
+
+    def _differs(self) -> bool:
         held = vars(self.thing)
         if self._flat is not None:
             keys, values = self._flat
             return not (len(held) == len(keys) and [*held] == keys and all(map(is_, held.values(), values)))
-        try:
-            now = self._now()
-        except _TooMany:
-            return True
+        now = self._now()
         return len(now) != len(self._began) or not all(map(_alike, self._began, now))
 
     def put_back(self, packed: Packed) -> None:

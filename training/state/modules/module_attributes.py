@@ -118,9 +118,8 @@ class Attributes:
                 told[path] = found
                 continue
             own = attribute_rules.every(module)
-            if attribute_rules.slots_of(type(module)):
-                continue
-            self._calm[path] = len(held), [*own], [*own.values()]
+            if not attribute_rules.has_slots(module):
+                self._calm[path] = len(held), [*own], [*own.values()]
         for name, parameter in self._with_attributes():
             if found := self._found(name, parameter, Owner.PARAMETER):
                 told[name] = found
