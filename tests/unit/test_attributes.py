@@ -35,6 +35,16 @@ class Track:
         return self.average(*arguments) if len(arguments) == 3 and hasattr(arguments[0], "lerp") else self.add()
 
 
+def counts(table, *_, rows=None):
+    table["n"] += 1
+    if rows is not None:
+        rows += 1
+
+
+def counts_steps(*_):
+    pass
+
+
 class Held(Track):
     def __init__(self, lock):
         super().__init__()
@@ -112,6 +122,40 @@ def in_hooks(script: Any) -> Made:
     return {"model": model}, step, lambda: repr([(e.count, e.seen) for e in (one, two, three, last)])
 
 
+def in_partials(script: Any) -> Made:
+    model, table, rows = network(), {"n": 0}, torch.zeros(2)
+    model[0].register_forward_hook(functools.partial(script.counts, table, rows=rows))
+
+    def step() -> None:
+        model(torch.ones(1, 4))
+
+    return {"model": model}, step, lambda: repr((table, rows.tolist()))
+
+
+def removed(script: Any) -> Made:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    table = {"n": 0}
+    model[0].register_forward_hook(lambda *_: None)
+    handles: Any = [
+        model[0].register_forward_hook(functools.partial(script.counts, table), with_kwargs=True),
+        model[0].bias.register_hook(script.Track()),
+        optimizer.register_step_pre_hook(script.counts_steps),
+    ]
+    model[0].register_forward_hook(script.Track())
+
+    def step() -> None:
+        if handles:
+            handles.pop().remove()
+
+    def looks() -> Any:
+        first = model[0]
+        held = (first._forward_hooks, first._forward_hooks_with_kwargs, first.bias._backward_hooks)
+        return repr([*map(len, (*held, optimizer._optimizer_step_pre_hooks)), [type(e) for e in held[0].values()]])
+
+    return {"model": model, "optimizer": optimizer}, step, looks
+
+
 def on_optimizers(script: Any) -> Made:
     model, track = network(), script.Track()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -167,7 +211,7 @@ def methods(script: Any) -> Made:
     return {"model": model}, model.call, lambda: repr((track.count, track.seen))
 
 
-MADE = [on_layers, in_hooks, on_optimizers, averaged, on_parameters, methods]
+MADE = [on_layers, in_hooks, in_partials, removed, on_optimizers, averaged, on_parameters, methods]
 
 
 @pytest.mark.parametrize("make", MADE)
@@ -229,9 +273,23 @@ def test_a_hook_that_is_removed_costs_no_snapshot_any_more(script: Any) -> None:
     model = network()
     handle = model[0].register_forward_hook(script.Track())
     life = Life(model=model)
-    assert b"_forward_hooks" in life.snapshot()[0]
+    assert b'"seen"' in life.snapshot()[0]
     handle.remove()
-    assert b"_forward_hooks" not in life.snapshot()[0]
+    assert b'"seen"' not in life.snapshot()[0]
+
+
+def test_only_the_hook_that_was_removed_is_removed(script: Any) -> None:
+    """One that only the first start registers, and removes, has the place of another one in the next."""
+    model = network()
+    handle = model[0].register_forward_hook(script.Track())
+    model[0].register_forward_hook(script.counts)
+    life = Life(model=model)
+    life.snapshot()
+    handle.remove()
+    kept, other = life.snapshot(), network()
+    other[0].register_forward_hook(script.counts)
+    Life(model=other).restore(kept)
+    assert [*other[0]._forward_hooks.values()] == [script.counts]
 
 
 def test_variables_of_a_hook_that_is_a_function_are_left_alone() -> None:

@@ -386,20 +386,25 @@ def evaluate(model: Cached) -> None:
     model.inner.eval()
 
 
+def turn(model: Cached) -> None:
+    model.inner.weight.data = torch.arange(4.0).reshape(2, 2).t()
+    model.cache = torch.arange(6.0).reshape(3, 2).t()
+
+
 CHANGES: dict[str, Callable[[Cached], None]] = {
-    each.__name__: each for each in (grow, appear, vanish, come, go, enlarge, narrow, freeze, evaluate)
+    each.__name__: each for each in (grow, appear, vanish, come, go, enlarge, narrow, freeze, evaluate, turn)
 }
 
 
 def looks(model: nn.Module) -> Any:
     """All that there is to be seen of it."""
     buffers = {
-        f"{path}.{name}": None if b is None else (b.dtype, b.tolist())
+        f"{path}.{name}": None if b is None else (b.dtype, b.stride(), b.tolist())
         for path, module in model.named_modules()
         for name, b in module._buffers.items()
     }
     hidden = [sorted(module._non_persistent_buffers_set) for module in model.modules()]
-    parameters = {n: (p.dtype, p.requires_grad, p.tolist()) for n, p in model.named_parameters()}
+    parameters = {n: (p.dtype, p.requires_grad, p.stride(), p.tolist()) for n, p in model.named_parameters()}
     return buffers, parameters, hidden, [m.training for m in model.modules()], [*model.state_dict()]
 
 

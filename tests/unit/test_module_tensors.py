@@ -8,6 +8,8 @@ from torch import nn
 
 from mt_resilient.training.state.modules.module_tensors import Names
 
+from .lives import Life
+
 
 class Own(nn.Linear):
     """One that names its parameters itself."""
@@ -114,3 +116,44 @@ def test_torch_is_asked_once_while_nothing_changes():
     live.named_parameters = lambda: asked.append("named_parameters") or iter(())  # type: ignore[method-assign]
     assert list(names.of([live])[0]) == [name for name, _ in nn.Module.named_parameters(live)]
     assert not asked
+
+
+class Distilled(nn.Module):
+    """Its teacher is no business of an optimizer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(2, 2), nn.BatchNorm1d(2)
+
+    def named_parameters(self, *arguments, **named):
+        return self.student.named_parameters(*arguments, **named)
+
+    def named_modules(self, *arguments, **named):
+        return self.student.named_modules(*arguments, **named)
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_what_a_module_keeps_to_itself_is_named_too(below):
+    own = Distilled()
+    chunk = nn.Sequential(own) if below else own
+    for _ in range(2):
+        found = [id(each) for named in Names().of([chunk]) for each in named.values()]
+        tensors = (own.student.weight, own.student.bias, own.teacher.weight, own.teacher.bias, *own.teacher.buffers())
+        assert sorted(found) == sorted(map(id, tensors))
+
+
+def test_a_teacher_that_no_optimizer_sees_comes_back():
+    def made():
+        torch.manual_seed(1)
+        return Distilled()
+
+    model = made()
+    life = Life(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    life.snapshot()
+    with torch.no_grad():
+        model.teacher.weight.fill_(3.0)
+        model.teacher.running_mean.fill_(4.0)
+    kept, other = life.snapshot(), made()
+    Life(model=other, optimizer=torch.optim.SGD(other.parameters(), 0.1)).restore(kept)
+    assert other.teacher.weight.tolist() == [3.0, 3.0]
+    assert other.teacher.running_mean.tolist() == [4.0, 4.0]

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 
 from ...resilience.errors import LayoutError, MachineError, SnapshotError, StateError
 from ...resilience.inprocess.tally import RANDOMNESS
-from .modules.module_attributes import sources_within
+from .modules.attribute_sources import sources_within
 from .modules.module_source import Modules
-from .modules.module_structure import named_modules
+from .modules.module_tensors import named_modules
 from .optimizers.nested_optimizers import inner_optimizers
 from .optimizers.optimizers import Optimizers
 from .tensors.in_place import Nested

@@ -6,12 +6,13 @@ has every object of one of its own classes.
 
 from __future__ import annotations
 
+import copyreg
 import dis
 import enum
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -23,12 +24,12 @@ from ....checkpoint.format.pytree_walk import PLAIN, text
 from ...warm.side_effects import installed
 from ..values import type_adapters
 from ..values.array_views import TENSORS
-from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
+from ..values.class_adapters import ENUM, GLOBAL, VALUE, has_a_name, kind_of
 from ..values.packing import MAPPINGS, is_source
 from ..values.sharded_tensors import is_sharded
 
 _OF_EVERY_MODULE = frozenset(vars(Module()))
-_LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils")
+_LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module", "torch.nn.utils.parametriz")
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
 _FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 _ON_PARAMETERS = frozenset(
@@ -40,6 +41,22 @@ _ON_PARAMETERS = frozenset(
     )
 )
 """What Megatron, TransformerEngine, Apex and muP put onto parameters; DeepSpeed's names begin with `ds_`."""
+_OF_FRAMEWORKS = (
+    "__",
+    "_fsdp",
+    "_ddp",
+    "_hf",
+    "_is_fsdp",
+    "_is_hf",
+    "_ds",
+    "_te_",
+    "_flat",
+    "_handle",
+    "_old_forward",
+    "_opt_called",
+    "_is_root",
+)
+"""So begin private names that FSDP, DistributedDataParallel, Hugging Face's packages and DeepSpeed put onto layers of torch's."""
 _CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
 _VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
 
@@ -65,7 +82,35 @@ def owner_of(kind: Any) -> Owner | None:
 
 def every(thing: Any) -> dict[str, Any]:
     """All attributes of a module or parameter but those that every module has."""
-    return {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
+    own = {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
+    if slots := slots_of(_kind(thing)):
+        own |= {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    return own
+
+
+@cache
+def slots_of(kind: Any) -> frozenset[str]:
+    """Names of attributes that a class has room for outside the `__dict__` of its objects."""
+    return frozenset(copyreg._slotnames(kind)) if issubclass(kind, Module) else frozenset()  # type: ignore[attr-defined]
+
+
+def has_slots(thing: Any) -> bool:
+    return bool(slots_of(_kind(thing)))
+
+
+def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
+    """Give a module or parameter these attributes, and take those away."""
+    attributes, slots = vars(thing), slots_of(_kind(thing))
+    for name in gone:
+        if name in slots:
+            object.__delattr__(thing, name)
+        else:
+            del attributes[name]
+    for name, value in come.items():
+        if name in slots:
+            object.__setattr__(thing, name, value)
+        elif attributes.get(name, come) is not value:
+            attributes[name] = value
 
 
 def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
@@ -76,7 +121,11 @@ def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
     elif owner is Owner.LAYER:
         for name, value in own.items():
             known = type(value) in PLAIN or is_fixed(value)
-            if (name[:1] != "_" and (known or _is_put_on(kind, name))) or (not known and is_scripts_object(value)):
+            if (
+                (name[:1] != "_" and (known or is_put_on(kind, name)))
+                or (not known and is_scripts_object(value))
+                or (name[:1] == "_" and is_private(kind, name, value))
+            ):
                 yield name, value
     else:
         mine = (name for name in own if name[:1] != "_" and name not in _ON_PARAMETERS and not name.startswith("ds_"))
@@ -89,10 +138,37 @@ def is_fixed(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    kind = type(value)
+    kind = _kind(value)
     if kind is types.MethodType:
         return not is_scripts_object(value)
-    return kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value)))
+    if kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value))):
+        return True
+    return is_by_name(kind)
+
+
+@cache
+def is_by_name(kind: Any) -> bool:
+    """Whether such a thing is a function or a class: a restart finds it by its name, or does not."""
+    return kind_of(kind) is GLOBAL
+
+
+def is_told(value: Any) -> bool:
+    """Whether a constant can be told: a function that has no name cannot."""
+    return not is_by_name(_kind(value)) or has_a_name(value)
+
+
+def is_scripts_function(value: Any) -> bool:
+    """Whether its code is the script's: one that others have put in its place says that it has the same name."""
+    at = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else None
+    return is_scripts(str(at or getattr(value, "__module__", None)))
+
+
+def is_remade(one: Any, other: Any) -> bool:
+    """Whether two functions are one in all but where they lie: the script makes such a one at each pass."""
+    if not (isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType)):
+        return False
+    same_code = one.__code__ is other.__code__ and one.__closure__ is None is other.__closure__
+    return same_code and one.__defaults__ is None is other.__defaults__
 
 
 def same(one: Any, other: Any) -> bool:
@@ -138,6 +214,11 @@ def declares(value: Any) -> bool:
     return is_scripts(kind.__module__) or isinstance(value, torch.amp.GradScaler)
 
 
+def is_made_late(value: Any) -> bool:
+    """Whether it is an optimizer, a scheduler, or an object with a state_dict that is the script's: those of the beginning are sources."""
+    return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
+
+
 @cache
 def is_scripts(module: str) -> bool:
     """Whether it is the script, or a module that it has beside it."""
@@ -153,8 +234,16 @@ def _root(name: str) -> str:
     return name.partition(".")[0]
 
 
+def is_private(of: type, name: str, value: Any) -> bool:
+    """Whether a script has put it there under a name that begins with `_`: a number, text, tensor or container."""
+    kind = type(value)
+    if kind not in PLAIN and kind not in _VALUES:
+        return False
+    return not name.startswith(_OF_FRAMEWORKS) and is_put_on(of, name)
+
+
 @cache
-def _is_put_on(kind: Any, name: str) -> bool:
+def is_put_on(kind: Any, name: str) -> bool:
     """Whether nothing in a class has, or stores, an attribute of this name."""
     return not hasattr(kind, name) and not any(name in _stored(each) for each in kind.__mro__)
 

@@ -16,6 +16,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from ....resilience.errors import SnapshotError
 from ..tensors.in_place import Nested
+from .module_tensors import named_modules
 
 _OTHERS = ("torch", "megatron", "transformer_engine", "deepspeed")
 _EXTRA = "_extra_state"
@@ -72,7 +73,9 @@ def _of_a_script(hook: Callable[..., Any]) -> bool:
 def _more(module: Module) -> Nested:
     """What a module's state_dict has that is neither parameter nor buffer. Of itself alone: its children are asked for themselves."""
     known = {name for kind in (module.named_parameters, module.named_buffers) for name, _ in kind()}
-    tensors = {id(tensor) for kind in (module.parameters, module.buffers) for tensor in kind()}
+    below = named_modules([module]).values()
+    tensors = {id(tensor) for each in below for tensor in (*each._parameters.values(), *each._buffers.values())}
+    tensors.discard(id(None))
     said: Nested
     if any(map(_of_a_script, (*module._state_dict_pre_hooks.values(), *module._state_dict_hooks.values()))):
         said = dict(module.state_dict(keep_vars=True))

@@ -11,21 +11,39 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn import Module
 
-from .attribute_rules import is_scripts_object
+from .attribute_rules import is_scripts, is_scripts_function, is_scripts_object
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
+_FILLED = (list, dict, torch.Tensor, torch.nn.Parameter, np.ndarray)
+"""What a partial may hold for a function to move on with."""
+
 Held: TypeAlias = Callable[[], Any]
 """Gives the object that a hook has; None once the hook is removed."""
 
 
+Hook: TypeAlias = tuple[str, Any, Any, Any]
+"""Its place; the module, parameter or optimizer; the mapping that holds it, and its key there."""
+
+
 def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
     """By place, what hooks of these modules and of their parameters have."""
+    return _held(hooks_of_modules(modules))
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Held]]:
+    """By place, what hooks of its steps have."""
+    return _held(hooks_of_optimizer(optimizer))
+
+
+def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[Hook]:
+    """Hooks of these modules and of their parameters."""
     for path, module in modules.items():
         yield from _of(path, module, _OF_MODULES)
         for name, parameter in module._parameters.items():
@@ -33,17 +51,22 @@ def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
                 yield from _of(f"{path}.{name}" if path else name, parameter, _OF_PARAMETERS)
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Held]]:
-    """By place, what hooks of its steps have."""
+def hooks_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[Hook]:
+    """Hooks of its steps."""
     return _of("", optimizer, OF_OPTIMIZERS)
 
 
-def _of(path: str, thing: Any, kinds: Iterable[str]) -> Iterator[tuple[str, Held]]:
+def _of(path: str, thing: Any, kinds: Iterable[str]) -> Iterator[Hook]:
     for kind in kinds:
         hooks = getattr(thing, kind, None) or {}
-        for number, (key, hook) in enumerate(hooks.items()):
-            for place, held in _within(f"{path}{kind}[{number}]", hook):
-                yield place, functools.partial(_if_there, hooks, key, held)
+        for number, key in enumerate(hooks):
+            yield f"{path}{kind}[{number}]", thing, hooks, key
+
+
+def _held(found: Iterable[Hook]) -> Iterator[tuple[str, Held]]:
+    for place, _, hooks, key in found:
+        for within, held in _within(place, hooks[key]):
+            yield within, functools.partial(_if_there, hooks, key, held)
 
 
 def _if_there(hooks: Mapping[Any, Any], key: Any, held: Any) -> Any:
@@ -54,5 +77,17 @@ def _within(place: str, hook: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(hook, functools.partial):
         for number, each in enumerate((hook.func, *hook.args, *hook.keywords.values())):
             yield from _within(f"{place}.{number}", each)
+            if type(each) in _FILLED and is_scripts_hook(hook.func):
+                yield f"{place}.{number}", each
     elif is_scripts_object(hook):
         yield place, hook.__self__ if isinstance(hook, types.MethodType) else hook
+
+
+def is_scripts_hook(hook: Any) -> bool:
+    """Whether the script has written what is called."""
+    kind: Any = type(hook)
+    if kind is functools.partial:
+        return is_scripts_hook(hook.func)
+    if kind is types.MethodType:
+        return is_scripts_hook(hook.__func__)
+    return is_scripts_function(hook) if isinstance(hook, types.FunctionType) else is_scripts(kind.__module__)

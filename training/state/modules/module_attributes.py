@@ -7,7 +7,8 @@ taken apart and made again is told always. The rest (functions, tensors with a g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -15,21 +16,36 @@ import torch
 from torch.nn import Module
 
 from ....checkpoint.format.pytree import Tagged
-from ....checkpoint.format.pytree_walk import Walk
 from ....resilience.errors import LayoutError, SnapshotError
 from ...attach.rank_stderr import say
-from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Lenders, Loans
 from ..values.session_parts import Parts
 from ..values.value_source import Known, Packed
 from . import attribute_rules, hook_objects
-from .attribute_rules import Owner, is_constant, is_fixed, is_scripts_object, is_value, looked_at, owner_of, same
+from .attribute_beginnings import Beginnings
+from .attribute_rules import (
+    Owner,
+    is_constant,
+    is_fixed,
+    is_made_late,
+    is_remade,
+    is_scripts_function,
+    is_scripts_object,
+    is_told,
+    is_value,
+    looked_at,
+    owner_of,
+    same,
+)
+from .foreign_objects import Foreigners
+from .graph_tensors import WithoutGraph, is_in_graph
 from .hook_objects import Held
+from .hook_removals import Removals
 
-_HOOKS = "..hooks"
+_HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
 """Beside the paths of modules, and the names of parameters behind a dot: torch allows no name that begins with one."""
+_ABSENT: Any = object()
 _NOTHING: tuple[int, list[str], list[Any]] = (-1, [], [])
-_NEW: tuple[Any, dict[str, Any], set[str]] = (None, {}, set())
 
 
 class Attributes:
@@ -41,13 +57,18 @@ class Attributes:
         """Of all these, by name behind a dot."""
         self._hooks: dict[str, Held] = {}
         """By place, what the hooks have that were there when the loop began."""
+        self._removals = Removals()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
         self._packed = Packed(name or "a module", Known(lenders))
+        self._without_graph = WithoutGraph()
+        self._foreign = Foreigners(lambda called: Packed(called, Known(lenders)))
         self._keeps: dict[tuple[str, str, type], bool] = {}
-        self._began: dict[int, tuple[Any, dict[str, Any], set[str]]] = {}
-        """Of each module or parameter, by id, as it was seen first: what is fixed and what borrows memory, which the script makes so again;
-        and the names of all attributes."""
+        self._beginnings = Beginnings(lenders, self._foreign)
+        self._gifted: set[str] = set()
+        """Names of parameters that had attributes when they were seen first."""
+        self._gone: dict[str, list[str]] = {}
+        """By path, names of attributes of the beginning that are deleted."""
         self._dropped: set[tuple[str, str]] = set()
         """What is not kept, or not any more,"""
         self._told: set[tuple[type, str]] = set()
@@ -65,22 +86,19 @@ class Attributes:
             if each is not None
         }
         loans = Loans(self._lenders)
-        fresh = {path: each for path, (each, _) in self._modules.items() if id(each) not in self._began}
+        fresh = {path: each for path, (each, _) in self._modules.items() if each not in self._beginnings}
         for thing, owner in dict(self._things()).values():
-            self._begin(thing, owner, loans)
+            self._beginnings.add(thing, owner, loans)
         for parameter in self._parameters.values():  # what comes to those without attributes has come since
-            self._began.setdefault(id(parameter), _NEW)
+            self._beginnings.add_new(parameter)
+        self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
             self._say_what_declares(path, module)
+        self._removals.of_modules(fresh)
         for place, held in hook_objects.of_modules(fresh):
             self._hooks.setdefault(place, held)
         self._calm.clear()
-
-    def _begin(self, thing: Any, owner: Owner, loans: Loans) -> None:
-        if id(thing) not in self._began:
-            own = dict(looked_at(thing, owner))
-            lent = {n for n, v in own.items() if owner is not Owner.LAYER and not is_fixed(v) and _borrows(v, loans)}
-            self._began[id(thing)] = thing, {n: v for n, v in own.items() if n in lent or is_fixed(v)}, {*own}
+        self._gone.clear()
 
     def _say_what_declares(self, path: str, module: Module) -> None:
         for name, value in attribute_rules.every(module).items():
@@ -89,22 +107,29 @@ class Attributes:
 
     def collect(self) -> Any:
         """Empty where there is nothing to tell."""
-        told = {}
+        told, self._without_graph = {}, WithoutGraph()
+        if self._foreign.look():
+            self._calm.clear()
         for path, (module, owner) in self._modules.items():
             held, (count, names, values) = vars(module), self._calm.get(path, _NOTHING)
-            if len(held) == count and all(map(is_, map(held.get, names), values)):
+            if len(held) == count and all(map(is_, map(held.get, names, repeat(_ABSENT)), values)):
                 continue
             if found := self._found(path, module, owner):
                 told[path] = found
                 continue
             own = attribute_rules.every(module)
-            if owner is Owner.LAYER or all(map(is_fixed, own.values())):
+            if not attribute_rules.has_slots(module):
                 self._calm[path] = len(held), [*own], [*own.values()]
-        for name, parameter in self._parameters.items() if any(map(vars, self._parameters.values())) else ():
+        for name, parameter in self._with_attributes():
             if found := self._found(name, parameter, Owner.PARAMETER):
                 told[name] = found
+        if self._gone:
+            told[_GONE] = dict(self._gone)
+        if removed := self._removals.gone():
+            told[_REMOVED] = removed
         if self._hooks and (found := self._in_hooks()):
             told[_HOOKS] = found
+        self._lenders.sharing.note(self._name, self._shareable(told))
         if not told:
             self._packed.trained = []
             return {}
@@ -119,6 +144,16 @@ class Attributes:
                         self._drop(path, name, why, " any more")
             return Tagged(("", self._packed.pack(told)))
 
+    def _shareable(self, told: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
+        """What in it can change, by id, but for what other people's classes made at the beginning."""
+        return {
+            id(value): self._called(path, name)
+            for path, found in told.items()
+            if path[:2] != ".."
+            for name, value in found.items()
+            if not is_constant(value) and id(value) not in self._foreign.changed
+        }
+
     @property
     def trained(self) -> list[torch.Tensor]:
         """Tensors in what was collected last that may have gradients."""
@@ -130,59 +165,98 @@ class Attributes:
         live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
         live[_HOOKS] = {place: held() for place, held in self._hooks.items()}
         told = self._packed.unpack(kept[1], live) if kept else {}
-        in_hooks = told.pop(_HOOKS, {})
+        in_hooks, gone = told.pop(_HOOKS, {}), told.pop(_GONE, {})
+        self._removals.restore(told.pop(_REMOVED, {}))
         if lost := told.keys() - things.keys():
             raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
-        if gone := in_hooks.keys() - self._hooks.keys():
+        if missing := in_hooks.keys() - self._hooks.keys():
             say(
-                f"{self._name}: the hook {min(gone)} is not registered in this run. What it had in the snapshot is left out"
+                f"{self._name}: the hook {min(missing)} is not registered in this run. What it had in the snapshot is left out"
             )
         self._calm.clear()
         for path, (thing, owner) in things.items():
-            self._put(path, thing, owner, told.get(path, {}))
+            self._put(path, thing, owner, told.get(path, {}), gone.get(path, ()))
+        self._foreign.put_back({id(value) for found in told.values() for value in found.values()})
 
-    def _put(self, path: str, thing: Any, owner: Owner, told: Mapping[str, Any]) -> None:
-        _, fixed, there = self._began.get(id(thing), _NEW)
-        attributes = vars(thing)
-        began = {name: value for name, value in fixed.items() if (path, name) not in self._dropped}
-        wanted = {**began, **told}
-        for name, value in list(looked_at(thing, owner)):
-            came = name not in wanted and name not in there
-            if came and (is_constant(value) or self._keeps.get((path, name, type(value)))):
-                del attributes[name]
-        attributes.update({name: value for name, value in wanted.items() if attributes.get(name, wanted) is not value})
+    def _put(self, path: str, thing: Any, owner: Owner, told: Mapping[str, Any], gone: Sequence[str]) -> None:
+        began = self._beginnings.of(thing)
+        made = {name: value for name, value in began.made.items() if (path, name) not in self._dropped}
+        wanted = {name: value for name, value in {**made, **told}.items() if name not in gone}
+        too_many = []
+        for name, value in looked_at(thing, owner):
+            came = name not in wanted and name not in began.names
+            kept = (is_constant(value) and is_told(value)) or self._keeps.get((path, name, type(value)))
+            if name in gone or (came and kept):
+                too_many.append(name)
+        attribute_rules.change(thing, wanted, too_many)
 
     def _things(self) -> Iterator[tuple[str, tuple[Any, Owner]]]:
         yield from self._modules.items()
-        if any(map(vars, self._parameters.values())):
-            yield from ((name, (each, Owner.PARAMETER)) for name, each in self._parameters.items() if vars(each))
+        yield from ((name, (each, Owner.PARAMETER)) for name, each in self._with_attributes())
+
+    def _with_attributes(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters that have, or had, some."""
+        gifted = any(map(vars, self._parameters.values()))
+        for name, each in self._parameters.items() if gifted or self._gifted else ():
+            if vars(each) or name in self._gifted:
+                yield name, each
 
     def _found(self, path: str, thing: Any, owner: Owner) -> dict[str, Any]:
-        began = self._began.get(id(thing), _NEW)[1]
-        return {
-            name: value
-            for name, value in looked_at(thing, owner)
-            if self._tells(path, name, value, began.get(name, began), type(thing))
-        }
+        began = self._beginnings.of(thing).made
+        now = dict(looked_at(thing, owner))
+        if gone := self._beginnings.gone(thing):
+            self._gone[path] = gone
+        else:
+            self._gone.pop(path, None)
+        found = {}
+        for name, value in now.items():
+            bare, why = self._without_graph.of(thing, name, value)
+            if why:
+                self._drop(path, name, why)
+            elif self._tells(path, name, bare, began.get(name, began), type(thing)):
+                found[name] = bare
+        return found
 
     def _in_hooks(self) -> dict[str, Any]:
-        now = ((place, held()) for place, held in self._hooks.items())
-        return {place: each for place, each in now if each is not None and self._is_kept(_HOOKS, place, each, object)}
+        found = {}
+        for place, held in self._hooks.items():
+            value, why = self._without_graph.of(self, "", held())
+            if why:
+                self._drop(_HOOKS, place, why)
+            elif value is not None and self._is_kept(_HOOKS, place, value, object):
+                found[place] = value
+        return found
 
     def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
         if is_constant(value):
-            return not same(value, began)
-        return value is not began and self._is_kept(path, name, value, of)
+            return not same(value, began) and (is_told(value) or self._leave(path, name, value, began))
+        if value is began and id(value) not in self._foreign.changed:
+            return False
+        return self._is_kept(path, name, value, of)
+
+    def _leave(self, path: str, name: str, value: Any, began: Any) -> bool:
+        """False: the function stays as it is. The rank says so where it is the script's."""
+        if not is_remade(value, began):
+            why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
+            self._drop(path, name, why, told=is_scripts_function(value))
+        return False
 
     def _is_kept(self, path: str, name: str, value: Any, of: type) -> bool:
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        if isinstance(value, torch.Tensor) and is_in_graph(value):
             return False
         place = path, name, type(value)
         if place not in self._keeps:
-            self._keeps[place] = is_value(type(value), of) or is_scripts_object(value) or self._points(value)
+            others = self._beginnings.is_foreign(value, of)
+            self._keeps[place] = (
+                is_value(type(value), of)
+                or is_scripts_object(value)
+                or others
+                or is_made_late(value)
+                or self._points(value)
+            )
             if self._keeps[place] and (why := self._against(path, name, value)):
                 self._keeps[place] = False
-                if is_fixed(value) or path == _HOOKS or is_scripts_object(value):
+                if is_fixed(value) or path == _HOOKS or is_scripts_object(value) or others:
                     self._drop(path, name, why)
         return self._keeps[place]
 
@@ -191,6 +265,10 @@ class Attributes:
 
     def _against(self, path: str, name: str, value: Any) -> str:
         """Why it does not come back from a snapshot as it is; empty where it does."""
+        if is_made_late(value) and id(value) not in self._lenders.names:
+            return f"it is a {type(value).__qualname__} that came after the Session was made. Make it before, and give it to the Session"
+        if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):
+            return why
         try:
             packed = Packed(self._called(path, name), Known(self._lenders))
             packed.prove(packed.pack(value))
@@ -202,11 +280,11 @@ class Attributes:
         parts = (self._name, "" if path == _HOOKS else path.lstrip("."), name)
         return ".".join(filter(None, parts))
 
-    def _drop(self, path: str, name: str, why: str, any_more: str = "") -> None:
+    def _drop(self, path: str, name: str, why: str, any_more: str = "", told: bool = True) -> None:
         self._dropped.add((path, name))
         thing = self._modules.get(path, (self, None))[0]
         kind = type(thing), name if thing is not self else f"{path} {name}"
-        if kind not in self._told:
+        if told and kind not in self._told:
             self._told.add(kind)
             called = self._called(path, name)
             say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")
@@ -215,30 +293,3 @@ class Attributes:
 def _names(kept: Any) -> list[str]:
     """Of what something was kept."""
     return [*kept[1]] if kept else []
-
-
-def _borrows(value: Any, loans: Loans) -> bool:
-    """Whether tensors of models or optimizers are in it."""
-    try:
-        leaves = Walk(value).leaves
-    except SnapshotError:
-        return False
-    tensors = (leaf for leaf in leaves if type(leaf) in TENSORS and leaf.layout is torch.strided and not leaf.is_nested)
-    return any(loans.of(tensor, address(tensor)) for tensor in tensors)
-
-
-def sources_within(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Optimizers and schedulers that modules hold as attributes, and modules that they hold as no part of their own (a teacher in a list,
-    so that it is not trained), by their places."""
-    parts = set(map(id, modules.values()))
-    for path, module in modules.items():
-        kind: Any = type(module)
-        owner = owner_of(kind)
-        for name, value in looked_at(module, owner) if owner else ():
-            place = f"{path}.{name}" if path else name
-            if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
-                yield place, value
-            held = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()
-            for key, each in (("", value), *((f".{key}", each) for key, each in held)):
-                if isinstance(each, Module) and id(each) not in parts:
-                    yield f"{place}{key}", each

@@ -20,8 +20,8 @@ from ..tensors.tensor_subclasses import all_ordinary, ordinary
 from ..values.borrowed_memory import Lenders
 from .extra_state import Extra
 from .module_attributes import Attributes
-from .module_structure import Objects, Outline, named_modules
-from .module_tensors import Named, Names
+from .module_structure import Objects, Outline, same_shape
+from .module_tensors import Named, Names, named_modules
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
 """Beside the tensors: torch allows no name that begins with a dot."""
@@ -148,7 +148,8 @@ class Modules:
     def collect(self) -> Nested:
         kept = self.tensors()
         outline = self._look()
-        seen = [*self._made, [module.training for module in self._names.modules]]
+        strides = [each.stride() for each in kept.values() if each.ndim > 1]
+        seen = [*self._made, strides, [module.training for module in self._names.modules]]
         if seen != self._seen:
             self._seen, self._changes = seen, outline.changes() | ({BOUND: True} if self.bound else {})
         more = {CHANGED: self._changes, EXTRA: self._extra.collect(), ATTRIBUTES: self._attributes.collect()}
@@ -175,12 +176,14 @@ class Modules:
     def follow(self, described: Nested) -> None:
         """Make flags and modes as in a snapshot of another layout. Raises LayoutError where tensors have changed since the loop began."""
         told = described.get(CHANGED, {})
-        if "tensors" in told:
+        if changed := [
+            name for name, (began, now, *_) in told.get("tensors", {}).items() if not same_shape(began, now)
+        ]:
             raise LayoutError(
-                f"{min(told['tensors'])} has changed its shape while it trained: such a state is restored in the same layout only"
+                f"{min(changed)} has changed its shape while it trained: such a state is restored in the same layout only"
             )
         self.tensors()
-        self._look().follow(told, {})
+        self._look().follow({key: value for key, value in told.items() if key != "tensors"}, {})
 
     def objects(self) -> Objects:
         """All of which the modules were made at the last look."""

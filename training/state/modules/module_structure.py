@@ -18,14 +18,15 @@ from torch.nn import Module, ParameterDict, ParameterList
 
 from ....checkpoint.format.tensor_table import Piece
 from ..tensors.in_place import Nested
+from .module_tensors import named_modules
 
 _PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 _COUNTS = ("_size", "_keys")
 """What a ParameterList and a ParameterDict know of their members beside these."""
-_ABSENT, _NONE = "absent", "None"
+_ABSENT, _NONE, _STRIDES = "absent", "None", "strides"
 
 Shapes: TypeAlias = dict[str, str]
-"""By name, dtype and shape of a parameter or buffer, or one of the two above."""
+"""By name, dtype and shape of a parameter or buffer, and its strides where others than usual; or one of the first two above."""
 
 
 class Objects:
@@ -148,9 +149,11 @@ class Outline:
             module._buffers.pop(key, None)
             module._non_persistent_buffers_set.discard(key)
         elif live is not None and piece is not None and shape_of(live) != wanted:
-            live.data, live.grad = _room(piece, live.device), None
+            live.data, live.grad = _room(piece, live.device, wanted), None
         elif wanted == _NONE or (live is None and piece is not None):  # a tied one goes by its first name
-            there = None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()))
+            there = (
+                None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()), wanted)
+            )
             module.__dict__.pop(key, None)
             module.register_buffer(key, there, persistent=persists)
 
@@ -197,21 +200,31 @@ class Outline:
         return path not in self.modules or key not in self.modules[path]._non_persistent_buffers_set
 
 
-def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
-    """As `Names` names their tensors."""
-    found: dict[str, Module] = {}
-    for index, chunk in enumerate(chunks):
-        prefix = f"chunk{index}" if len(chunks) > 1 else ""
-        found.update((join(prefix, name), module) for name, module in chunk.named_modules())
-    return found
-
-
 def join(path: str, name: str) -> str:
     return ".".join(filter(None, (path, name)))
 
 
 def shape_of(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    said = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    return said if _lies_in_order(tensor) else f"{said} {_STRIDES} {tuple(tensor.stride())}"
+
+
+def same_shape(one: str, other: str) -> bool:
+    """Whether two differ in no more than their strides."""
+    return one.partition(f" {_STRIDES} ")[0] == other.partition(f" {_STRIDES} ")[0]
+
+
+def _lies_in_order(tensor: torch.Tensor) -> bool:
+    """Whether it lies in memory as its shape says; or in a way of its own that no other tensor is made in, as an expanded one."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return True
+    dense = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    size = 1
+    for stride, length in dense:
+        if length > 1 and stride != size:
+            return True
+        size *= length
+    return False
 
 
 def _device(module: Module, parameters: Mapping[str, torch.Tensor]) -> torch.device:
@@ -220,5 +233,10 @@ def _device(module: Module, parameters: Mapping[str, torch.Tensor]) -> torch.dev
     return tensors[0].device if tensors else torch.device("cpu")
 
 
-def _room(piece: Piece, device: torch.device) -> torch.Tensor:
-    return torch.zeros(piece.shape, dtype=getattr(torch, piece.dtype), device=device)
+def _room(piece: Piece, device: torch.device, wanted: str) -> torch.Tensor:
+    _, _, strides = wanted.partition(f" {_STRIDES} ")
+    dtype = getattr(torch, piece.dtype)
+    if not strides:
+        return torch.zeros(piece.shape, dtype=dtype, device=device)
+    numbers = [int(each) for each in strides.strip("(),").split(",")]
+    return torch.empty_strided(piece.shape, numbers, dtype=dtype, device=device).zero_()

@@ -17,6 +17,7 @@ Named: TypeAlias = dict[str, torch.Tensor]
 
 _NAMING = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 """What else could have a say, where a module brings its own."""
+_FRAMEWORKS = frozenset(("torch", "megatron", "transformer_engine", "deepspeed", "apex"))
 
 
 class Names:
@@ -45,6 +46,8 @@ class Names:
         self, chunks: Sequence[Module], modules: Sequence[Module], form: list[Any], found: Sequence[torch.Tensor | None]
     ) -> tuple[Named, Named]:
         parameters, buffers = dict(_named(chunks, "named_parameters")), dict(_named(chunks, "named_buffers"))
+        if any(map(_may_hide, modules)):
+            _add_hidden(chunks, parameters, buffers)
         place = {id(tensor): number for number, tensor in enumerate(found)}
         known = all(id(tensor) in place for tensor in (*parameters.values(), *buffers.values()))
         self._form = form if known and all(map(_as_torch_does, modules)) else None
@@ -60,6 +63,41 @@ def _named(chunks: Sequence[Module], what: str) -> Iterator[tuple[str, torch.Ten
         prefix = f"chunk{index}." if len(chunks) > 1 else ""
         for name, tensor in getattr(chunk, what)():
             yield prefix + name, tensor
+
+
+def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
+    """All modules by path, as torch names them; also those that a module keeps to itself."""
+    found: dict[str, Module] = {}
+    seen: set[int] = set()
+
+    def down(module: Module, path: str) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        found[path] = module
+        for name, child in module._modules.items():
+            if child is not None:
+                down(child, f"{path}.{name}" if path else name)
+
+    for index, chunk in enumerate(chunks):
+        seen.clear()
+        down(chunk, f"chunk{index}" if len(chunks) > 1 else "")
+    return found
+
+
+def _add_hidden(chunks: Sequence[Module], parameters: Named, buffers: Named) -> None:
+    """What modules keep to themselves, such as a teacher that no optimizer is to see."""
+    known = {*map(id, parameters.values()), *map(id, buffers.values())}
+    for path, module in named_modules(chunks).items():
+        for held, named in ((module._parameters, parameters), (module._buffers, buffers)):
+            for key, tensor in held.items():
+                if tensor is None or id(tensor) in known:
+                    continue
+                name = f"{path}.{key}" if path else key
+                while name in parameters or name in buffers:
+                    name += "~"
+                named[name] = tensor
+                known.add(id(tensor))
 
 
 def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch.Tensor | None]]:
@@ -90,3 +128,12 @@ def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch
 
 def _as_torch_does(module: Module) -> bool:
     return all(getattr(getattr(module, name), "__func__", None) is getattr(Module, name) for name in _NAMING)
+
+
+def _may_hide(module: Module) -> bool:
+    """Whether it names its tensors itself. Those of torch's and of frameworks that shard give all that they have, under other names."""
+    if _as_torch_does(module):
+        return False
+    own = (getattr(getattr(module, name), "__func__", getattr(module, name)) for name in _NAMING)
+    roots = {str(getattr(method, "__module__", "")).partition(".")[0] for method in own}
+    return not roots <= _FRAMEWORKS

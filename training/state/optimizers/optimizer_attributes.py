@@ -13,12 +13,17 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ...attach.rank_stderr import say
 from ..modules import hook_objects
+from ..modules.attribute_rules import is_private
 from ..modules.hook_objects import Held
+from ..modules.hook_removals import Removals
 from ..values.borrowed_memory import Lenders
 from ..values.packing import is_source
 from ..values.value_source import Known, Packed
 from .nested_optimizers import of_every_optimizer
 from .optimizer_packing import FUNCTIONS
+
+_GONE, _REMOVED = "..gone", "..removed"
+"""Beside the attributes: the names of those of the beginning that are deleted, and the places of hooks that are removed."""
 
 
 class PutOn:
@@ -32,13 +37,17 @@ class PutOn:
         self._defaults: dict[str, dict[str, Any]] = {}
         """Of each part, as they were first."""
         self._hooks: dict[str, dict[str, Held]] = {}
-        """Of each part, what its hooks have."""
+        """Of each part, what its hooks have,"""
+        self._removals: dict[str, Removals] = {}
+        """and which ones are removed."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
         held = _put_on(optimizer)
-        self._began.setdefault(part, {*held})
+        gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
         held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
+        removed = self._removed(part, optimizer).gone()
+        held |= ({_GONE: gone} if gone else {}) | ({_REMOVED: removed} if removed else {})
         if not held:
             return {}
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
@@ -58,8 +67,11 @@ class PutOn:
         in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
         told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
         told = {name: value for name, value in told.items() if not name.startswith(hook_objects.OF_OPTIMIZERS)}
+        self._removed(part, optimizer).restore(told.pop(_REMOVED, {}))
+        gone, began = told.pop(_GONE, ()), self._began.setdefault(part, {*live})
         for name, value in live.items():
-            if name not in told and name not in self._began[part] and self._kept.get((part, name, type(value))):
+            came = name not in told and name not in began
+            if name in gone or (came and self._kept.get((part, name, type(value)))):
                 delattr(optimizer, name)
         vars(optimizer).update(told)
 
@@ -67,6 +79,12 @@ class PutOn:
         if part not in self._hooks:
             self._hooks[part] = dict(hook_objects.of_optimizer(optimizer))
         return self._hooks[part]
+
+    def _removed(self, part: str, optimizer: Optimizer) -> Removals:
+        if part not in self._removals:
+            self._removals[part] = Removals()
+            self._removals[part].of_optimizer(optimizer)
+        return self._removals[part]
 
     def _in_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         now = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
@@ -100,7 +118,9 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in known and name[:1] != "_" and not (_is_function(value) or _is_source(value))
+        if name not in known
+        and (name[:1] != "_" or is_private(type(optimizer), name, value))
+        and not (_is_function(value) or _is_source(value))
     }
 
 

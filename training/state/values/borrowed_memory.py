@@ -15,6 +15,7 @@ import torch
 from ....checkpoint.format.pytree import Tagged
 from .array_views import TENSORS, address, memory_of, root_of
 from .class_adapters import NotFound
+from .shared_objects import Sharing
 
 Place: TypeAlias = tuple[str, str]
 """A source, and its name for a tensor of its own, or for a mapping of such."""
@@ -34,6 +35,7 @@ class Lenders:
         self.sources: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         """Of the sources, by id."""
+        self.sharing = Sharing()
 
     def __bool__(self) -> bool:
         return bool(self._asked)

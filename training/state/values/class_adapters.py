@@ -14,6 +14,7 @@ import sys
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,9 @@ from ....resilience.errors import UsageError
 from . import ctypes_values, type_adapters
 from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs
 
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
+_HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len", "max", "min", "pow", "round", "sum"))
+"""Of Python's own library, what does nothing but compute."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 _OBJECT, _FROZEN = "object", "frozen dataclass"
 _TYPED = "__orig_class__"
@@ -42,14 +45,30 @@ class NotFound(Exception):
 
 
 def _named(thing: Any) -> str:
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    where = f"{module}:{name}"
+    module, name, short = (str(getattr(thing, key, None)) for key in ("__module__", "__qualname__", "__name__"))
+    # torch.tanh calls itself _VariableFunctionsClass.tanh
+    direct = getattr(sys.modules.get(module), short, None) is thing
+    where = f"{module}:{short if direct else name}"
     _HELD.add(where)
     if find(where) is not thing:
         raise NotFound(
             f"{where} is something else: it is found by its name after a restart, so define it in a module, under that name"
         )
     return where
+
+
+def has_a_name(thing: Any) -> bool:
+    """Whether any process that has imported the same finds this function or class by its name."""
+    with suppress(NotFound):
+        return not _is_guarded(_named(thing)) or isinstance(thing, type)
+    return False
+
+
+def _is_guarded(where: str) -> bool:
+    """Whether it is a function of Python's own library that may do more than compute."""
+    module, _, name = where.partition(":")
+    harmless = (name if module == "builtins" else module) in _HARMLESS
+    return module.partition(".")[0] in sys.stdlib_module_names and not harmless
 
 
 def find(where: str) -> Any:
@@ -64,7 +83,7 @@ def find(where: str) -> Any:
         )
     if not isinstance(found, (type, *_FUNCTIONS)):
         raise NotFound(f"{where} is not found: it needs a name in a module, since a restart finds it by that")
-    if not isinstance(found, type) and module.partition(".")[0] in sys.stdlib_module_names and where not in _HELD:
+    if not isinstance(found, type) and where not in _HELD and _is_guarded(where):
         raise NotFound(f"{where} is a function of Python's own library, which this script has not held itself")
     return found
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ...attach.rank_stderr import say
+
 Theirs: TypeAlias = tuple[str, int]
 """A source, and the number that an object has there."""
 Before: TypeAlias = tuple[Mapping[str, Sequence[Any]], set[int], set[int]]
@@ -78,3 +80,30 @@ class Together:
     def _number(self, source: str, met: Sequence[Any]) -> None:
         for number, each in enumerate(met):
             self._numbers.setdefault(id(each), (source, number))
+
+
+class Sharing:
+    """Objects that a model's attribute and another source hold since the training put them there: a restart makes two of each, because
+    every model keeps its own. What both held at the beginning is one object after a restart, too."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, dict[int, str]] = {}
+        """By source, in this turn: names of what it holds, by id."""
+        self._began: dict[str, frozenset[int]] = {}
+        """By source, what it held at first."""
+        self._said = False
+
+    def note(self, source: str, held: Mapping[int, str]) -> None:
+        """It holds these in this turn, by id. The rank says once what was not held so at first."""
+        if source in self._now:  # a new turn
+            self._now.clear()
+        began = self._began.setdefault(source, frozenset(held))
+        for other, theirs in self._now.items():
+            for each in held.keys() & theirs.keys():
+                if not (each in began and each in self._began[other]) and not self._said:
+                    self._said = True
+                    say(
+                        f"{theirs[each]} and {held[each]} have become one object, and after a restart they are two. Make it before the "
+                        "Session, and put it into both there"
+                    )
+        self._now[source] = dict(held)

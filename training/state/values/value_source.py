@@ -14,7 +14,7 @@ from ....resilience.errors import LayoutError, SnapshotError
 from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
 from .class_adapters import empty, kind_of
-from .packing import CURE, Packing, is_source
+from .packing import CURE, Packing, changes, is_source
 from .session_parts import Parts
 from .shared_objects import Together
 from .unpacking import Unpacking, difference
@@ -161,7 +161,13 @@ class Values(Packed):
         return dict(self._thing) if self._by_pairs else self._thing
 
     def collect(self) -> Any:
+        self._known.lenders.sharing.note(self._name, {id(self._thing): self._name, **self._held()})
         return Tagged(("", self.pack(self._live())))
+
+    def _held(self) -> dict[int, str]:
+        """What it holds itself that can change, by id."""
+        pairs = self._thing.items() if isinstance(self._thing, MutableMapping) else ()
+        return {id(each): f"{self._name}[{key!r:.40}]" for key, each in pairs if changes(each)}
 
     def prove(self, kept: Any) -> None:
         super().prove(kept[1])

@@ -1,0 +1,361 @@
+"""What a training makes of the attributes of its modules on the way comes back, or is named once: functions that are exchanged, names that
+are deleted, objects of other people's classes."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from .lives import Life
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(self.a(x))
+
+
+Made = tuple[dict[str, Any], Callable[[int], Any], Callable[[], Any]]
+"""What the Session is given, a step, and what there is to be seen."""
+AT = 3
+"""The step in which something changes."""
+
+
+def scripts(code: Any) -> Any:
+    """What the script makes."""
+    return eval(code, {"__name__": "__main__"})
+
+
+def functions() -> Made:
+    model: Any = Net()
+    model.act, model.pool, model.made, model.layer = F.relu, F.avg_pool2d, F.relu, nn.Linear
+    model.each, model.late = [F.relu], None
+
+    def step(n: int) -> None:
+        if n == AT:
+            model.act, model.pool, model.made, model.layer = F.gelu, F.max_pool2d, torch.tanh, nn.Tanh
+            model.each[0], model.late, model.a.act = torch.sigmoid, max, F.silu
+
+    def looks() -> Any:
+        held = (model.act, model.pool, model.made, model.layer, *model.each, model.late, getattr(model.a, "act", None))
+        return repr(held)
+
+    return {"model": model}, step, looks
+
+
+def of_other_people(config: Callable[[], Any]) -> Made:
+    model: Any = Net()
+    model.args, model.made, model.same = argparse.Namespace(heat=1.0, deep=[1]), None, argparse.Namespace(path="/tmp")
+    model.config = model.a.config = config()
+    model.quasi = torch.quasirandom.SobolEngine(2)
+
+    def step(n: int) -> None:
+        model.quasi.draw(1)
+        if n >= AT:
+            model.args.heat *= 0.9
+            model.args.deep.append(n)
+            model.config["k"] = n
+            model.made = argparse.Namespace(n=n)
+
+    def looks() -> Any:
+        assert model.config is model.a.config
+        held = model.args.heat, model.args.deep, dict(model.config), model.made and model.made.n
+        return repr((*held, model.quasi.num_generated, model.quasi.quasi.tolist()))
+
+    return {"model": model}, step, looks
+
+
+def user_dicts() -> Made:
+    return of_other_people(lambda: collections.UserDict(k=0))
+
+
+def omegaconf() -> Made:
+    conf = pytest.importorskip("omegaconf")
+    return of_other_people(lambda: conf.OmegaConf.create({"k": 0, "in": {"s": [1, 2]}}))
+
+
+def deleted() -> Made:
+    model: Any = Net()
+    model.warm, model.a.frozen, model.b.weight.scale, model.memory, model.a.table = 0.5, 1, 0.3, [1], {}
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.boost = 2.0
+
+    def step(n: int) -> None:
+        if n == AT:
+            del model.warm, model.a.frozen, model.b.weight.scale, model.memory, model.a.table, optimizer.boost
+
+    def looks() -> Any:
+        named = {"warm", "frozen", "scale", "memory", "table", "boost"}
+        held = [named & vars(each).keys() for each in (model, model.a, model.b.weight, optimizer)]
+        return repr([*map(sorted, held)])
+
+    return {"model": model, "optimizer": optimizer}, step, looks
+
+
+def hidden_states() -> Made:
+    model: Any = Net()
+    model.hidden, model.states, model.a.last = None, {"list": [], "count": 0}, None
+
+    def step(n: int) -> None:
+        before = 0 if model.hidden is None else model.hidden[0].detach()
+        at = model.a(torch.full((1, 4), float(n))) + before
+        model.hidden, model.states["list"], model.a.last = (at, at * 2), [at[0], n], at.sum()
+        model.late = at * 3
+        at.sum().backward()
+
+    def looks() -> Any:
+        held = (*(model.hidden or ()), *model.states["list"], model.a.last, getattr(model, "late", None))
+        return repr([each.tolist() if isinstance(each, torch.Tensor) else each for each in held])
+
+    return {"model": model}, step, looks
+
+
+def private_names() -> Made:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    model._iteration, model[0]._scores, model[1]._seen, optimizer._updates, optimizer._rows = (
+        0,
+        torch.zeros(2),
+        [],
+        0,
+        [],
+    )
+
+    def step(n: int) -> None:
+        model._iteration += 1
+        model[0]._scores += n
+        model[1]._seen.append(n)
+        optimizer._updates += 1
+        optimizer._rows.append(n)
+
+    def looks() -> Any:
+        held = model._iteration, model[0]._scores.tolist(), model[1]._seen
+        return repr((*held, optimizer._updates, optimizer._rows))
+
+    return {"model": model, "optimizer": optimizer}, step, looks
+
+
+class Slotted(nn.Module):
+    __slots__ = ("calls", "late", "none")
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "calls", 0)
+        object.__setattr__(self, "none", 1)
+
+
+def slots() -> Made:
+    model: Any = Slotted()
+
+    def step(n: int) -> None:
+        object.__setattr__(model, "calls", model.calls + 1)
+        object.__setattr__(model, "late", [n])
+        if n == AT:
+            object.__delattr__(model, "none")
+
+    def looks() -> Any:
+        return repr((model.calls, getattr(model, "late", None), getattr(model, "none", None)))
+
+    return {"model": model}, step, looks
+
+
+def of_torch() -> Made:
+    model, layer = torch.fx.symbolic_trace(Net()), nn.Linear(2, 2)
+    parametrizations.spectral_norm(layer)
+    model.count, norm = 0, layer.parametrizations.weight[0]
+
+    def step(n: int) -> None:
+        model.count += 1
+        norm.n_power_iterations = n
+
+    return {"model": model, "layer": layer}, step, lambda: repr((model.count, norm.n_power_iterations))
+
+
+MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_dicts, omegaconf]
+
+
+@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("kept_at", [AT - 1, AT + 2])
+def test_comes_back_in_place_and_in_a_new_process(
+    make: Callable[[], Made], kept_at: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given, step, looks = make()
+    life = Life(**given)
+    life.snapshot()
+    for n in range(kept_at):
+        step(n)
+        life.snapshot()
+    kept, expected = life.snapshot(), looks()
+    for n in range(kept_at, AT + 4):
+        step(n)
+        life.snapshot()
+    if kept_at < AT:
+        assert looks() != expected
+    life.restore(kept)
+    assert looks() == expected, "in place"
+    other, _, seen = make()
+    again = Life(**other)
+    again.snapshot()
+    again.restore(kept)
+    assert seen() == expected, "in a new process"
+    assert not capfd.readouterr().err
+
+
+def test_a_function_without_a_name_is_named_once_where_it_is_exchanged(capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = Net()
+    remade = compile("lambda x: x + 1", "script", "eval")
+    model.act, model.other = scripts("lambda x: x"), scripts("lambda x: x")
+
+    def remake() -> None:
+        model.remade = scripts(remade)
+
+    remake()
+    life = Life(model=model)
+    life.snapshot()
+    remake()
+    life.snapshot()
+    assert not capfd.readouterr().err
+    model.act = scripts("lambda x: -x")
+    for _ in range(2):
+        kept = life.snapshot()
+    life.restore(kept)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.act is not kept" in lines[0]
+    assert "is a function" in lines[0]
+
+
+def test_one_attribute_for_another_that_was_none_is_told() -> None:
+    model: Any = Net()
+    model.none = None
+    life = Life(model=model)
+    life.snapshot()
+    del model.none
+    model.fresh = 3
+    kept = life.snapshot()
+    other: Any = Net()
+    other.none = None
+    Life(model=other).restore(kept)
+    assert other.fresh == 3
+
+
+class Averages:
+    """Of an installed package, as torch_ema's."""
+
+    def __init__(self) -> None:
+        self.shadow = torch.zeros(2)
+
+    def state_dict(self) -> Any:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.shadow = state["shadow"]
+
+
+@pytest.mark.parametrize("what", ["lock", "weak", "state"])
+def test_an_object_of_other_people_that_changes_and_cannot_be_kept_is_named_once(
+    what: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Averages, "__module__", "installed_averages")
+    model: Any = Net()
+    model.held = {
+        "lock": argparse.Namespace(lock=threading.Lock(), at=0),
+        "weak": weakref.WeakKeyDictionary({model.a: 1.0}),
+        "state": Averages(),
+    }[what]
+    life = Life(model=model)
+    life.snapshot()
+    life.snapshot()
+    assert not capfd.readouterr().err
+    if what == "lock":
+        model.held.at = 1
+    elif what == "weak":
+        model.held[model.b] = 2.0
+    else:
+        model.held.shadow += 1
+    life.snapshot()
+    kept = life.snapshot()
+    life.restore(kept)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.held is not kept" in lines[0]
+
+
+def test_an_object_of_other_people_that_stays_as_it_is_costs_nothing() -> None:
+    model: Any = Net()
+    model.args = argparse.Namespace(path="/here", deep={"x": [1, 2]}, size=torch.ones(2))
+    life = Life(model=model)
+    life.snapshot()
+    assert b".attributes" not in life.snapshot()[0]
+
+
+def test_an_optimizer_that_a_module_makes_on_the_way_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = Net()
+    model.opt = None
+    life = Life(model=model)
+    life.snapshot()
+    model.opt = torch.optim.Adam(model.parameters())
+    life.snapshot()
+    life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.opt is not kept" in lines[0]
+    assert "Adam" in lines[0]
+    assert "give it to the Session" in lines[0]
+
+
+def test_a_large_tensor_with_a_graph_behind_it_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = Net()
+    model.seen = None
+    life = Life(model=model)
+    life.snapshot()
+    for _ in range(3):
+        model.seen = model.a.weight.sum() * torch.ones(1 << 25)
+        life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "model.seen is not kept" in lines[0]
+
+
+@pytest.mark.parametrize("with_a_value", [False, True])
+def test_an_object_that_two_sources_get_on_the_way_is_named_once(
+    with_a_value: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, two, values = Net(), Net(), {}
+    one.always = two.always = []  # type: ignore[assignment]
+    args: Any = argparse.Namespace(n=0)
+    one.args = two.args = values["args"] = args
+    life = Life(one=one, two=two, values=values)
+    life.snapshot()
+    args.n = 1
+    life.snapshot()
+    life.restore(life.snapshot())
+    life.snapshot()
+    assert not capfd.readouterr().err
+    bank: Any = torch.zeros(2)
+    one.bank = bank
+    if with_a_value:
+        values["bank"] = bank
+    else:
+        two.bank = bank
+    life.snapshot()
+    life.snapshot()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert "one.bank and " in lines[0]
+    assert "have become one object" in lines[0]

@@ -1,0 +1,227 @@
+"""Objects of other people's classes in attributes of modules: an argparse.Namespace, a config, a scaler.
+
+Most of them never change, and a restart makes them again. So each is looked at when the loop begins, and compared with that at each
+snapshot: what has changed is told. What holds too many parts for that is left alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....checkpoint.format.pytree_walk import PLAIN
+from ..values.array_views import TENSORS
+from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
+from ..values.packing import is_source
+from ..values.type_adapters import CHANGELESS, CHANGING
+from ..values.value_source import Packed
+
+_MOST = 2000
+"""Parts of all such objects of a model: 1 ms at each snapshot."""
+_MOST_BYTES = 1 << 24
+"""Of arrays and tensors within, which are held as they were."""
+_FLAT = 10
+"""So many attributes that never change themselves take the time of one part."""
+_OURS = frozenset(
+    ("torch", "builtins", "megatron", "transformer_engine", "deepspeed", "apex", "accelerate", "lightning")
+)
+_OTHERS = frozenset((*_OURS, "pytorch_lightning", "lightning_fabric", "mt_resilient", "logging"))
+_TORCHS = ("torch.quasirandom", "torch.distributions")
+_FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
+_CHANGING = frozenset(map(id, CHANGING))
+"""Kinds, by id."""
+
+
+@cache
+def is_foreign(kind: Any) -> bool:
+    """Whether such an object can be looked at. Those of torch's and of frameworks belong to a process."""
+    module = kind.__module__
+    if isinstance(kind, type) and issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, np.ndarray)):
+        return False
+    if (module.partition(".")[0] in _OTHERS and not module.startswith(_TORCHS)) or hasattr(kind, "__del__"):
+        return False
+    return _has_attributes(kind)
+
+
+class _TooMany(Exception):
+    """It has too many parts."""
+
+
+class Foreign:
+    """One object, as it was when the loop began."""
+
+    def __init__(self, thing: Any, room: int) -> None:
+        """room: so many parts may be looked at. Raises what the object raises, and _TooMany."""
+        self.thing, self._room = thing, room
+        values = list(vars(thing).values())
+        self._flat = (list(vars(thing)), values) if all(map(_never_changes, values)) else None
+        self.parts = 1 + len(values) // _FLAT
+        self._began: list[Any] = []
+        if self.parts > room:
+            raise _TooMany
+        if self._flat is None:
+            self._began = [weakref.ref(each) if isinstance(each, torch.Tensor) else each for each in self._now()]
+            self.parts += len(self._began)
+        self._packed: Any = None
+
+    def freeze(self, packed: Packed) -> None:
+        """Hold what it consists of now, apart from it. Raises SnapshotError."""
+        if self._flat is None:
+            self._packed = [packed.pack(packed.unpack(packed.pack(self.thing), None))]
+
+    def has_changed(self) -> bool:
+        try:
+            return self._differs()
+        except Exception:  # too many parts; a file that is closed; another thread that writes to it
+            return True
+
+    def _differs(self) -> bool:
+        held = vars(self.thing)
+        if self._flat is not None:
+            keys, values = self._flat
+            return not (len(held) == len(keys) and [*held] == keys and all(map(is_, held.values(), values)))
+        now = self._now()
+        return len(now) != len(self._began) or not all(map(_alike, self._began, now))
+
+    def put_back(self, packed: Packed) -> None:
+        """Make it as it was when the loop began."""
+        if self._flat is not None and self.has_changed():
+            vars(self.thing).clear()
+            vars(self.thing).update(zip(*self._flat, strict=True))
+        elif self._packed and self.has_changed():
+            packed.unpack(self._packed[0], self.thing)
+
+    def _now(self) -> list[Any]:
+        found: list[Any] = []
+        seen: set[int] = set()
+        size = 0
+
+        def down(value: Any) -> None:
+            nonlocal size
+            kind: Any = type(value)
+            if len(found) > self._room:
+                raise _TooMany
+            found.append(kind)
+            if kind in PLAIN:
+                found.append(value)
+                return
+            if id(value) in seen:
+                return
+            seen.add(id(value))
+            if kind in TENSORS or kind is np.ndarray:
+                size += value.nbytes
+                if size > _MOST_BYTES:
+                    raise _TooMany
+                found.extend((value.tobytes(),) if kind is np.ndarray else (value, _version(value)))
+                return
+            if kind in (dict, OrderedDict):
+                found.append(len(value))
+                for key, each in [*value.items()]:
+                    found.append(key)
+                    down(each)
+                return
+            if kind in (list, tuple):
+                found.append(len(value))
+                for each in [*value]:
+                    down(each)
+                return
+            known = kind_of(kind)
+            if known is not None and id(known) in _CHANGING:
+                down(known.save(value))
+            elif _has_attributes(kind):
+                down(vars(value))
+            else:
+                found.append(value)
+
+        down(vars(self.thing))
+        return found
+
+
+class Foreigners:
+    """Those that the modules of a model have."""
+
+    def __init__(self, packed: Callable[[str], Packed]) -> None:
+        """packed: what packs a thing of this name."""
+        self._packed = packed
+        self._known: dict[int, Foreign | None] = {}
+        """By id; None: it is left alone."""
+        self._held: list[Any] = []
+        """No other object gets the id of one of these."""
+        self._room = _MOST
+        self.changed: frozenset[int] = frozenset()
+        """Ids of those that are otherwise than when the loop began, at the last look."""
+
+    def begin(self, thing: Any, called: str) -> None:
+        if id(thing) in self._known:
+            return
+        self._held.append(thing)
+        self._known[id(thing)] = None
+        try:
+            made = Foreign(thing, self._room)
+        except Exception:  # too many parts; what other people's classes have against being looked at
+            return
+        self._room -= made.parts
+        self._known[id(thing)] = made
+        if not is_source(_kind(thing)):
+            try:
+                made.freeze(self._packed(called))
+            except Exception:  # a lock in it: once it changes, the rank says so
+                return
+
+    def against(self, thing: Any) -> str:
+        """Why it is not kept whatever it consists of; empty: nothing is against it."""
+        known = self._known.get(id(thing))
+        try:
+            known or Foreign(thing, _MOST)
+        except _TooMany:
+            return "it holds too many parts, or too large ones. Give it to the Session"
+        return ""
+
+    def look(self) -> bool:
+        """Whether others have changed than at the last look."""
+        now = frozenset(each for each, known in self._known.items() if known is not None and known.has_changed())
+        before, self.changed = self.changed, now
+        return before != now
+
+    def put_back(self, but: set[int]) -> None:
+        """Make them as when the loop began, but for those with the ids in `but`."""
+        for known in self._known.values():
+            if known is not None and id(known.thing) not in but:
+                known.put_back(self._packed(_kind(known.thing).__qualname__))
+
+
+def _never_changes(value: Any) -> bool:
+    kind = _kind(value)
+    return kind in PLAIN or id(kind_of(kind)) in _FIXED
+
+
+@cache
+def _has_attributes(kind: Any) -> bool:
+    """Whether it is an object that consists of them."""
+    known = kind_of(kind)
+    if is_source(kind):
+        return not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and bool(kind.__dictoffset__)
+    return known is not None and id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
+
+
+def _alike(began: Any, now: Any) -> bool:
+    if began is now:
+        return True
+    if type(began) is weakref.ref:
+        return began() is now
+    return type(began) in PLAIN and type(began) is type(now) and bool(began == now)
+
+
+def _version(tensor: Any) -> int:
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def _kind(value: Any) -> Any:
+    return type(value)

@@ -1,0 +1,78 @@
+"""Tensors in attributes that have a graph of gradients behind them: the hidden state of truncated backpropagation, the last loss.
+
+A backward pass has used the graph up, so a script that goes on with such a tensor detaches it. A snapshot keeps it detached.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....checkpoint.format.pytree_walk import PLAIN
+
+_MOST_BYTES = 1 << 26
+"""Of all such tensors of a model: activations that a script only looks at may be gigabytes."""
+_LEVELS = 4
+_COMPUTED = ("_orig", "_g", "_v")
+"""Of torch's prune, spectral_norm and weight_norm: `weight` is computed anew of `weight_orig` at each pass."""
+
+
+class WithoutGraph:
+    """At one snapshot."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def of(self, thing: Any, name: str, value: Any) -> tuple[Any, str]:
+        """The value with its tensors detached, or as it is; and why it cannot be kept, or nothing."""
+        if not _may_have(value):
+            return value, ""
+        before = self._bytes
+        found = self._down(value, 0)
+        if found is value:
+            return value, ""
+        if _is_computed(thing, name):
+            return value, ""
+        if self._bytes > _MOST_BYTES:
+            self._bytes = before
+            return value, "it has a graph of gradients behind it, and is large. Keep its .detach()"
+        return found, ""
+
+    def _down(self, value: Any, level: int) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not is_in_graph(value) or is_borrowed(value):
+                return value
+            self._bytes += value.nbytes
+            return value.detach()
+        if level > _LEVELS or not _may_have(value):
+            return value
+        held = list(value.values() if type(value) is dict else value)
+        found = [self._down(each, level + 1) for each in held]
+        if all(map(lambda one, other: one is other, found, held)):
+            return value
+        return dict(zip(value, found, strict=True)) if type(value) is dict else type(value)(found)
+
+
+def is_in_graph(tensor: torch.Tensor) -> bool:
+    return tensor.grad_fn is not None
+
+
+def is_borrowed(tensor: torch.Tensor) -> bool:
+    """Whether it is a view of a parameter, as FSDP makes them, or has no memory."""
+    base = tensor._base if tensor._is_view() else None
+    if base is not None and base.is_leaf:
+        return True
+    return tensor.layout is not torch.strided or (tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0)
+
+
+def _may_have(value: Any) -> bool:
+    kind = type(value)
+    if kind in (list, tuple):
+        return not PLAIN.issuperset(map(type, value))
+    return kind is dict or isinstance(value, torch.Tensor)
+
+
+def _is_computed(thing: Any, name: str) -> bool:
+    parameters = getattr(thing, "_parameters", {})
+    return any(f"{name}{end}" in parameters for end in _COMPUTED)

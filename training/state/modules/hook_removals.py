@@ -1,0 +1,77 @@
+"""Hooks of the script's that it removes on the way: a restart registers them again, so a snapshot tells which ones are gone.
+
+They are known by their order among all hooks of the beginning, as `hook_objects.py` has it. Hooks of frameworks come and go by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+
+from .hook_objects import hooks_of_modules, hooks_of_optimizer, is_scripts_hook
+
+_BESIDE = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+"""What a module knows of its hooks besides, by the same keys."""
+
+
+class _Hook(NamedTuple):
+    hooks: MutableMapping[Any, Any]
+    key: Any
+    hook: Any
+    beside: Sequence[tuple[MutableMapping[Any, Any], Any]]
+    """The mappings that say more of it, and what they say."""
+
+
+class Removals:
+    """Of modules and their parameters, or of one optimizer."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, _Hook] = {}
+        """By place."""
+
+    def of_modules(self, modules: Mapping[str, Module]) -> None:
+        """These are new."""
+        self._add(hooks_of_modules(modules))
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._add(hooks_of_optimizer(optimizer))
+
+    def _add(self, found: Iterable[tuple[str, Any, Any, Any]]) -> None:
+        for place, thing, hooks, key in found:
+            if is_scripts_hook(hooks[key]) and place not in self._began:
+                tables = (vars(thing).get(name, {}) for name in _BESIDE) if isinstance(thing, Module) else ()
+                beside = [(table, table[key]) for table in tables if key in table]
+                self._began[place] = _Hook(hooks, key, hooks[key], beside)
+
+    def gone(self) -> dict[str, str]:
+        """Of those that are removed, what is called, by place."""
+        return {place: _called(each.hook) for place, each in self._began.items() if each.key not in each.hooks}
+
+    def restore(self, gone: Mapping[str, str]) -> None:
+        """Remove those, and no others."""
+        for place, each in self._began.items():
+            if place in gone and gone[place] == _called(each.hook):
+                for table in (each.hooks, *(table for table, _ in each.beside)):
+                    table.pop(each.key, None)
+            elif each.key not in each.hooks:
+                _put_back(each)
+
+
+def _put_back(hook: _Hook) -> None:
+    """In its place: a hook that was registered later has a greater key."""
+    later = {key: hook.hooks.pop(key) for key in [*hook.hooks] if key > hook.key}
+    hook.hooks[hook.key] = hook.hook
+    hook.hooks.update(later)
+    for table, value in hook.beside:
+        table[hook.key] = value
+
+
+def _called(hook: Any) -> str:
+    """By which a restart that registers others does not remove one of these."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
