@@ -7,7 +7,6 @@ A class or function goes by its module and name, and has to be found there among
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import dataclasses
 import enum
 import sys
@@ -22,13 +21,13 @@ import numpy as np
 
 from ....resilience.errors import UsageError
 from . import ctypes_values, type_adapters
-from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs
+from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs, never_deleted
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
 _HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len", "max", "min", "pow", "round", "sum"))
 """Of Python's own library, what does nothing but compute."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
-_OBJECT, _FROZEN = "object", "frozen dataclass"
+OBJECT, _FROZEN = "object", "frozen dataclass"
 _TYPED = "__orig_class__"
 """Of `Buffer[int]()`: an attribute of typing's, and no state."""
 _LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=fill_list)
@@ -192,7 +191,7 @@ def _of_class(kind: type) -> Kind | None:
     frozen = held is None and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     if frozen and kind.__hash__ is not object.__hash__:
         return constant(_FROZEN, kind, fields, _frozen)
-    return Kind(name=_OBJECT, types=(kind,), save=save, make=make, fill=fill, hidden=2)
+    return Kind(name=OBJECT, types=(kind,), save=save, make=make, fill=fill, hidden=2)
 
 
 def _frozen(content: Any) -> Any:
@@ -203,21 +202,11 @@ def _frozen(content: Any) -> Any:
     return value
 
 
-def empty(thing: Any) -> None:
-    """A trial copy has done its duty. It is never deleted if its class has a `__del__`: that would tidy up what belongs to the live object,
-    such as a file."""
-    kind = _BY_TYPE.get(type(thing))
-    if kind is not None and kind.name == _OBJECT and hasattr(type(thing), "__del__"):
-        getattr(thing, "__dict__", {}).clear()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
 def _plain(kind: type) -> bool:
     """Whether all of such an object is in its attributes, or in what its `__getstate__` gives."""
     try:
         made: Any = object.__new__(kind)
-        if hasattr(kind, "__del__"):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        never_deleted(made)
         states = kind.__getstate__ is not object.__getstate__  # type: ignore[attr-defined]
         return states or object.__reduce_ex__(made, 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
     except Exception:  # `__new__` of a type written in C, or `__getnewargs__` of somebody
@@ -287,7 +276,7 @@ def tagged(tag: str, content: Any) -> Kind:
     """The kind that a value was tagged with. Raises NotFound."""
     if tag in _BY_NAME:
         return _BY_NAME[tag]
-    by_class = content[0] if tag in (_OBJECT, _FROZEN) else tag
+    by_class = content[0] if tag in (OBJECT, _FROZEN) else tag
     found = find(by_class)
     kind = kind_of(found) if isinstance(found, type) else None
     if kind is None or kind.name != tag:

@@ -5,6 +5,7 @@ value → content (what it consists of: values of this and other kinds) → an e
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,3 +52,9 @@ def fill_attributes(live: Any, content: Any) -> None:
     if content is not vars(live):
         vars(live).clear()
         vars(live).update(content)
+
+
+def never_deleted(thing: Any) -> None:
+    """See to it, if its class has a `__del__`: of a copy, or of an object without attributes, that would do harm."""
+    if hasattr(type(thing), "__del__"):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

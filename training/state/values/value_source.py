@@ -13,7 +13,8 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import LayoutError, SnapshotError
 from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
-from .class_adapters import empty, kind_of
+from .class_adapters import OBJECT, kind_of
+from .kind import never_deleted
 from .packing import CURE, Packing, changes, is_source
 from .session_parts import Parts
 from .shared_objects import Together
@@ -94,7 +95,7 @@ class Packed:
             raise SnapshotError(f"{error}. {CURE}") from error
         finally:
             for each in made:
-                empty(each)
+                _emptied(each)
         if where := difference(kept, again, self._name):
             raise SnapshotError(f"{where} does not come back from a snapshot as it was. {CURE}")
 
@@ -197,3 +198,11 @@ class Attributes:
 
     def restore(self, kept: Nested) -> None:
         update(vars(self._thing), kept)
+
+
+def _emptied(copy: Any) -> None:
+    """It has done its duty. Its `__del__` would tidy up what belongs to the live object, such as a file."""
+    known = kind_of(type(copy))
+    if known is not None and known.name == OBJECT and hasattr(type(copy), "__del__"):
+        getattr(copy, "__dict__", {}).clear()
+        never_deleted(copy)
