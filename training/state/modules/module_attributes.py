@@ -266,7 +266,7 @@ class Attributes:
     def _against(self, path: str, name: str, value: Any) -> str:
         """Why it does not come back from a snapshot as it is; empty where it does."""
         if is_made_late(value) and id(value) not in self._lenders.names:
-            return f"it is a {type(value).__qualname__} that came after the Session was made. Make it before, and give it to the Session"
+            return f"its {type(value).__qualname__} came after the Session was made. Make it before, and give it to the Session"
         if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):
             return why
         try:

@@ -17,6 +17,7 @@ import torch
 from torch.nn import Module, ParameterDict, ParameterList
 
 from ....checkpoint.format.tensor_table import Piece
+from ....resilience.text import formatting
 from ..tensors.in_place import Nested
 from .module_tensors import named_modules
 
@@ -57,7 +58,7 @@ class Objects:
 
 class Outline:
     def __init__(self, chunks: list[Module]) -> None:
-        self._chunks = chunks
+        self._chunks, self._number = chunks, len(chunks)
         self.modules = named_modules(chunks)
         self._kinds = self._kinds_now()
         self._shapes = self._shapes_now()
@@ -71,6 +72,8 @@ class Outline:
         """Look at the modules anew. What is otherwise than when the loop began, and could not be made so by a new process; or nothing."""
         self.modules = named_modules(self._chunks)
         now, self.now = self._kinds_now(), Objects(self.modules.values(), self._chunks)
+        if len(self._chunks) != self._number:
+            return f"the list of models has {formatting.count(len(self._chunks), 'member')} and had {self._number}"
         if now == self._kinds:
             self.began = self.now
             return ""
