@@ -47,8 +47,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.slot_header import Header
-from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.arena.staging import Stager
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog

@@ -25,9 +25,10 @@ import torch
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena, Slot, State
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.group_cleanup import settle
 from mt_resilient.checkpoint.arena.slot_header import Header, restorable
-from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.arena.staging import Stager
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.place import Place
 from mt_resilient.checkpoint.durable import catalog

@@ -14,8 +14,9 @@ import pytest
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.slot_header import Header, Stamp
-from mt_resilient.checkpoint.arena.staging import Stager, destinations, fill
+from mt_resilient.checkpoint.arena.staging import Stager
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt

@@ -21,8 +21,8 @@ from mt_resilient.agent.buddy.service import TOKEN
 from mt_resilient.agent.launch.ports import free_port
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import Slot, State
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.slot_header import Header, Stamp, complete
-from mt_resilient.checkpoint.arena.staging import destinations, fill
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.buddy import admission, connection, protocol, transfer
 from mt_resilient.checkpoint.buddy.connection import Connection, Lost

@@ -18,8 +18,8 @@ import pytest
 import zarr
 
 from mt_resilient.checkpoint.arena.arena import Slot, State
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.slot_header import DRAINED_OFFSET, Header, Stamp
-from mt_resilient.checkpoint.arena.staging import destinations, fill
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt

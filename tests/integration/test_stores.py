@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import tensorstore
 
+from mt_resilient.checkpoint.arena.fill import destinations, fill
 from mt_resilient.checkpoint.arena.slot_header import Stamp
-from mt_resilient.checkpoint.arena.staging import destinations, fill
 from mt_resilient.checkpoint.backend import paths, place
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.object_store import Objects
