@@ -639,6 +639,7 @@ def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, bud
     fresh.close()
 
 
+@pytest.mark.alone
 def test_copies_leave_and_come_while_a_slow_disk_is_written_to(node, buddy, guests, port, tmp_path):
     """The write takes minutes."""
     node.nbytes = 4 << 20
