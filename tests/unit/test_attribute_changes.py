@@ -20,6 +20,13 @@ from torch.nn.utils import parametrizations
 from .lives import Life
 
 
+def the_line(capfd: pytest.CaptureFixture[str]) -> str:
+    """The only one on stderr."""
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -234,10 +241,9 @@ def test_a_function_without_a_name_is_named_once_where_it_is_exchanged(capfd: py
     for _ in range(2):
         kept = life.snapshot()
     life.restore(kept)
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert "model.act is not kept" in lines[0]
-    assert "is a function" in lines[0]
+    said = the_line(capfd)
+    assert "model.act is not kept" in said
+    assert "is a function" in said
 
 
 def test_one_attribute_for_another_that_was_none_is_told() -> None:
@@ -291,9 +297,8 @@ def test_an_object_of_other_people_that_changes_and_cannot_be_kept_is_named_once
     life.snapshot()
     kept = life.snapshot()
     life.restore(kept)
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert "model.held is not kept" in lines[0]
+    said = the_line(capfd)
+    assert "model.held is not kept" in said
 
 
 def test_an_object_of_other_people_that_stays_as_it_is_costs_nothing() -> None:
@@ -312,11 +317,10 @@ def test_an_optimizer_that_a_module_makes_on_the_way_is_named(capfd: pytest.Capt
     model.opt = torch.optim.Adam(model.parameters())
     life.snapshot()
     life.snapshot()
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert "model.opt is not kept" in lines[0]
-    assert "Adam" in lines[0]
-    assert "give it to the Session" in lines[0]
+    said = the_line(capfd)
+    assert "model.opt is not kept" in said
+    assert "Adam" in said
+    assert "give it to the Session" in said
 
 
 def test_a_large_tensor_with_a_graph_behind_it_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -327,9 +331,8 @@ def test_a_large_tensor_with_a_graph_behind_it_is_named_once(capfd: pytest.Captu
     for _ in range(3):
         model.seen = model.a.weight.sum() * torch.ones(1 << 25)
         life.snapshot()
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert "model.seen is not kept" in lines[0]
+    said = the_line(capfd)
+    assert "model.seen is not kept" in said
 
 
 @pytest.mark.parametrize("with_a_value", [False, True])
@@ -355,7 +358,6 @@ def test_an_object_that_two_sources_get_on_the_way_is_named_once(
         two.bank = bank
     life.snapshot()
     life.snapshot()
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert "one.bank and " in lines[0]
-    assert "have become one object" in lines[0]
+    said = the_line(capfd)
+    assert "one.bank and " in said
+    assert "have become one object" in said

@@ -26,8 +26,10 @@ def noted() -> Iterator[None]:
 
     def listening(self: random.Random, *given: Any, **more: Any) -> None:
         seed(self, *given, **more)
-        drawn = (*given, *more.values())[:1] in ((), (None,))
-        (_found.__setitem__ if drawn else lambda key, _: _found.pop(key, None))(id(self), self)
+        if (*given, *more.values())[:1] in ((), (None,)):
+            _found[id(self)] = self
+        else:
+            _found.pop(id(self), None)
 
     random.Random.seed = listening  # type: ignore[method-assign]
     try:

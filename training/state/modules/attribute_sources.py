@@ -13,6 +13,7 @@ from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Loans
 from .attribute_rules import looked_at, owner_of
+from .module_tensors import join
 
 
 def borrows(value: Any, loans: Loans) -> bool:
@@ -33,7 +34,7 @@ def sources_within(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         kind: Any = type(module)
         owner = owner_of(kind)
         for name, value in looked_at(module, owner) if owner else ():
-            place = f"{path}.{name}" if path else name
+            place = join(path, name)
             if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
                 yield place, value
             held = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()

@@ -16,6 +16,7 @@ import torch
 from torch.nn import Module
 
 from .attribute_rules import is_scripts, is_scripts_function, is_scripts_object
+from .module_tensors import join
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -48,7 +49,7 @@ def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[Hook]:
         yield from _of(path, module, _OF_MODULES)
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                yield from _of(f"{path}.{name}" if path else name, parameter, _OF_PARAMETERS)
+                yield from _of(join(path, name), parameter, _OF_PARAMETERS)
 
 
 def hooks_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[Hook]:

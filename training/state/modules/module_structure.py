@@ -19,7 +19,7 @@ from torch.nn import Module, ParameterDict, ParameterList
 from ....checkpoint.format.tensor_table import Piece
 from ....resilience.text import formatting
 from ..tensors.in_place import Nested
-from .module_tensors import named_modules
+from .module_tensors import join, named_modules
 
 _PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 _COUNTS = ("_size", "_keys")
@@ -201,10 +201,6 @@ class Outline:
     def _persists(self, name: str) -> bool:
         path, _, key = name.rpartition(".")
         return path not in self.modules or key not in self.modules[path]._non_persistent_buffers_set
-
-
-def join(path: str, name: str) -> str:
-    return ".".join(filter(None, (path, name)))
 
 
 def shape_of(tensor: torch.Tensor) -> str:

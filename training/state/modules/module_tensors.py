@@ -65,6 +65,10 @@ def _named(chunks: Sequence[Module], what: str) -> Iterator[tuple[str, torch.Ten
             yield prefix + name, tensor
 
 
+def join(path: str, name: str) -> str:
+    return ".".join(filter(None, (path, name)))
+
+
 def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
     """All modules by path, as torch names them; also those that a module keeps to itself."""
     found: dict[str, Module] = {}
@@ -77,7 +81,7 @@ def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
         found[path] = module
         for name, child in module._modules.items():
             if child is not None:
-                down(child, f"{path}.{name}" if path else name)
+                down(child, join(path, name))
 
     for index, chunk in enumerate(chunks):
         seen.clear()
@@ -93,7 +97,7 @@ def _add_hidden(chunks: Sequence[Module], parameters: Named, buffers: Named) -> 
             for key, tensor in held.items():
                 if tensor is None or id(tensor) in known:
                     continue
-                name = f"{path}.{key}" if path else key
+                name = join(path, key)
                 while name in parameters or name in buffers:
                     name += "~"
                 named[name] = tensor
