@@ -31,7 +31,11 @@ def test_it_comes_back_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "lazy", [False, True], ids=["a module that is exchanged", "a module that the first forward makes"]
+    "lazy",
+    [
+        pytest.param(False, id="a module that is exchanged"),
+        pytest.param(True, id="a module that the first forward makes", marks=pytest.mark.variant),
+    ],
 )
 def test_what_a_restart_could_not_make_serves_rewinds_in_place(tmp_path: Path, lazy: bool) -> None:
     """NaN goes back one step, a killed rank or agent to before the change; the end has the same bits each time."""
@@ -57,6 +61,7 @@ def test_what_a_restart_could_not_make_serves_rewinds_in_place(tmp_path: Path, l
     )
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("kind", "in_place"),
     [

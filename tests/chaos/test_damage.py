@@ -61,6 +61,7 @@ def test_a_bad_copy_in_memory_costs_one_more_step(tmp_path: Path, expected: str)
     assert [incident.cause for incident in job.incidents()] == ["rank_killed", "snapshot_unusable"]
 
 
+@pytest.mark.variant
 def test_where_all_copies_in_memory_are_bad_the_disk_has_the_state(tmp_path: Path, expected: str) -> None:
     job = waiting_at_the_gate(tmp_path)
     bad = [damage(slot) for slot in slots(job, 1)]
@@ -89,6 +90,7 @@ def test_a_bad_snapshot_on_disk_gives_way_to_the_one_before_it(tmp_path: Path, e
     assert [incident.cause for incident in job.incidents()] == ["agent_restarted", "snapshot_unusable"]
 
 
+@pytest.mark.variant
 def test_an_older_snapshot_is_in_memory_where_the_newer_ones_are_bad(tmp_path: Path, expected: str) -> None:
     """Nothing is on disk; of five slots one holds a snapshot that is at least ten steps old."""
     more = ("slots=5", "reach_steps=10", "durable_every_steps=1000")

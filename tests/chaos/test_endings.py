@@ -30,7 +30,9 @@ def newest_on_disk(job: Job) -> int:
     return attempt.stamp.step
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.variant), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_everything_in_order(number: int, code: int, tmp_path: Path) -> None:
     job = minimal(tmp_path)
     job.until_step(3)
@@ -73,7 +75,11 @@ def test_ranks_of_a_session_hear_ctrl_c_as_under_torchrun(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "asked"), [(signal.SIGINT, ["--last-snapshot"]), (signal.SIGUSR1, [])], ids=["asked for", "preempted"]
+    ("number", "asked"),
+    [
+        pytest.param(signal.SIGINT, ["--last-snapshot"], id="asked for", marks=pytest.mark.variant),
+        pytest.param(signal.SIGUSR1, [], id="preempted"),
+    ],
 )
 def test_a_last_snapshot_and_then_on_to_the_same_bits(number: int, asked: list[str], tmp_path: Path) -> None:
     expected, _ = undisturbed(MINIMAL, "--steps", str(STEPS))
@@ -125,7 +131,7 @@ def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> N
     assert "no such bucket" in job.said()
 
 
-@pytest.mark.parametrize("whom", ["rank", "agent"])
+@pytest.mark.parametrize("whom", [pytest.param("rank", marks=pytest.mark.variant), "agent"])
 def test_what_only_the_body_makes_is_there_behind_the_loop_of_a_later_life(whom: str, tmp_path: Path) -> None:
     """A life that begins at the last step does not run the body: where the script fails behind it, the next begins earlier."""
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "uses", "5"], "--durable-every", "5")

@@ -150,6 +150,7 @@ def test_ranks_do_not_wait_for_ever_for_a_judgement_that_fails(tmp_path: Path) -
     assert "report it" in job.said()
 
 
+@pytest.mark.variant
 def test_who_wants_to_leave_does_not_wait_for_a_judgement_that_fails(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40", "--step-delay", "0.02"])
     job.until_step(2)
@@ -238,7 +239,7 @@ def test_a_state_dict_that_fails_is_told_before_the_first_step(tmp_path: Path) -
     assert "step" not in job.printed()
 
 
-@pytest.mark.parametrize("kind", ["Layer", "Raises"])
+@pytest.mark.parametrize("kind", ["Layer", pytest.param("Raises", marks=pytest.mark.variant)])
 def test_a_state_that_can_for_a_while_not_be_saved_costs_snapshots_and_no_step(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)
@@ -305,7 +306,11 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("data", "code", "rungs"), [("session.data_step", 0, [1, 1, 1]), ("step", BudgetSpent.exit_code, [1, 1, 6])]
+    ("data", "code", "rungs"),
+    [
+        pytest.param("session.data_step", 0, [1, 1, 1], marks=pytest.mark.variant),
+        ("step", BudgetSpent.exit_code, [1, 1, 6]),
+    ],
 )
 def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, rungs: list[int], tmp_path: Path) -> None:
     """The data is left out, where it is known which it is."""
@@ -380,6 +385,7 @@ def test_a_full_run_directory_and_its_etcd_are_named_and_the_end_waits_for_room(
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+@pytest.mark.variant
 def test_a_disk_that_stays_full_at_the_end_is_no_end(tmp_path: Path, small_disk: Path) -> None:
     """What cannot be written at the end is tried for 15 s; then the run says that it is not finished, and can be given again. (That memory
     was short once is no excuse; the next tests have it without.)"""
@@ -513,6 +519,7 @@ def test_a_journal_whose_disk_hangs_holds_up_nobody_and_has_all_lines_in_the_end
     assert [line["at_s"] for line in journal.read()] == list(range(100))
 
 
+@pytest.mark.variant
 def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answers_again(
     tmp_path: Path, freezer: Path
 ) -> None:

@@ -53,9 +53,9 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("how", "where"),
     [
-        ("sleep", "in sleeps_for_ever"),
+        pytest.param("sleep", "in sleeps_for_ever", marks=pytest.mark.variant),
         ("gil", "in keeps_the_gil"),
-        ("loader", "in its data loader"),
+        pytest.param("loader", "in its data loader", marks=pytest.mark.variant),
         ("stop", "stopped by a signal"),
     ],
 )

@@ -22,7 +22,7 @@ STEPS = 6
 PAIRS = [
     pytest.param(2, ["--tp", "2"], 2, [], id="TP2 to DP2"),
     pytest.param(2, ["--pp", "2"], 1, [], id="PP2 to PP1", marks=pytest.mark.variant),
-    pytest.param(2, ["--ep", "2", "--moe"], 1, ["--moe"], id="EP2 to EP1"),
+    pytest.param(2, ["--ep", "2", "--moe"], 1, ["--moe"], id="EP2 to EP1", marks=pytest.mark.variant),
     pytest.param(2, [], 2, ["--pp", "2"], id="DP2 to PP2", marks=pytest.mark.variant),
 ]
 
@@ -81,6 +81,7 @@ def test_flat_shards_of_four_ranks_go_to_two_and_to_three(tmp_path: Path) -> Non
     assert {len(newest(job).manifests) for job in (four, two, three)} == {4, 2, 3}
 
 
+@pytest.mark.variant
 @pytest.mark.slow
 def test_dtensors_of_four_ranks_go_to_three_and_to_two_copies_on_two_each(tmp_path: Path) -> None:
     script = [str(FSDP), "--steps", "3"]
@@ -91,6 +92,7 @@ def test_dtensors_of_four_ranks_go_to_three_and_to_two_copies_on_two_each(tmp_pa
     assert digest_of(four.printed()) == digest_of(three.printed()) == digest_of(copies.printed())
 
 
+@pytest.mark.variant
 @pytest.mark.slow
 def test_a_model_that_says_nothing_of_places_goes_on_where_all_ranks_held_the_same(tmp_path: Path) -> None:
     """Gradients are added up by the script: nothing about the model tells that its copies are copies."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from ..harness import GATED, ROOT, Job, digest_of, step_lines, undisturbed
 
 LOADER = ROOT / "examples" / "dataloader" / "train.py"
@@ -198,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.variant
 def test_workers_that_stay_are_started_again_with_what_they_were_started_with(tmp_path: Path) -> None:
     """What the loop changes in their dataset does not reach them, before a recovery and after."""
     script = tmp_path / "kept_workers.py"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 
 from mt_resilient.agent.cli import explain
 from mt_resilient.agent.cli.send_request import UNDER_WAY
@@ -73,6 +74,7 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
     assert step_lines(job.printed()) == step_lines(clean.printed())
 
 
+@pytest.mark.variant
 def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> None:
     """The second order is carried out when the first one is."""
     expected, _ = undisturbed(MINIMAL, "--steps", "60")

@@ -8,7 +8,17 @@ import pytest
 
 from .ordeals import EQUAL, SCRIPTS, STEPS, Fault, Script, endure, expected
 
-VARIANTS = ("compiled", "fabric", "curves", "progress", "gan", "accumulation", "evaluation", "checkpoints")
+VARIANTS = (
+    "accelerated",
+    "compiled",
+    "fabric",
+    "curves",
+    "progress",
+    "gan",
+    "accumulation",
+    "evaluation",
+    "checkpoints",
+)
 
 
 @pytest.mark.slow
@@ -34,6 +44,7 @@ def test_a_rank_is_killed_then_a_step_gives_nan(tmp_path: Path, script: Script) 
         assert f"{STEPS}/{STEPS}" in job.said()
 
 
+@pytest.mark.variant
 @pytest.mark.slow
 def test_the_agent_is_killed_before_any_snapshot_and_the_script_s_own_checkpoint_is_gone_on_from(
     tmp_path: Path,

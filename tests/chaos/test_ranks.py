@@ -118,7 +118,7 @@ def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expecte
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", ["dp2", "tp2", *(pytest.param(layout, marks=pytest.mark.variant) for layout in ("pp2", "ep2"))]
+    "layout", ["dp2", *(pytest.param(layout, marks=pytest.mark.variant) for layout in ("tp2", "pp2", "ep2"))]
 )
 def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
     arguments = ["--steps", "40", *LAYOUTS[layout]]
@@ -136,6 +136,7 @@ def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
     assert job.incidents()[1].launch == "warm"
 
 
+@pytest.mark.variant
 def test_dtensors_sharded_by_fsdp(tmp_path: Path) -> None:
     expected = undisturbed(FSDP, "--steps", "60")
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(FSDP), "--steps", "60"])

@@ -13,7 +13,9 @@ from ..harness import Job
 SCRIPT = Path(__file__).with_name("forgets.py")
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "rewound in place"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(True, id="killed"), pytest.param(False, id="rewound in place", marks=pytest.mark.variant)]
+)
 def test_a_state_that_the_session_is_not_given_is_told_by_the_steps_computed_again(
     killed: bool, tmp_path: Path
 ) -> None:

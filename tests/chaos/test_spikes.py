@@ -23,7 +23,8 @@ def run(place: Path, *options: str, **extra: str) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("hurt", "cause", "whose"), [("gradient@40", "non_finite", (1,)), ("parameter@40", "loss_spike", ())]
+    ("hurt", "cause", "whose"),
+    [pytest.param("gradient@40", "non_finite", (1,), marks=pytest.mark.variant), ("parameter@40", "loss_spike", ())],
 )
 def test_what_happened_once_is_gone_at_the_replay_and_no_hardware_is_blamed(
     hurt: str, cause: str, whose: tuple[int, ...], tmp_path: Path
@@ -70,6 +71,7 @@ def test_bad_data_is_left_out(tmp_path: Path) -> None:
     assert digest_of(job.printed()) == digest_of(clean.printed())
 
 
+@pytest.mark.variant
 def test_killed_behind_data_that_is_left_out(tmp_path: Path) -> None:
     """Restarted from memory, and then, with the agent, from disk: the same data stays left out."""
     window = ["--skip-data", "10:14", "--skip-data", "30:33"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.checkpoint.durable.retention import RetentionPolicy
@@ -59,6 +61,7 @@ def test_all_ranks_begin_with_the_same_snapshot_and_nobody_retires_it(tmp_path: 
     assert len(catalog.retire(root, RetentionPolicy(keep=1), 0.0)) == 1
 
 
+@pytest.mark.variant
 def test_a_job_that_has_snapshots_of_its_own_does_not_need_the_other_any_more(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

@@ -95,7 +95,14 @@ def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path:
     assert explained.returncode == 0, explained.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.variant),
+        signal.SIGTERM,
+        pytest.param(signal.SIGQUIT, marks=pytest.mark.variant),
+    ],
+)
 def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     (script := tmp_path / "saves.py").write_text(SAVES)
     job = Job(tmp_path, [str(script)], SAVED=str(tmp_path / "saved"))

@@ -181,7 +181,11 @@ def test_what_a_fork_keeps_is_as_in_a_fresh_interpreter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("title", "seen", "ranks"),
-    [("file handlers", [1, 1], 1), ("rank and time", [True, True], 2), ("constant of the script", 0.5, 1)],
+    [
+        ("file handlers", [1, 1], 1),
+        pytest.param("rank and time", [True, True], 2, marks=pytest.mark.variant),
+        pytest.param("constant of the script", 0.5, 1, marks=pytest.mark.variant),
+    ],
 )
 def test_what_a_fork_does_not_keep_is_left_to_the_ranks(tmp_path: Path, title: str, seen: object, ranks: int) -> None:
     """Processes of their own work as well, before there is a process group."""

@@ -111,6 +111,7 @@ def test_metadata_grows_with_the_tensors_and_no_faster(save: Saving) -> None:
     assert many <= 200
 
 
+@pytest.mark.variant
 def test_looking_for_snapshots_asks_thrice_for_each(save: Saving, tmp_path: Path) -> None:
     for step in range(1, SNAPSHOTS + 1):
         save(step, 1)

@@ -345,6 +345,7 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     assert "is finished; name another directory with --run-dir" in again.errors.read_text()
 
 
+@pytest.mark.variant
 def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 100000)
     job.until_step(10)

@@ -26,6 +26,7 @@ def validations(output: str) -> dict[str, str]:
     return dict(re.findall(r"validation loss at (.*?) \| (lm loss value: \S+)", output))
 
 
+@pytest.mark.variant
 def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
     expected, output = undisturbed(loop, *VALIDATES)
     job = behind(
@@ -37,7 +38,7 @@ def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
     assert validations(job.printed()) == validations(output)
 
 
-@pytest.mark.parametrize("how", ["interval", "signal"])
+@pytest.mark.parametrize("how", [pytest.param("interval", marks=pytest.mark.variant), "signal"])
 def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, tmp_path: Path) -> None:
     arguments = ("--exit-interval", "7") if how == "interval" else ("--exit-signal-handler",)
     expected, _ = undisturbed(loop)

@@ -28,7 +28,10 @@ ALL = [
     *(pytest.param(loop, id=loop.name) for loop in LOOPS),
     *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),
 ]
-DATA_PARALLEL = [pytest.param(loop, id=loop.name) for loop in (MEGATRON_DP2, BRIDGE_DP2)]
+DATA_PARALLEL = [
+    pytest.param(MEGATRON_DP2, id=MEGATRON_DP2.name),
+    pytest.param(BRIDGE_DP2, id=BRIDGE_DP2.name, marks=pytest.mark.variant),
+]
 
 
 def run(loop: Loop, directory: Path, *extra_arguments: str, nemesis: str = "") -> tuple[int, str, Record]:

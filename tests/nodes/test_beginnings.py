@@ -41,6 +41,7 @@ def test_a_node_that_waits_for_others_can_leave_and_one_of_a_job_that_is_over_ha
     assert job.steps() == 20
 
 
+@pytest.mark.variant
 def test_an_etcd_that_has_lost_its_data_is_told_again(cluster: Callable[..., Cluster]) -> None:
     """As in a pod without a volume: those that train tell it what the job is, and a fault is answered as ever."""
     job = cluster("2", "--spares", "1", "--durable-every", "10", hosts=3, etcds=1, script=train(200, 0.05))

@@ -44,6 +44,7 @@ def test_a_node_dies_before_the_last_snapshot_is_on_disk(cluster: Callable[..., 
     assert "the state that it ended with, of step 50, was not on disk" in " ".join(incident.evidence)
 
 
+@pytest.mark.variant
 def test_a_node_whose_last_part_does_not_come_is_waited_for_and_that_is_told(cluster: Callable[..., Cluster]) -> None:
     job = cluster("2", "--durable-every", "10", hosts=2, etcds=1, script=train(150, 0.05))
     job.start()

@@ -174,6 +174,7 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     undamaged(job, 200)
 
 
+@pytest.mark.variant
 def test_a_script_that_does_not_start_on_every_number_of_nodes(cluster: Make) -> None:
     """Not on three, nor on one: it goes on with two, then tries one now and then, and has its four again as soon as they are there."""
     options = ("--durable-every", "50", "--set", "nodes.grow_after_s=3", "--set", "recovery.failed_starts=2")
@@ -195,6 +196,7 @@ def test_a_script_that_does_not_start_on_every_number_of_nodes(cluster: Make) ->
     undamaged(job, 250)
 
 
+@pytest.mark.variant
 def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
     """The ranks go back behind all that is on disk, and each node takes it out of the world."""
     options = ("--durable-every", "1", "--set", "snapshots.keep=100")
@@ -235,6 +237,7 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     undamaged(job, 250)
 
 
+@pytest.mark.variant
 def test_a_bit_flips_on_one_of_three_nodes(cluster: Make, tmp_path: Path) -> None:
     """With one rank each, nobody but who leads can see it: the node is named, and all go back in place to before it, from memory."""
     options = ("--durable-every", "1000", "--set", "copies.every_s=3")
