@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from ..checkpoint.backend import paths
 from ..checkpoint.backend import place as stores
@@ -113,6 +114,7 @@ def run_job(
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
         keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
+        launch = replace(launch, hash_seed=crc32(keys.job.encode()) or 1)
         metrics = Metrics(keys.job)
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)

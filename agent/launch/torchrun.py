@@ -73,6 +73,9 @@ class Launch:
     """Why ranks cannot be forked; empty: they can."""
     hooked: bool = True
     """Our hook is loaded in the ranks' Pythons."""
+    hash_seed: int = 0
+    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, where the agent's environment names none. One for all lives of a job: the order of a set
+    of words, and what a script numbers by it, are then the same after a recovery. 0: each Python draws its own."""
 
     @property
     def torn_groups(self) -> int:
@@ -110,6 +113,8 @@ class Launch:
         found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
             found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
+            if self.hash_seed:
+                found.setdefault("PYTHONHASHSEED", str(self.hash_seed))
         if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
             found.setdefault("OMP_NUM_THREADS", "1")
         return found

@@ -23,6 +23,9 @@ from torch import distributed, nn
 from mt_resilient import Session
 
 
+WORDS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
+
+
 class Phase(enum.Enum):
     EARLY = 1
     LATE = 2
@@ -82,11 +85,13 @@ def state() -> dict[str, typing.Any]:
         "whole": whole,
         "view": whole[2:4],
         "complex": 1j,
+        "labels": list(set(WORDS)),
     }
 
 
 def change(held: dict[str, typing.Any], step: int, loss: float) -> float:
     """One step of all values; a number that hangs on them."""
+    assert held["labels"] == list(set(WORDS)), "a set of words has another order in this life"
     held["set"] ^= {step % 7}
     held["recent"].append(loss)
     held["counter"][step % 3] += 1
@@ -117,7 +122,7 @@ def change(held: dict[str, typing.Any], step: int, loss: float) -> float:
 
 def told(held: dict[str, typing.Any]) -> str:
     parts = [held["numpy"].random(), held["python"].random(), torch.rand(1, generator=held["torch"]).item()]
-    others = {name: value for name, value in held.items() if name not in ("numpy", "python", "torch", "set")}
+    others = {name: value for name, value in held.items() if name not in ("numpy", "python", "torch", "set", "labels")}
     others |= {"meter": vars(held["meter"]), "set": sorted(held["set"])}
     return repr((parts, others, held["one"] is held["other"][0]))
 

@@ -247,7 +247,13 @@ def test_a_name_that_is_too_long() -> None:
 
 
 def test_ranks_without_our_hook() -> None:
-    assert "PYTHONPATH" not in replace(torchrun("train.py"), hooked=False).environment(NOBODY)
+    assert not replace(torchrun("train.py"), hooked=False, hash_seed=7).environment(NOBODY)
+
+
+def test_strings_are_hashed_alike_in_all_lives_of_a_job() -> None:
+    launch = replace(torchrun("train.py"), hash_seed=7)
+    assert launch.environment(NOBODY)["PYTHONHASHSEED"] == "7"
+    assert launch.environment({"PYTHONHASHSEED": "random"})["PYTHONHASHSEED"] == "random"
 
 
 # -- how many ranks --------------------------------------------------------------------------------------------------------

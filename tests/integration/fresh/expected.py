@@ -42,6 +42,7 @@ _OPENBLAS = "OpenBLAS ends its waiting threads at a fork, and starts others when
 EXPECTED_DIFFERENCES = (
     Expected("*environ*.MT_RESILIENT_HANDOFF", "names the agent's board, arena and orders to the rank", added=True),
     Expected("*environ*.MT_RESILIENT_DOOR", "where to ask for the board", added=True),
+    Expected("*environ*.PYTHONHASHSEED", "one for all lives of a job: a set of words keeps its order", added=True),
     Expected("*environ*.PYTHONPATH", "our sitecustomize.py is found there, and hands over to the user's own"),
     Expected("*environ*.TORCHELASTIC_RESTART_COUNT", "counts restarts, as torchrun's own does", warm=True),
     Expected("*environ*.TORCHELASTIC_RUN_ID", "torchrun makes a name up as well, where it is given no --master-port"),
@@ -77,7 +78,7 @@ EXPECTED_DIFFERENCES = (
         warm=True,
     ),
     Expected("libraries.gc", "the same", warm=True),
-    Expected("drawn.hash", "strings' hashes are seeded once for all processes that are forked from one", warm=True),
+    Expected("drawn.hash", "one PYTHONHASHSEED for all lives of a job"),
 )
 
 
