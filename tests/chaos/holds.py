@@ -22,7 +22,6 @@ from torch import distributed, nn
 
 from mt_resilient import Session
 
-
 WORDS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 
 

@@ -362,16 +362,43 @@ def test_what_others_put_there_is_left_alone(wrap: Callable[[Any], Any]) -> None
     assert b".attributes" not in table, table
 
 
+def test_objects_with_a_state_dict_are_sources(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    for layer in (one, other):
+        layer.meter, layer.table = script.Declares(), {"all": [script.Declares()]}  # type: ignore[assignment]
+    life = Life(model=one)
+    life.snapshot()
+    one.meter.add()  # type: ignore[union-attr,operator]
+    one.table["all"][0].add()  # type: ignore[index,union-attr,operator]
+    Life(model=other).restore(life.snapshot())
+    assert (other.meter.count, other.table["all"][0].count) == (1, 1)  # type: ignore[index,union-attr,operator]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_object_with_a_lock_comes_back(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    for layer in (one, other):
+        layer.held = script.Held(threading.Lock())  # type: ignore[assignment]
+        layer.register_forward_hook(layer.held)  # type: ignore[arg-type]
+    life = Life(model=one)
+    life.snapshot()
+    one(torch.ones(2))
+    kept = life.snapshot()
+    Life(model=other).restore(kept)
+    assert other.held.count == 1  # type: ignore[union-attr]
+    assert capfd.readouterr().err == ""
+
+
 def test_what_cannot_be_kept_is_named_once(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
     model: Any = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
     for layer in model:
-        layer.held = script.Held(threading.Lock())
+        layer.held = script.Held(iter(()))
         layer.register_forward_hook(layer.held)
-    model.meter = script.Declares()
     life = Life(model=model)
+    model.meter = script.Declares()
     life.snapshot()
     life.snapshot()
     lines = capfd.readouterr().err.splitlines()
     assert sum("model.0.held is not kept" in line for line in lines) == 1, lines
-    assert sum("model.meter is not kept" in line and "give it to the Session" in line for line in lines) == 1
+    assert sum("model.meter is not kept" in line and "give it to the Session" in line for line in lines) == 1, lines
     assert sum("model.0_forward_hooks[0]" in line for line in lines) == 1

@@ -20,7 +20,7 @@ from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
 from ..snapshot.snapshots import Tape
 from ..state.modules.module_source import Modules
-from ..state.optimizers.nested_optimizers import state_of
+from ..state.optimizers.nested_optimizers import held_by, state_of
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Source
 from ..state.values.value_source import Stateful
@@ -100,8 +100,10 @@ def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -
     if not all(isinstance(thing, LRScheduler) for thing in things):
         return  # such an object may hold a scheduler, however deep, and save it
     parts = (part for source in sources if isinstance(source, Optimizers) for part in source.parts())
-    optimizers = {id(each) for _, *both in parts for each in both}
+    optimizers = {id(each): each for _, *both in parts for each in both}
     held = {id(thing) for thing in things}
+    within = (held_by(each, LRScheduler) for each in optimizers.values() if isinstance(each, Optimizer))
+    held |= {id(thing) for found in within for _, thing in found}
     held |= {id(each) for thing in schedulers for each in getattr(thing, "_schedulers", ())}
     yield from (each for each in schedulers if id(each) not in held and id(each.optimizer) in optimizers)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from ..values.borrowed_memory import Lenders, Loans
 from . import attribute_rules
 from .attribute_rules import Owner, is_constant, is_fixed, is_scripts, is_scripts_object, is_value, looked_at
@@ -49,7 +51,10 @@ class Beginnings:
         made = {
             name: value
             for name, value in own.items()
-            if name in others or is_fixed(value) or (owner is not Owner.LAYER and borrows(value, loans))
+            if name in others
+            or is_fixed(value)
+            or _is_sparse(value)
+            or (owner is not Owner.LAYER and borrows(value, loans))
         }
         kept = {name for name, value in own.items() if name in others or _may_be_kept(value, kind)}
         self._began[id(thing)] = Began(thing, made, frozenset(own), frozenset(kept))
@@ -69,6 +74,11 @@ class Beginnings:
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
         return not (is_value(kind, of) or is_scripts(kind.__module__))
+
+
+def _is_sparse(value: Any) -> bool:
+    """Whether it is a tensor that no snapshot holds. Mostly it is a graph's, and never changes."""
+    return isinstance(value, torch.Tensor) and value.layout is not torch.strided
 
 
 def _may_be_kept(value: Any, of: type) -> bool:

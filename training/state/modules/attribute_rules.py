@@ -140,7 +140,9 @@ def is_fixed(value: Any) -> bool:
 def is_constant(value: Any) -> bool:
     kind = _kind(value)
     if kind is types.MethodType:
-        return not is_scripts_object(value)
+        return not (is_scripts_object(value) or kind_of(_kind(value.__self__)) in type_adapters.CHANGING)
+    if type_adapters.is_bound(value):
+        return False
     if kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value))):
         return True
     return is_by_name(kind)

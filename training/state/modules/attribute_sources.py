@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import torch
 from torch.nn import Module
 
-from ....checkpoint.format.pytree_walk import Walk
+from ....checkpoint.format.pytree_walk import PLAIN, Walk
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Loans
-from .attribute_rules import looked_at, owner_of
+from .attribute_rules import declares, looked_at, owner_of
 from .module_tensors import join
+
+_LEVELS = 4
+"""Of containers in an attribute."""
+_EASY = frozenset((*PLAIN, *TENSORS))
+_WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "megatron", "apex")
+
+
+def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a framework has put it into a list of its own."""
+    return type(optimizer).__module__.partition(".")[0] in _WRAPPERS
 
 
 def borrows(value: Any, loans: Loans) -> bool:
@@ -27,17 +38,26 @@ def borrows(value: Any, loans: Loans) -> bool:
 
 
 def sources_within(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Optimizers and schedulers that modules hold as attributes, and modules that they hold as no part of their own (a teacher in a list,
-    so that it is not trained), by their places."""
+    """Optimizers, schedulers and objects with a state_dict that modules hold in attributes, and modules that they hold as no part of their
+    own (a teacher in a list, so that it is not trained), by their places."""
     parts = set(map(id, modules.values()))
     for path, module in modules.items():
         kind: Any = type(module)
         owner = owner_of(kind)
         for name, value in looked_at(module, owner) if owner else ():
-            place = join(path, name)
-            if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
-                yield place, value
-            held = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()
-            for key, each in (("", value), *((f".{key}", each) for key, each in held)):
-                if isinstance(each, Module) and id(each) not in parts:
-                    yield f"{place}{key}", each
+            for place, each in _sources(join(path, name), value, 0):
+                if id(each) not in parts:
+                    yield place, each
+
+
+def _sources(place: str, value: Any, level: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value):
+        yield place, value
+    elif isinstance(value, torch.optim.Optimizer):
+        if not (level and is_wrapped(value)):
+            yield place, value
+    elif isinstance(value, (dict, list, tuple)) and level < _LEVELS:
+        held = value.values() if isinstance(value, dict) else value
+        if not _EASY.issuperset(map(type, held)):
+            for key, each in zip(value if isinstance(value, dict) else count(), held, strict=False):
+                yield from _sources(f"{place}.{key}", each, level + 1)

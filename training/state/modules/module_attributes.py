@@ -20,13 +20,13 @@ from ....resilience.errors import LayoutError, SnapshotError
 from ...attach.rank_stderr import say
 from ..values.borrowed_memory import Lenders, Loans
 from ..values.session_parts import Parts
+from ..values.type_adapters import is_bound
 from ..values.value_source import Known, Packed
 from . import attribute_rules, hook_objects
 from .attribute_beginnings import Beginnings
 from .attribute_rules import (
     Owner,
     is_constant,
-    is_fixed,
     is_made_late,
     is_remade,
     is_scripts_function,
@@ -41,6 +41,7 @@ from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
 from .hook_objects import Held
 from .hook_removals import Removals
+from .unsaved_parts import moves, note
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
 """Beside the paths of modules, and the names of parameters behind a dot: torch allows no name that begins with one."""
@@ -60,9 +61,12 @@ class Attributes:
         self._removals = Removals()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """How many attributes a module had when there was nothing to tell, and which ones are looked at."""
-        self._packed = Packed(name or "a module", Known(lenders))
+        self._stays: dict[str, Any] = {}
+        """By attribute and number: parts that no snapshot holds."""
+        self._known = Known(lenders, self._stays)
+        self._packed = Packed(name or "a module", self._known)
         self._without_graph = WithoutGraph()
-        self._foreign = Foreigners(lambda called: Packed(called, Known(lenders)))
+        self._foreign = Foreigners(lambda called: Packed(called, self._known))
         self._keeps: dict[tuple[str, str, type], bool] = {}
         self._beginnings = Beginnings(lenders, self._foreign)
         self._gifted: set[str] = set()
@@ -87,7 +91,9 @@ class Attributes:
         }
         loans = Loans(self._lenders)
         fresh = {path: each for path, (each, _) in self._modules.items() if each not in self._beginnings}
-        for thing, owner in dict(self._things()).values():
+        for path, (thing, owner) in self._things():
+            if thing not in self._beginnings:
+                note(self._stays, path, dict(looked_at(thing, owner)))
             self._beginnings.add(thing, owner, loans)
         for parameter in self._parameters.values():  # what comes to those without attributes has come since
             self._beginnings.add_new(parameter)
@@ -97,6 +103,7 @@ class Attributes:
         self._removals.of_modules(fresh)
         for place, held in hook_objects.of_modules(fresh):
             self._hooks.setdefault(place, held)
+            note(self._stays, _HOOKS, {place: held()})
         self._calm.clear()
         self._gone.clear()
 
@@ -160,7 +167,7 @@ class Attributes:
         return self._packed.trained
 
     def restore(self, kept: Any) -> None:
-        on_tensors = {name: self._parameters[name] for name in _names(kept) if name in self._parameters}
+        on_tensors = {name: self._parameters[name] for name in (kept[1] if kept else ()) if name in self._parameters}
         things = dict(self._things()) | {name: (each, Owner.PARAMETER) for name, each in on_tensors.items()}
         live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
         live[_HOOKS] = {place: held() for place, held in self._hooks.items()}
@@ -252,12 +259,13 @@ class Attributes:
                 or is_scripts_object(value)
                 or others
                 or is_made_late(value)
+                or moves(value)
+                or is_bound(value)
                 or self._points(value)
             )
             if self._keeps[place] and (why := self._against(path, name, value)):
                 self._keeps[place] = False
-                if is_fixed(value) or path == _HOOKS or is_scripts_object(value) or others:
-                    self._drop(path, name, why)
+                self._drop(path, name, why)
         return self._keeps[place]
 
     def _points(self, value: Any) -> bool:
@@ -270,7 +278,7 @@ class Attributes:
         if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):
             return why
         try:
-            packed = Packed(self._called(path, name), Known(self._lenders))
+            packed = Packed(self._called(path, name), self._known)
             packed.prove(packed.pack(value))
         except SnapshotError as error:
             return str(error)
@@ -287,9 +295,5 @@ class Attributes:
         if told and kind not in self._told:
             self._told.add(kind)
             called = self._called(path, name)
+            why = why.removeprefix(f"{called} can't be saved: ")
             say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")
-
-
-def _names(kept: Any) -> list[str]:
-    """Of what something was kept."""
-    return [*kept[1]] if kept else []

@@ -6,13 +6,15 @@ are part of the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from ....checkpoint.format.pytree_walk import PLAIN
+from ..modules.attribute_rules import is_by_name, is_scripts
 from ..tensors.in_place import Nested
 from ..values.unpacking import Unpacking
 from .optimizer_packing import HERE, OptimizerPacking
@@ -30,6 +32,9 @@ _FRAMEWORKS = (
 _CLOSED = ("megatron", "apex", "deepspeed")
 """They keep the optimizers within by themselves."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_EASY = PLAIN | _TENSORS
+_LEVELS = 4
+"""Down into an attribute."""
 
 
 def inner_optimizers(thing: Any) -> list[Any]:
@@ -48,13 +53,18 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[
     met.append(outer)
     if _package(outer) in _CLOSED:
         return
-    for attribute, value in vars(outer).items():
-        for key, each in _members(value) if attribute not in of_every_optimizer() else ():
-            if isinstance(each, Optimizer) and not any(each is other for other in met):
-                path = f"{name}.{attribute}{key}"
-                if not (_is_face_of(outer, each) and framework(each)):
-                    yield path, each
-                yield from nested(each, path, met)
+    for place, each in held_by(outer, Optimizer):
+        if not any(each is other for other in met):
+            if not (_is_face_of(outer, each) and framework(each)):
+                yield f"{name}.{place}", each
+            yield from nested(each, f"{name}.{place}", met)
+
+
+def held_by(optimizer: Optimizer, kind: type) -> Iterator[tuple[str, Any]]:
+    """What its attributes hold of this kind, by their places."""
+    for attribute, value in vars(optimizer).items():
+        if attribute not in of_every_optimizer():
+            yield from _members(value, kind, attribute, 0)
 
 
 def state_of(optimizer: Optimizer) -> Any:
@@ -128,13 +138,21 @@ def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
     return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
 
 
-def _members(value: Any) -> Iterator[tuple[str, Any]]:
+def _members(value: Any, wanted: type, place: str, level: int) -> Iterator[tuple[str, Any]]:
+    """Also in containers, and in objects of the script's."""
+    if isinstance(value, wanted):
+        yield place, value
+        return
+    kind: Any = type(value)
+    pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
-        yield from ((f".{key}", each) for key, each in value.items() if isinstance(each, Optimizer))
+        pairs = value.items()
     elif isinstance(value, (list, tuple)):
-        yield from ((f".{number}", each) for number, each in enumerate(value) if isinstance(each, Optimizer))
-    else:
-        yield "", value
+        pairs = () if _EASY.issuperset(map(type, value)) else enumerate(value)
+    elif is_scripts(kind.__module__) and not (isinstance(value, (torch.nn.Module, Optimizer)) or is_by_name(kind)):
+        pairs = getattr(value, "__dict__", {}).items()
+    for key, each in [*pairs] if level < _LEVELS else ():
+        yield from _members(each, wanted, f"{place}.{key}", level + 1)
 
 
 def _package(optimizer: Optimizer) -> str:

@@ -61,7 +61,8 @@ class OptimizerPacking(Packing):
     ) -> None:
         """parameters: by their places in the groups. apart: containers that are kept by themselves, by name. parts: the modules."""
         places = dict(zip(map(id, parameters.values()), parameters, strict=True))
-        super().__init__(name, {id(each): key for key, each in apart.items()} | places, parts=parts)
+        self._pointed_to = {id(each): key for key, each in apart.items()} | places
+        super().__init__(name, self._pointed_to, parts=parts)
         self._places = places
         self.parameters, self._apart = parameters, apart
         self._lenient = self._strict = False
@@ -96,7 +97,7 @@ class OptimizerPacking(Packing):
         return True
 
     def _pointed(self, number: int) -> Any:
-        place = self._places.get(number)
+        place = self._pointed_to.get(number)
         return super()._pointed(number) if place is None else Tagged(("id", place))
 
     def _trains(self, module: torch.nn.Module) -> bool:

@@ -96,8 +96,7 @@ class Optimizers:
     def collect(self) -> Nested:
         kept: Nested = {}
         met: set[int] = set()
-        bound = ""
-        parts = list(self.parts())
+        parts, bound = list(self.parts()), ""
         apart, mains = _apart(parts), self._mains(parts)
         for name, wrapper, inner in parts:
             held = state_of(inner)
@@ -107,8 +106,8 @@ class Optimizers:
             kept[name]["main"] = {key: only(local(parameter), key) for key, parameter in mains[name].items()}
             kept[name] |= {PUT_ON: told} if (told := self._put_on.collect(name, inner)) else {}
             groups = self._groups_of(name, inner)
-            if changed := groups.changed():
-                kept[name]["members"] = changed
+            changes = {"members": groups.changed(), "grown": groups.grown()}
+            kept[name] |= {key: told for key, told in changes.items() if told}
             bound = bound or groups.bound
         self.bound = bound
         return kept
@@ -171,6 +170,8 @@ class Optimizers:
                 if key not in part["state"] or (wrapper is not inner and key not in part["main"]):
                     raise LayoutError(f"the snapshot's optimizer has no parameter {key}; another model or optimizer")
                 if key in part["main"]:
+                    if wrapper is inner:
+                        self._groups_of(name, inner).make_room(key, parameter, part["main"][key], part.get("grown", {}))
                     fits(f"optimizer {key}", local(parameter), part["main"][key])
         met: set[int] = set()
         for name, _, inner in parts:

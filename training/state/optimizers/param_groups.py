@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import Optimizer
 
+from ....checkpoint.format.tensor_table import Piece
 from ....resilience.errors import LayoutError
 
 Named = Callable[[], Mapping[str, torch.Tensor]]
@@ -28,6 +29,7 @@ class Groups:
         """The loop begins."""
         self._inner, self._named = inner, named
         self._names = self._named_now()
+        self._shapes = [[each.shape for each in group["params"]] for group in inner.param_groups]
         self._remember()
         self.bound = ""
         """Why no restart could make the groups that `changed` has seen last; empty where it could."""
@@ -52,6 +54,26 @@ class Groups:
             return {_BEGAN: len(self._began), **changed}
         self._remember()
         return {}
+
+    def grown(self) -> dict[str, list[int]]:
+        """The shapes at the beginning, by place, of parameters of no module that have other ones now: Gaussians that were split."""
+        found = {
+            (number, at): [*began]
+            for number, group in enumerate(self._inner.param_groups[: len(self._shapes)])
+            for at, (each, began) in enumerate(zip(group["params"], self._shapes[number], strict=False))
+            if each.shape != began
+        }
+        names = self._named_now() if found else []
+        return {f"{number}.{at}": began for (number, at), began in found.items() if not names[number][at]}
+
+    def make_room(self, place: str, parameter: torch.Tensor, kept: Piece, grown: Mapping[str, list[int]]) -> None:
+        """Give a parameter of no module the shape that it had in a snapshot, if it began alike. grown: as the snapshot tells it."""
+        if parameter.shape == kept.shape or type(parameter.data) is not torch.Tensor:
+            return
+        number, at = map(int, place.split("."))
+        if [*self._shapes[number][at]] == [*grown.get(place, kept.shape)]:
+            parameter.grad = None
+            parameter.data = parameter.data.new_zeros(kept.shape)
 
     def _remember(self) -> None:
         """The parameters of the beginning, or what has come into their places since."""

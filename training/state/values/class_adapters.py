@@ -28,6 +28,7 @@ _HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len",
 """Of Python's own library, what does nothing but compute."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 OBJECT, _FROZEN = "object", "frozen dataclass"
+_ITSELF = "itself"
 _TYPED = "__orig_class__"
 """Of `Buffer[int]()`: an attribute of typing's, and no state."""
 _LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=fill_list)
@@ -101,12 +102,7 @@ def _member(content: Any) -> Any:
 
 
 GLOBAL = constant("function or class", (), _named, find)
-ENUM = constant(
-    "Enum",
-    (),
-    lambda v: (_named(type(v)), v.value if isinstance(v, enum.Flag) else v.name),
-    _member,
-)
+ENUM = constant("Enum", (), lambda v: (_named(type(v)), v.value if isinstance(v, enum.Flag) else v.name), _member)
 
 
 def _base(kind: type) -> type:
@@ -217,6 +213,8 @@ def _attributes(value: Any) -> Any:
     kind: Any = type(value)
     if kind.__getstate__ is not object.__getstate__:
         return "state", value.__getstate__()
+    if getattr(value, "__dict__", None) is value:  # `self.__dict__ = self` of a dict whose keys are attributes
+        return _ITSELF, None, {}
     slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
     attributes = getattr(value, "__dict__", None)
     if attributes and _TYPED in attributes:
@@ -231,6 +229,8 @@ def _slots(kind: Any) -> list[str]:
 
 def _set_attributes(live: Any, content: Any) -> None:
     how, attributes, *slots = content
+    if how == _ITSELF:
+        object.__setattr__(live, "__dict__", live)
     if how == "state" and hasattr(live, "__setstate__"):
         live.__setstate__(attributes)
         return

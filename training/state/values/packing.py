@@ -167,10 +167,8 @@ class Packing:
 
     def _hashed(self, values: tuple[Any, ...]) -> Any:
         """Keys, or members of a set: those that are what they are by their value."""
-        before = len(self.met)
-        self._hashing = True
-        found = self._down(values)
-        self._hashing = False
+        before, self._hashing = len(self.met), True
+        found, self._hashing = self._down(values), False
         if len(self.met) != before:
             raise Unsavable(
                 "among its keys or members are objects that are told apart by where they lie, not by what they are"
@@ -264,6 +262,7 @@ class Packing:
 
     def _other(self, kind: type, value: Any) -> Any:
         known = kind_of(kind) if is_registered(kind) or not is_source(kind) else None
+        known = type_adapters.METHOD if type_adapters.is_bound(value) else known
         if known is None and is_source(kind):
             points = isinstance(value, torch.nn.Module) and (self._found is None or self._hashing)
             if points and (part := self._parts.said(value)):

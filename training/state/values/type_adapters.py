@@ -77,6 +77,16 @@ def _time_of_day(content: Any) -> datetime.time:
     return datetime.time(*fields, fold=fold)
 
 
+METHODS = (types.MethodType, types.BuiltinFunctionType)
+
+
+def is_bound(thing: Any) -> bool:
+    """Whether it is a method, written in C, of an object: `random.Random(3).random`."""
+    if type(thing) is not types.BuiltinFunctionType:
+        return False
+    return not (thing.__self__ is None or isinstance(thing.__self__, (type, types.ModuleType)))
+
+
 def _method(value: Any) -> Any:
     name = value.__name__
     if getattr(value.__self__, name, None) != value:
@@ -86,7 +96,7 @@ def _method(value: Any) -> Any:
 
 def _bound(content: Any) -> Any:
     found = getattr(*content)
-    if type(found) is not types.MethodType:
+    if type(found) not in METHODS:
         raise ValueError(f"{content[1]!r} is no method of a {type(content[0]).__qualname__}")
     return found
 
@@ -158,6 +168,7 @@ def packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | N
     return version, np.array(words, np.uint32), gauss
 
 
+METHOD = constant("method", types.MethodType, _method, _bound)
 _CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented}
 
 CHANGELESS = (
@@ -172,7 +183,7 @@ CHANGELESS = (
     *map(_as_text, (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)),
     *map(_as_text, (ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network)),
     *map(_as_text, (ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network)),
-    constant("method", types.MethodType, _method, _bound),
+    METHOD,
     constant("date", datetime.date, _date, lambda c: datetime.date(*c)),
     constant("datetime", datetime.datetime, lambda v: (*_date(v), *_time(v)), _moment),
     constant("time", datetime.time, _time, _time_of_day),

@@ -135,6 +135,8 @@ class Unpacking:
             case "memory":
                 return self._own(memory_again(self._loans, content))
             case "source":
+                if content not in self._sources:
+                    raise NotFound(f"it points to {content}, which is not there at the start of this run")
                 return self._sources[content]
             case "part":
                 return self._parts.find(*content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,11 +28,21 @@ _PASSES = 3
 class Known:
     """What is a source of its own: where a mapping holds it, its name is kept there."""
 
-    def __init__(self, lenders: Lenders | None = None) -> None:
+    def __init__(self, lenders: Lenders | None = None, stays: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """stays: by name, what no snapshot holds and each start makes again."""
+        self._stays = stays
         self.lenders = Lenders() if lenders is None else lenders
         self.together = Together()
         self.things, self.names = self.lenders.sources, self.lenders.names
         """By name; and their names, by id."""
+
+    def pointed(self) -> dict[int, str]:
+        """Names of all that a snapshot points to, by id."""
+        return {**self.names, **{id(each): name for name, each in self._stays.items()}}
+
+    def there(self) -> dict[str, Any]:
+        """All that a snapshot points to, by name."""
+        return {**self.things, **self._stays}
 
     def add(self, name: str, thing: Any) -> str:
         while name in self.things:
@@ -59,7 +70,7 @@ class Packed:
         theirs = known.together.met_before(self._name)
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
         for _ in range(_PASSES):
-            packing = Packing(self._name, known.names, self._shared, found, theirs, loans, self._own, parts)
+            packing = Packing(self._name, known.pointed(), self._shared, found, theirs, loans, self._own, parts)
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)
@@ -77,7 +88,7 @@ class Packed:
         """made: gets what is made."""
         known = self._known
         before = known.together.made_before(self._name)
-        unpacking = Unpacking(self._name, known.things, before, Loans(known.lenders), Parts(known.lenders))
+        unpacking = Unpacking(self._name, known.there(), before, Loans(known.lenders), Parts(known.lenders))
         try:
             found = unpacking.unpack(kept, live)
             known.together.put_back(self._name, unpacking.made)

@@ -1,0 +1,103 @@
+"""Parts of attributes that no snapshot holds, and that each start of the script makes again: functions without a name, locks, loggers,
+what belongs to a process.
+
+What else a list, a mapping or an object of the script's has is kept beside them: `defaultdict(lambda: 0.0)` counts on after a recovery. A
+snapshot points to such a part by the attribute that had it when the loop began, and by its number there.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import threading
+import types
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....checkpoint.format.pytree_walk import PLAIN
+from ..values.class_adapters import OBJECT, has_a_name, kind_of
+from ..values.packing import is_source
+from ..values.sharded_tensors import is_sharded
+from ..values.type_adapters import is_bound
+from .attribute_rules import is_by_name, is_constant, is_scripts
+
+_OF_A_PROCESS = (
+    logging.Logger,
+    threading.Thread,
+    Executor,
+    types.ModuleType,
+    torch.utils.hooks.RemovableHandle,
+    io.IOBase,
+)
+_LEVELS = 12
+_MOST = 10_000
+"""Parts of one attribute that are looked at."""
+
+
+def note(stays: dict[str, Any], path: str, held: Mapping[str, Any]) -> None:
+    """Add the parts that stay of the attributes `held` of the module at `path`."""
+    for name, value in held.items():
+        for number, part in enumerate(() if is_constant(value) else parts_that_stay(value)):
+            stays[f"part {number} of {path}.{name}"] = part
+
+
+def parts_that_stay(value: Any) -> list[Any]:
+    """Those within a value, in the order in which they are met."""
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def down(each: Any, level: int) -> None:
+        if type(each) in PLAIN or id(each) in seen or len(seen) > _MOST:
+            return
+        seen.add(id(each))
+        if level and _stays(each):
+            found.append(each)
+        elif level < _LEVELS:
+            for part in _within(each):
+                down(part, level + 1)
+
+    down(value, 0)
+    return found
+
+
+def moves(value: Any) -> bool:
+    """Whether it is of a kind that goes on with each use, and that no snapshot holds: an iterator, an array of a class of its own."""
+    kind: Any = type(value)
+    if isinstance(value, np.ndarray):
+        return kind is not np.ndarray
+    return hasattr(kind, "__next__") and kind_of(kind) is None and not (isinstance(value, io.IOBase) or is_source(kind))
+
+
+def _stays(value: Any) -> bool:
+    kind: Any = type(value)
+    if is_by_name(kind):
+        return not (is_bound(value) or has_a_name(value))
+    if isinstance(value, _OF_A_PROCESS):
+        return True
+    if isinstance(value, (torch.Tensor, np.ndarray)) or is_source(kind) or is_sharded(kind):
+        return False
+    return kind_of(kind) is None and not _is_container(value) and not moves(value)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (dict, list, tuple, deque, set, frozenset))
+
+
+def _within(value: Any) -> Iterator[Any]:
+    kind: Any = type(value)
+    if isinstance(value, defaultdict):
+        yield value.default_factory
+    if isinstance(value, (dict, list, tuple, deque)):
+        held: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        if not PLAIN.issuperset(map(type, held)):
+            yield from held
+    if kind is functools.partial:
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif is_scripts(kind.__module__) and not is_source(kind) and (known := kind_of(kind)) and known.name == OBJECT:
+        yield from vars(value).values() if hasattr(value, "__dict__") else ()
