@@ -1,5 +1,6 @@
-"""Drawn states (`drawn.py`): python -m tests.chaos.campaign [--states 0:500]. Each meets a SIGKILL of rank 1, a NaN, and a SIGKILL of the
-agent, after which the same command is given again.
+"""Drawn states (`drawn.py`): python -m tests.chaos.campaign [--states 0:500]. Each meets a SIGKILL of rank 1, a SIGTERM of the agent, a
+NaN, and a SIGKILL of the agent. After the agent's end the same command is given again. The SIGTERM is the hardest: no step is computed
+twice, so nothing can be compared.
 
 Many states share a job. One that is refused before the first step is counted, and the others begin again without it.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,15 +45,19 @@ def play(first: int, end: int, place: Path, device: str = "cpu") -> Outcome:
         without = ",".join(map(str, outcome.refused))
         run = place / f"without-{len(outcome.refused)}"
         run.mkdir()
-        faults = ["--kill-at", "5", "--nan-at", "9", "--stop-at", "12", "--marks", str(place)]
+        faults = ["--kill-at", "5", "--drain-at", "7", "--nan-at", "9", "--stop-at", "12", "--marks", str(place)]
         command = ["--nproc-per-node", "2", str(SCRIPT), *words, "--without", without, *faults]
         job = Job(run, command, "--durable-every", "5")
-        while job.agent.poll() is None and not (place / "struck-12").exists():
-            time.sleep(0.1)
-        if job.agent.poll() is None:
-            job.agent.kill()
-            job.agent.wait()
-            job.start()
+        for step, number in ((7, signal.SIGTERM), (12, signal.SIGKILL)):
+            while job.agent.poll() is None and not (place / f"struck-{step}").exists():
+                time.sleep(0.1)
+            if job.agent.poll() is None:
+                job.agent.send_signal(number)
+                if number == signal.SIGTERM:
+                    job.until_said("SIGTERM: ending the job")
+                    (place / "asked").touch()
+                job.agent.wait()
+                job.start()
         code = job.finish(180)
         if code == 0:
             break

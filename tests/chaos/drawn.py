@@ -1,9 +1,10 @@
 """A script whose state is drawn from seeds: containers, values, tensors, modules, optimizers, schedulers, as many as there are.
 
-    drawn.py --states 0:25 [--without 7,9] [--steps 14] [--kill-at 5] [--nan-at 9] [--stop-at 12] [--marks DIRECTORY] [--device cuda]
+    drawn.py --states 0:25 [--without 7,9] [--steps 14] [--kill-at 5] [--drain-at 7] [--nan-at 9] [--stop-at 12] [--marks DIRECTORY]
+             [--device cuda]
 
 Each step changes every state, by a rule that the seed and the step decide. The end prints a digest of each. Faults happen once each: rank 1
-kills itself, reports NaN, and waits for the agent to be killed.
+kills itself, waits until the agent has been asked to end in order, reports NaN, and waits for the agent to be killed.
 """
 
 from __future__ import annotations
@@ -436,6 +437,7 @@ def main() -> None:
     parser.add_argument("--without", default="")
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--drain-at", type=int, default=-1)
     parser.add_argument("--nan-at", type=int, default=-1)
     parser.add_argument("--stop-at", type=int, default=-1)
     parser.add_argument("--marks", type=pathlib.Path)
@@ -468,13 +470,15 @@ def main() -> None:
 
 
 def strike(args: argparse.Namespace, session: Session, step: int) -> None:
-    once = step in (args.kill_at, args.nan_at, args.stop_at) and distributed.get_rank() == 1
+    once = step in (args.kill_at, args.drain_at, args.nan_at, args.stop_at) and distributed.get_rank() == 1
     if once:
         mark = args.marks / f"struck-{step}"
         once = not mark.exists()
         mark.touch()
     if once and step == args.kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
+    while once and step == args.drain_at and not (args.marks / "asked").exists():
+        time.sleep(0.05)
     if once and step == args.stop_at:
         signal.pause()
     session.report(loss=float("nan") if once and step == args.nan_at else 1.0)
