@@ -23,6 +23,7 @@ from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
 from .data.read_ahead import ReadAhead
+from .data.worker_start import Started
 from .state.optimizers.optimizers import Optimizers
 
 
@@ -36,6 +37,8 @@ class Session(Boundaries):
         self._counting = False
         self._data: Batches | None = None
         self._ahead = ReadAhead((), say)
+        if self._at is not None:
+            self._tape.alone.loaders = self._started = Started()
         self.complete = False
         """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
         loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
@@ -73,6 +76,7 @@ class Session(Boundaries):
         if self._at is not None:
             data.keep(self._tape.alone.generators, self._at.rank)
             self._course.data = self._tape.alone.data = data
+            self._started.apart = data.loaders
             if self._handoff.resume_step < 0:
                 sources = [source for source in self._sources.values() if isinstance(source, Optimizers)]
                 inner = (optimizer for source in sources for _, _, optimizer in source.parts())
@@ -85,6 +89,8 @@ class Session(Boundaries):
                 "a Session counts the steps of one loop: call steps() or batches() once, and give it the whole number of them"
             )
         self._counting = True
+        if self._at is not None:
+            self._started.notice()
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
         if data is not None and restored:

@@ -216,3 +216,55 @@ def test_workers_that_stay_are_started_again_with_what_they_were_started_with(tm
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
     assert max(float(number) for line in lines for number in line.partition("[")[2].strip("]").split(",")) < 1100
+
+
+SEVERAL_PASSES = """
+import os, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from mt_resilient import Session
+
+def mean(loader):
+    with torch.no_grad():
+        return sum(model(batch).mean().item() for batch in loader)
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+stay = {"num_workers": 1, "persistent_workers": True}
+samples = torch.randn(28, 4)
+loader, evaluation = DataLoader(samples, batch_size=4, shuffle=True, **stay), DataLoader(samples[:8], batch_size=4, **stay)
+session = Session(model=model, optimizer=optimizer)
+for step, batch in session.batches(loader, epochs=6):
+    time.sleep(0.02)
+    loss = model(batch).square().mean()
+    if step == 7 and "MARKER" in os.environ and not os.path.exists(os.environ["MARKER"]):
+        open(os.environ["MARKER"], "w").close()
+        loss = loss * float("nan")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    session.report(loss=loss)
+    means = [mean(evaluation), mean(loader)] if session.epoch_ends else []
+    print(f"step {step} loss {loss.item()!r} with {batch[:, 0].tolist()} {means}", flush=True)
+print("final state sha256", str(hash(model[0].bias[0].item())).strip("-"), mean(loader), torch.rand(()).item())
+"""
+
+
+@pytest.mark.variant
+def test_workers_that_stay_draw_their_seed_once_whoever_goes_through_their_loader(tmp_path: Path) -> None:
+    """An evaluation has such workers, and the script goes through the training's loader, too: a NaN in place, then two restarts."""
+    script = tmp_path / "several_passes.py"
+    script.write_text(SEVERAL_PASSES)
+    expected, lines = undisturbed(script, ranks=1)
+    command = ["--nproc-per-node", "1", str(GATED), str(script)]
+    job = Job(tmp_path, command, "--durable-every", "5", MARKER=str(tmp_path / "marker"))
+    job.until_step(16)
+    job.kill_rank(0)
+    job.until(lambda now: now.generation == 2 and now.min_step >= 30)
+    job.kill_everything()
+    job.start()
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
+    first, *_ = job.incidents()
+    assert (first.cause, first.remedy) == ("non_finite", "replay")

@@ -510,9 +510,7 @@ def test_the_loader_stays_the_script_s(how: dict[str, Any]) -> None:
     expected = seen(((batch for batch in plain) for _ in range(EPOCHS)), plain)
     mine = loader()
     found = seen(ours(mine), mine)
-    if not how.get("persistent_workers"):  # torch's own keeps the workers of the first epoch, and their functions
-        assert found == expected
-    assert not any(isinstance(batch, dict) for batch in found)
+    assert found == expected
 
 
 def test_what_was_used_already_is_not_loaded_again() -> None:
@@ -691,13 +689,21 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
     assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
 
 
-def test_its_workers_go_with_the_loop() -> None:
+@pytest.mark.parametrize("stay", [False, True])
+def test_its_workers_go_with_the_loop_or_stay_with_the_loader(stay: bool) -> None:
     gc.collect()  # those of the tests before
-    data = Batches(DataLoader(Numbers(), persistent_workers=True, **SEVERAL), None, 1, None)
+    loader = DataLoader(Numbers(), persistent_workers=stay, **SEVERAL)
+    data = Batches(loader, None, 1, None)
     data.keep(Randomness(()), 0)
     data.take(0)
     assert len(multiprocessing.active_children()) == 2
     data.end()
+    assert len(multiprocessing.active_children()) == 2 * stay
+    drawn = torch.get_rng_state()
+    assert len([*loader]) == 7
+    assert torch.equal(drawn, torch.get_rng_state()) == stay
+    del data, loader
+    gc.collect()
     assert multiprocessing.active_children() == []
 
 

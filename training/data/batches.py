@@ -24,7 +24,6 @@ from .loader_adapters import Loadable, Loader
 from .loader_rng import Draws
 from .loader_state import Own
 from .notices import Notices
-from .worker_rng import Made
 from .worker_start import AtStart, behind_the_start
 
 OVER = object()
@@ -64,10 +63,8 @@ class Batches:
         self._kept_workers = False
         """This epoch has those of the one before."""
         self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
-        self._workers: dict[int, Nested] = {}
-        """The generators of each worker after its last batch,"""
         self._begun: dict[int, Nested] = {}
-        """and as they were where new workers have to begin."""
+        """The generators of each worker as they were where new workers have to begin."""
         self._draws = Draws()
         self._place: torch.Tensor | None = None
         """Where to go back to,"""
@@ -79,6 +76,11 @@ class Batches:
         self._randomness, self._notices = randomness, Notices(rank == 0)
         self._draws = Draws(rank == 0)
         self._loader.listen()
+
+    @property
+    def loaders(self) -> list[Any]:
+        """Those with workers that stay."""
+        return self._forked.loaders
 
     @property
     def owed(self) -> bool:
@@ -120,10 +122,8 @@ class Batches:
             pass
 
     def end(self) -> None:
-        """No further batch is wanted: the workers may go."""
+        """No further batch is wanted. Workers that stay are the loader's, as in a loop without us; others may go."""
         self._live, self._step = None, iter(())
-        if self._randomness is not None:
-            self._loader.let_go()
 
     def ends(self, following: int) -> bool:
         """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
@@ -161,17 +161,15 @@ class Batches:
         for _ in range(most):
             assert self._live is not None
             try:
-                batch = self._next(self._live)
+                batch = self._loader.heard.batch(self._next(self._live))
             except StopIteration:
                 return
             self.offset += 1
-            if isinstance(batch, Made):
-                self._workers[batch.worker] = batch.generators.state
-                self._notices.lost(batch.generators.lost)
-                batch = batch.batch
-                if self._loader.every and self.offset % self._loader.every == 0:
-                    self._begun = dict(self._workers)
             if self._randomness is not None:
+                self._notices.lost(self._loader.heard.lost)
+                self._loader.heard.lost.clear()
+                if self._loader.every and self.offset % self._loader.every == 0:
+                    self._begun = dict(self._loader.heard.states)
                 self._loader.gave(batch, self.offset)
             yield batch
 
@@ -187,8 +185,8 @@ class Batches:
             self._draws = self._draws.following()
         self._kept_workers = self._forked.look() or self._loader.keeps_workers
         if not self._kept_workers:
-            self._workers = {}
-        self._begun = dict(self._workers)
+            self._loader.heard.states.clear()
+        self._begun = dict(self._loader.heard.states)
         self._set_epoch(self.epoch)
         if self._randomness is not None and not self._kept_workers:
             self._forked.keep()
@@ -219,14 +217,16 @@ class Batches:
         begun = self.offset > 0 and not self.owed
         own = self._own.collect()
         self._notices.lost(self._own.lost())
+        idle = not self.owed and self._loader.idle(begun)
         return {
             "start": self._start if begun else None,
             "own": own,
             "forked": self._forked.state(),
-            "workers": self._begun if begun else {},
+            "workers": dict(self._loader.heard.states) if idle else self._begun if begun else {},
+            "idle": idle,
             "loader": {} if self.owed else self._loader.state(begun),
             "draws": dict(self._draws.kept) if begun else {},
-            "checksum": self._loader.checksums.after(self.offset) if begun else None,
+            "checksum": self._loader.checksums.after(self.offset) if begun and not idle else None,
             "samples": self._samples if begun else None,
         }
 
@@ -244,14 +244,19 @@ class Batches:
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
         forked = kept.get("forked", _NO_WORKERS)
         self._forked.restore(forked)
-        self._begun, self._workers = dict(kept["workers"]), dict(kept["workers"])
+        self._begun = dict(kept["workers"])
+        self._loader.heard.states = dict(kept["workers"])
         self._samples = kept.get("samples")
         if self.offset:
             self._to_start()
             self._compare_samples()
         if kept["loader"]:
             self._loader.thing.load_state_dict(kept["loader"])
-        if self.offset:
+        if kept.get("idle"):
+            self._forked.put_back()
+            self._loader.start(self._begun)
+            self._live = iter(()) if self.offset else None
+        elif self.offset:
             same = samples == self._loader.samples
             self._again(bool(kept["loader"]), kept.get("draws", {}), kept.get("checksum") if same else None)
         self._forked.start(forked["now"])

@@ -7,7 +7,6 @@ anything else                    from the start of the epoch only: the first bat
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +17,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...resilience.errors import UsageError
 from .checksums import Checksums, of_batch, of_indexes
-from .worker_rng import Beginning, Telling
+from .script_code import goes_on_with
+from .worker_rng import Beginning, Heard, Telling, listen_to
+from .worker_start import start
 
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
 Watched = Callable[[int, Callable[[], Any]], Any]
@@ -31,7 +32,6 @@ _DRAW_AT_THEIR_START = (
     DistributedSampler,
 )
 """For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
-_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _OVER = object()
 
 
@@ -53,7 +53,7 @@ class Loader:
         if not self.stateful and any(
             isinstance(part, _BaseDataLoaderIter)
             for name, part in getattr(loader, "__dict__", {}).items()
-            if not (self._plain and name == "_iterator") and _goes_on_with(kind, name)
+            if not (self._plain and name == "_iterator") and goes_on_with(kind, name)
         ):
             raise UsageError(
                 f"session.batches is given a {kind.__name__}, which goes on with one iterator from epoch to epoch, and cannot be put back: "
@@ -76,9 +76,8 @@ class Loader:
         self.tells = self._plain or (self._torchs and self.stateful)
         """Its workers can tell their generators,"""
         self.listens = False
-        """and do."""
-        self._workers: Any = None
-        """An iterator of ours whose workers are kept for the next epoch."""
+        """and do:"""
+        self.heard = Heard()
 
     def listen(self) -> None:
         """From now on its workers tell their generators, and batches can be left out."""
@@ -93,7 +92,7 @@ class Loader:
     @contextmanager
     def _listened_to(self) -> Iterator[None]:
         """While an iterator is made, which takes what it needs of the loader: then its functions are ours, around those that the script has
-        given it by now. Before and after, the loader is as the script has it. The script may go through it too, with workers of its own."""
+        given it by now. Before and after, the loader is as the script has it. The script may go through it too, as in a loop without us."""
         if not self.listens:
             yield
             return
@@ -102,14 +101,12 @@ class Loader:
             self._beginning.begin, self._beginning.collate = self.thing.worker_init_fn, self.thing.collate_fn
             ours |= {"worker_init_fn": self._beginning, "collate_fn": Telling(self.thing.collate_fn)}
         if self._plain:
-            ours |= {self._which: self._behind, "_iterator": self._workers}
+            ours |= {self._which: self._behind}
         theirs = {name: held[name] for name in ours if name in held}
         held.update(ours)
         try:
             yield
         finally:
-            if self._plain:
-                self._workers = held.get("_iterator")
             for name in ours:
                 held.pop(name)
             held.update(theirs)
@@ -162,8 +159,12 @@ class Loader:
     @property
     def keeps_workers(self) -> bool:
         """Of the epoch before, for the next one."""
-        workers = self._workers if self._plain and self.listens else getattr(self.thing, "_iterator", None)
-        return bool(getattr(self.thing, "persistent_workers", False)) and workers is not None
+        stay = getattr(self.thing, "persistent_workers", False)
+        return bool(stay) and getattr(self.thing, "_iterator", None) is not None
+
+    def idle(self, begun: bool) -> bool:
+        """Its workers wait for another pass than this epoch's: that has not begun, or is over, as the script has begun one."""
+        return self._plain and self.listens and self.keeps_workers and (self._behind.taken_over or not begun)
 
     def set_epoch(self, epoch: int) -> None:
         batches = getattr(self.thing, "batch_sampler", None)
@@ -186,19 +187,29 @@ class Loader:
         self._behind.skip, self._behind.before = skip, before
         draws = self.skips and not all(map(_draws_at_its_start, self._samplers()))
         self._behind.watched = watched if draws else None  # of other loaders each batch is watched already
-        with self._listened_to(), _restarts_nothing(self.thing):
+        if self._plain and self.listens and self.keeps_workers:  # the script may have started them
+            self.thing._iterator._index_sampler = self._behind
+        with self._listened_to(), self._behind.ours(), _restarts_nothing(self.thing):
             live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
+        self._hear(live)
         self._behind.leave_out()
         return live
 
-    def let_go(self) -> None:
-        """Of workers of ours that are kept for the next epoch."""
-        self._workers = None
+    def start(self, states: Mapping[int, Any]) -> None:
+        """Workers that stay, with these generators, for whoever goes through it next."""
+        self._beginning.states = states
+        with self._listened_to():
+            self.thing._iterator = start(self.thing)
+        self._hear(self.thing._iterator)
+        self._behind.taken_over = True
+
+    def _hear(self, live: Any) -> None:
+        if self.listens and self.thing.num_workers:
+            listen_to(live, self.heard)
 
     def go_back(self) -> None:
         """The iterator that there is has gone too far."""
-        self.let_go()
-        if self.stateful and hasattr(self.thing, "_iterator"):
+        if (self.stateful or self._plain) and hasattr(self.thing, "_iterator"):
             vars(self.thing)["_iterator"] = None
 
     def state(self, begun: bool) -> dict[str, Any]:
@@ -237,9 +248,22 @@ class Behind:
         """How many batches it has given,"""
         self.checksums = Checksums()
         """and these."""
+        self._is_ours = False
+        self.taken_over = False
+        """Another than us has begun it last."""
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """It is begun for the loop."""
+        self._is_ours, self.taken_over = True, False
+        yield
+        self._is_ours = False
 
     def __iter__(self) -> Iterator[Any]:
         """A loader may do this twice before it takes anything."""
+        if not self._is_ours:
+            self.taken_over = True
+            return iter(self._whole)
         if self.before is not None:
             self.before()
         self._begun, self._number, self.checksums = iter(self._whole), 0, Checksums()
@@ -270,17 +294,3 @@ class Behind:
         skip, self.skip, self.before = self.skip, 0, None
         for _ in range(skip):
             self._next()
-
-
-def _goes_on_with(kind: type, name: str) -> bool:
-    """Whether the class's `__iter__` takes an attribute of that name, and does not make it anew before; tqdm.auto's keeps one for
-    `async for` alone."""
-    code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
-    if code is None:
-        return True
-    for each in dis.get_instructions(code):
-        if each.opcode in _JUMPS:  # what is behind is done on a condition
-            break
-        if each.argval == name and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
-            return each.opname != "STORE_ATTR"
-    return name in code.co_names

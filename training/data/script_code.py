@@ -23,6 +23,7 @@ _READS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"))
 _PARTS = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"))
 _BETWEEN = frozenset(("COPY", "DUP_TOP", "CACHE", "PUSH_NULL"))
 """Between a name and its part, as in `config.level += 1`."""
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
 installed = functools.cache(side_effects.installed)
@@ -129,3 +130,17 @@ def apart(thing: Any) -> bool:
         return next(thing.parameters(), None) is not None
     ours = str(type(thing).__module__).startswith(f"{__package__.partition('.')[0]}.")
     return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
+
+
+def goes_on_with(kind: type, name: str) -> bool:
+    """Whether the class's `__iter__` takes an attribute of that name, and does not make it anew before; tqdm.auto's keeps one for
+    `async for` alone."""
+    code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
+    if code is None:
+        return True
+    for each in dis.get_instructions(code):
+        if each.opcode in _JUMPS:  # what is behind is done on a condition
+            break
+        if each.argval == name and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            return each.opname != "STORE_ATTR"
+    return name in code.co_names

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
@@ -70,6 +70,7 @@ class Holder:
             for name, value in self.live().items()
             if (self._whole or isinstance(value, GENERATORS))
             and not isinstance(value, _BaseDataLoaderIter)
+            and not (name == "_iterator" and isinstance(self.thing, DataLoader))
             and not (in_worker and is_shared(value))
             and (self.reads or not is_read(value))
         ]

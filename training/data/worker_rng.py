@@ -3,16 +3,18 @@
 A worker draws for what it loads (crops, noise) from generators of its own, which go on from batch to batch. So that batches that were used
 already need not be loaded again, each comes with the state of the generators of the worker that has made it:
 
-worker: samples ─▶ collate ─▶ (batch, worker, state) ─▶ `Batches`, which keeps the states, and hands them to the next workers
+worker: samples ─▶ collate ─▶ (batch, worker, state) ─▶ `Heard` keeps the state, and the next workers get it; the loop gets the batch
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..state.rng import collect_host, restore_host
 from .loader_state import Own
@@ -74,3 +76,44 @@ class Beginning:
             state = self.states[worker]
             restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
             _own.restore(state["own"])
+
+
+class Heard:
+    """What workers have told last."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, Any] = {}
+        """The generators of each, after its last batch,"""
+        self.lost: list[str] = []
+        """and what has changed, and cannot be put back."""
+
+    def batch(self, made: Any) -> Any:
+        """Without what its worker tells with it."""
+        if not isinstance(made, Made):
+            return made
+        self.states[made.worker] = made.generators.state
+        self.lost += made.generators.lost
+        return made.batch
+
+
+def listen_to(live: Any, heard: Heard) -> None:
+    """From now on the iterator gives its batches alone, whoever goes through it, and `heard` has the rest."""
+    if isinstance(live, _BaseDataLoaderIter):
+        if not isinstance(live, _Listened):
+            live.__class__ = _LISTENED(type(live))
+        live.heard = heard  # type: ignore[attr-defined]
+
+
+class _Listened:
+    heard: Heard
+
+    def _next_data(self) -> Any:
+        return self.heard.batch(super()._next_data())  # type: ignore[misc]
+
+
+def _listened(kind: Any) -> Any:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (_Listened, kind), names)
+
+
+_LISTENED: Callable[[Any], Any] = cache(_listened)

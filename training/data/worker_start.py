@@ -4,14 +4,22 @@ Such workers have the dataset and the collate function as these were where the w
 (`set_epoch`, `dataset.strength = …`) does not reach the workers. So workers in their place are started from the same values:
 
 the first epoch: values ─▶ kept ─▶ workers          a recovery: kept ─▶ values ─▶ workers; then the values of the restored step
+
+A start of workers draws a seed from the rank's generators; a further pass by the same workers draws none. So a recovery starts those that
+had been started, and what that draws does not count. `Started` does this for loaders that `session.batches` does not know, as for an
+evaluation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..state.tensors.in_place import Nested
 from .loader_state import Own
@@ -24,7 +32,7 @@ class AtStart:
     def __init__(self, things: Iterable[Any], listened: Any) -> None:
         """things: what the loader consists of: it may go through other loaders with such workers. listened: the one whose workers tell
         their generators, which is put back otherwise."""
-        stays = [each for each in things if isinstance(each, DataLoader) and each.persistent_workers]
+        self.loaders = stays = [each for each in things if isinstance(each, DataLoader) and each.persistent_workers]
         self._own = Own(**{f"{at}.{name}": getattr(each, name) for at, each in enumerate(stays) for name in _SENT})
         self._others: list[Any] = [each for each in stays if each is not listened and not hasattr(each, "state_dict")]
         self._kept: Nested | None = None
@@ -66,18 +74,103 @@ class AtStart:
         """Workers of other loaders that had some, and have none."""
         for each, had in zip(self._others, had_workers, strict=False):
             if had and each._iterator is None:
-                _start(each)
+                each._iterator = start(each)
 
 
-def _start(loader: Any) -> None:
-    """Its workers, which load nothing yet."""
-    held, which = vars(loader), "sampler" if loader.batch_sampler is None else "batch_sampler"
-    theirs, held[which] = held[which], []
+_Key = tuple[str, int]
+"""Of a loader, the same in each life: what it is like, and its number among such ones, in the order of their first start."""
+
+
+class Started:
+    """The loaders outside of `session.batches` that have started workers that stay. A source of state, of this rank alone."""
+
+    def __init__(self) -> None:
+        self.apart: Sequence[Any] = ()
+        """Loaders that are looked after otherwise."""
+        self._known: dict[_Key, weakref.ref[Any]] = {}
+        self._owed: set[_Key] = set()
+        """Loaders that had workers in the restored state, and have none yet,"""
+        self._there: list[weakref.ref[Any]] | None = None
+        """one of these each. What the loop makes anew each time has had none."""
+        self.notice()
+
+    def notice(self) -> None:
+        """Each start of a loader from now on."""
+        global _original
+        _original = _original or DataLoader._get_iterator
+        DataLoader._get_iterator = functools.wraps(_original)(lambda loader: self._made(loader))  # type: ignore[method-assign]
+
+    def collect(self) -> Nested:
+        return {"had": sorted({*self._owed, *(key for key, loader in self._live() if loader._iterator is not None)})}
+
+    def restore(self, kept: Nested) -> None:
+        had = {(like, number) for like, number in kept["had"]}
+        self._owed = had - self._known.keys()
+        for key, loader in self._live():
+            if key not in had:
+                loader._iterator = None
+            elif loader._iterator is None:
+                self._owed.add(key)
+        if self._owed and self._there is None:
+            self._there = [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), DataLoader)]
+
+    def _live(self) -> Iterator[tuple[_Key, Any]]:
+        for key, reference in self._known.items():
+            loader = reference()
+            if loader is not None and not any(loader is each for each in self.apart):
+                yield key, loader
+
+    def _made(self, loader: Any) -> Any:
+        """What torch's own `_get_iterator` gives, where the start of workers is to count."""
+        if getattr(loader, "persistent_workers", False) and not any(loader is each for each in self.apart):
+            key = self._key(loader)
+            if key in self._owed:
+                self._owed.remove(key)
+                iterator = start(loader)
+                iterator._reset(loader)
+                return iterator
+        return _original(loader)
+
+    def _key(self, loader: Any) -> _Key:
+        for key, known in self._live():
+            if known is loader:
+                return key
+        like = _like(loader)
+        number = 1 + max((number for other, number in {*self._known, *self._owed} if other == like), default=-1)
+        if any(each() is loader for each in self._there or ()):
+            number = min((number for other, number in self._owed if other == like), default=number)
+        self._known[like, number] = weakref.ref(loader)
+        return like, number
+
+
+_original: Any = None
+"""torch's own `DataLoader._get_iterator`."""
+
+
+def _like(loader: Any) -> str:
+    """What it is like, as far as that is the same in each life."""
+    dataset = loader.dataset
+    kinds: Iterable[Any] = map(type, (loader, dataset, loader.sampler, loader.batch_sampler))
     try:
-        loader._iterator = loader._get_iterator()
+        length = -1 if isinstance(dataset, IterableDataset) else len(dataset)
+    except Exception:  # the script's own
+        length = -1
+    figures = length, loader.batch_size, loader.num_workers, loader.drop_last
+    return " ".join([*(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), *map(str, figures)])
+
+
+def start(loader: Any) -> Any:
+    """An iterator with its workers, which load nothing yet. What that draws does not count."""
+    held, which = vars(loader), "sampler" if loader.batch_sampler is None else "batch_sampler"
+    generator = loader.generator or torch.default_generator
+    drawn, theirs, held[which] = generator.get_state(), held[which], []
+    try:
+        iterator = loader._get_iterator()
     finally:
         held[which] = theirs
-    loader._iterator._index_sampler = loader._index_sampler
+        generator.set_state(drawn)
+    iterator._index_sampler = loader._index_sampler
+    return iterator
 
 
 def behind_the_start(then: Callable[[], None]) -> Callable[[], None]:
