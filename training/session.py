@@ -25,13 +25,23 @@ from .data.loader_adapters import Loadable
 from .data.read_ahead import ReadAhead
 from .data.worker_start import Started
 from .state.optimizers.optimizers import Optimizers
+from .state.step_counts import StepCounts, counts_steps
 
 
 class Session(Boundaries):
     """A loop of one's own under the agent's eye. `sources` by name: see `sources.sources_of` for what can be one."""
 
     def __init__(self, **sources: Any) -> None:
-        super().__init__(**sources)
+        counting = {name: thing for name, thing in sources.items() if counts_steps(thing)}
+        super().__init__(**{name: thing for name, thing in sources.items() if name not in counting})
+        if self._at is not None:
+            self._tape.alone.counts = counts = StepCounts(counting)
+            if counts.several:
+                tell(
+                    self._at,
+                    f"this script has several objects of the class {counts.several}, and a restart may exchange their counts of steps. "
+                    "Give each to the Session by a name of its own: Session(…, first=first, second=second)",
+                )
         self._figures = Figures()
         self._step = 0
         self._counting = False

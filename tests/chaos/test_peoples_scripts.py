@@ -65,6 +65,16 @@ def test_killed_in_a_second_loop_it_begins_that_loop_again(tmp_path: Path) -> No
     assert job.incidents()[0].resume_step == STEPS // 2
 
 
+@pytest.mark.variant
+@pytest.mark.slow
+def test_accelerate_steps_the_optimizer_at_the_same_batches(tmp_path: Path) -> None:
+    script = Script(name="synchronizing", folder=Path(__file__).parent, needs="accelerate")
+    if script.lacks:
+        pytest.skip(f"{script.lacks} is not installed")
+    job, came = endure(script, [Fault.KILL, Fault.NAN], tmp_path, expected(script, tmp_path))
+    assert came == EQUAL, job.said()
+
+
 def curve(folder: Path) -> list[tuple[int, float]]:
     """What TensorBoard shows: step and loss of each point."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -1,0 +1,69 @@
+"""What Hugging Face Accelerate counts, as a source of state: its counts say at which batches the gradients synchronize.
+
+Accelerate's own `save_state` keeps the `step` of an Accelerator too. The other things in there are sources of their own here.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from .tensors.in_place import Nested
+
+_COUNTED = {
+    ("accelerate.accelerator", "Accelerator"): ("step", "sync_gradients"),
+    ("accelerate.local_sgd", "LocalSGD"): ("num_steps",),
+}
+
+
+class StepCounts:
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        """Those of the `named` objects, and of all others in this process."""
+        known = {id(thing) for thing in named.values()}
+        found = len(_others(known))
+        if found > 1:  # some may be garbage
+            gc.collect()
+        others = _others(known) if found else []
+        kinds = [type(thing).__name__ for thing in others]
+        self._things = dict(named)
+        for number, (kind, thing) in enumerate(zip(kinds, others, strict=True)):
+            self._things[f"{kind} {kinds[:number].count(kind)}"] = thing
+        self.several = next((kind for kind in kinds if kinds.count(kind) > 1), "")
+        """A kind with more than one object without a name: a restart may find them in another order."""
+
+    def collect(self) -> Nested:
+        return {
+            name: torch.tensor([int(getattr(thing, counted)) for counted in _counted(thing)], device="cpu")
+            for name, thing in self._things.items()
+        }
+
+    def restore(self, kept: Nested) -> None:
+        for name, thing in self._things.items():
+            if name in kept:
+                for counted, value in zip(_counted(thing), kept[name].tolist(), strict=True):
+                    setattr(thing, counted, type(getattr(thing, counted))(value))
+
+
+def counts_steps(thing: Any) -> bool:
+    """Whether it is one of Accelerate's objects that count steps."""
+    return isinstance(thing, tuple(_kinds()))
+
+
+def _kinds() -> dict[type, tuple[str, ...]]:
+    """The classes that count, as far as they are imported, with the names of what they count."""
+    found = {getattr(sys.modules.get(module), name, None): counted for (module, name), counted in _COUNTED.items()}
+    return {kind: counted for kind, counted in found.items() if kind is not None}
+
+
+def _counted(thing: Any) -> tuple[str, ...]:
+    return next(counted for kind, counted in _kinds().items() if isinstance(thing, kind))
+
+
+def _others(known: Collection[int]) -> list[Any]:
+    kinds = tuple(_kinds())
+    objects = gc.get_objects() if kinds else ()
+    return [thing for thing in objects if issubclass(type(thing), kinds) and id(thing) not in known]
