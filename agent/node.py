@@ -105,10 +105,9 @@ class Node:
         ranks = node_rank, len(record.members)
         same = record.onset < 0 and record.begins is None and ranks == self._ran
         reached = status_report.reached(self.board.pages, record.resume_step) if same else ()
-        self._ran = ranks
+        self._ran, self.told = ranks, ()
         self.board.clear(record.number)
         self._door.pids.clear()
-        self.told = ()
         self.board.pause(record.waits)  # before any of them looks
         self.board.fetching(self.fetching)
         self.lookout.begin(tells=record.resume_step >= 0)
@@ -131,6 +130,7 @@ class Node:
             windows=self.windows,
             modules=str(self.directory.modules),
             copies=self.copies is not None and len(record.members) > 1,
+            agents=(*record.members.values(),)[:8],
             stacks=self.witness.paths,
             variables=self.launch.told_to_ranks(os.environ),
         )

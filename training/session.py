@@ -18,7 +18,7 @@ from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
-from .boundary.loop_start import tell
+from .boundary.loop_start import length, tell
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
@@ -103,6 +103,11 @@ class Session(Boundaries):
             self._started.notice()
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
+        if self._at is not None:
+            asked = {"steps": total, "epochs": None if data is None else data.epochs}
+            total, epochs = length(self._at, self._course, asked).values()
+            if data is not None:
+                data.epochs = epochs
         if data is not None and restored:
             data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
         self._put_back(data)

@@ -59,6 +59,8 @@ class Handoff:
     """Snapshots are copied into the memory of other nodes."""
     variables: dict[str, str] = field(default_factory=dict)
     """Of the environment, as the script would find them under torchrun alone."""
+    agents: tuple[str, ...] = ()
+    """The instances of the agents of its first eight nodes: while one of them lives, a start is a recovery, and no new command."""
     stacks: tuple[str, ...] = ()
     """Per local rank: where it writes its stacks when it is asked for them."""
 

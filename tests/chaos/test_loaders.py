@@ -268,3 +268,45 @@ def test_workers_that_stay_draw_their_seed_once_whoever_goes_through_their_loade
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
     first, *_ = job.incidents()
     assert (first.cause, first.remedy) == ("non_finite", "replay")
+
+
+RESUMES_BY_ITSELF = """
+import os, time, torch
+from torch import nn
+from torch.utils.data import DataLoader
+from mt_resilient import Session
+
+torch.manual_seed(1)
+model, first = nn.Linear(4, 1), 0
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+kept = os.environ.get("CHECKPOINT", "")
+if os.path.exists(kept):
+    first = torch.load(kept)["epoch"] + 1
+session = Session(model=model, optimizer=optimizer)
+for step, batch in session.batches(DataLoader(torch.randn(40, 4), batch_size=4, shuffle=True), epochs=5 - first):
+    time.sleep(0.02)
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    session.report(loss=loss)
+    print(f"step {step} loss {loss.item()!r}", flush=True)
+    if session.epoch_ends and kept:
+        torch.save({"epoch": session.epoch}, kept)
+print("final state sha256", str(hash(model.weight.sum().item())).strip("-"), flush=True)
+"""
+
+
+@pytest.mark.variant
+def test_a_script_that_resumes_by_itself_does_not_end_early(tmp_path: Path) -> None:
+    """It asks for the epochs that its own checkpoint leaves. While the agent lives, all are made; a new command is obeyed."""
+    script, kept = tmp_path / "resumes.py", {"CHECKPOINT": str(tmp_path / "checkpoint.pt")}
+    script.write_text(RESUMES_BY_ITSELF)
+    expected, lines = undisturbed(script, ranks=1)
+    (tmp_path / "killed").mkdir()
+    job = Job(tmp_path / "killed", ["--nproc-per-node", "1", str(script)], "--durable-every", "5", **kept)
+    job.until_step(25)
+    job.kill_rank(0)
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
+    assert job.said().count("epochs in all. Before the recovery it asked for 5, and training goes on to these") == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mt_resilient.training.boundary.loop_start import tell_of_what_is_missing
+from mt_resilient.training.boundary.loop_start import length, tell_of_what_is_missing
 from mt_resilient.training.state.sources import sources_of
 
 SAID = "the Session was not given the optimizer Adam, which has stepped parameters of its model"
@@ -78,3 +78,23 @@ def test_a_scheduler_that_the_session_was_not_given_is_told(capsys: pytest.Captu
     assert said(capsys, model=model, all={"of": {"it": optimizer}}, given=given) == ""
     assert said(capsys, model=model, holder=Holder(optimizer)) == "", "it may save the scheduler, too"
     del of_another
+
+
+@pytest.mark.parametrize(
+    ("agents", "now", "made", "said"),
+    [
+        (("a", "b"), 3, 5, "the script asks for 3 epochs in all. Before the recovery it asked for 5"),
+        (("c",), 3, 3, "the script asks for 3 epochs in all. Before, it asked for 5. Training now ends after 3"),
+        (("a",), 6, 6, ""),
+        (("a",), None, None, ""),
+    ],
+)
+def test_how_long_a_loop_is(
+    agents: tuple[str, ...], now: int | None, made: int | None, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    at: Any = SimpleNamespace(rank=0, handoff=SimpleNamespace(resume_step=7, agents=agents))
+    course: Any = SimpleNamespace(asked={}, asked_before={"agents": ["a"], "steps": None, "epochs": 5})
+    assert length(at, course, {"steps": None, "epochs": now}) == {"steps": None, "epochs": made}
+    assert course.asked == {"agents": [*agents], "steps": None, "epochs": made}
+    err = capfd.readouterr().err
+    assert said in err if said else err == ""

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,10 @@ class Course:
         self._past: Sequence[Window] = ()
         self._before: list[Figure] = []
         """What was known before the last restore."""
+        self.asked: dict[str, Any] = {}
+        """How long the loop is to train: steps and epochs in all; and the agents in whose time this was asked."""
+        self.asked_before: dict[str, Any] = {}
+        """The same, as the restored snapshot has it."""
         self.data: Batches | None = None
         """Where the loop is in its data; None where it takes care of that itself."""
 
@@ -80,7 +85,8 @@ class Course:
             self._rows[step % len(self._rows)] = step, *(math.nan if value is None else value for value in known)
         self._unwritten = 0
         data = {} if self.data is None else {"data": self.data.place()}
-        return {"figures": torch.from_numpy(self._rows), "windows": [[w.start, w.stop] for w in self.windows], **data}
+        windows = [[w.start, w.stop] for w in self.windows]
+        return {"figures": torch.from_numpy(self._rows), "windows": windows, "asked": dict(self.asked), **data}
 
     def restore(self, kept: Nested) -> None:
         self._before = list(self.figures)
@@ -92,6 +98,7 @@ class Course:
         for row in sorted(rows)[-len(self._rows) :]:
             self.judged(_figure(row))
         self._past = [Window(start, stop) for start, stop in kept["windows"]]
+        self.asked_before = kept.get("asked", {})
         if self.data is not None and "data" in kept:
             self.data.go_to(kept["data"])
 

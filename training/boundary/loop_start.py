@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
@@ -64,6 +64,29 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
             return step
     course.went_back(step)
     return step
+
+
+def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> dict[str, int | None]:
+    """How many steps and epochs the loop makes in all. asked: what the script says now. A script that resumes by itself asks for what its
+    own checkpoint leaves, and a recovery does not count from there: while an agent lives, the loop makes no fewer than before. A new
+    command may come with another script, and is obeyed."""
+    found, before = dict(asked), course.asked_before if at.handoff.resume_step >= 0 else {}
+    for what, now in asked.items():
+        earlier = before.get(what)
+        if now is None or earlier is None or now >= earlier:
+            continue
+        if set(before["agents"]) & set(at.handoff.agents):
+            found[what] = earlier
+            done = f"Before the recovery it asked for {earlier}, and training goes on to these"
+        else:
+            done = f"Before, it asked for {earlier}. Training now ends after {now}, and those that the snapshot holds count"
+        tell(
+            at,
+            f"the script asks for {now} {what} in all. {done}. If it subtracts those of its own checkpoint, let it always ask for all "
+            f"{what}: the session goes on from its snapshot by itself (docs/data.md)",
+        )
+    course.asked = {"agents": [*at.handoff.agents], **found}
+    return found
 
 
 def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None:

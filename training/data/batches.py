@@ -40,7 +40,7 @@ class Batches:
         """accumulate: a step uses so many. begin_epoch: called with its number before each; by default whatever of the loader has
         `set_epoch`. Raises UsageError for what can be gone through only once."""
         self._loader = Loader(loader)
-        self._epochs, self._accumulate = epochs, accumulate
+        self.epochs, self._accumulate = epochs, accumulate
         self._set_epoch = begin_epoch or self._loader.set_epoch
         self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
         self._randomness: Randomness | None = None
@@ -139,7 +139,7 @@ class Batches:
     def _first(self) -> Any:
         while True:
             if self._live is None:
-                if self.epoch == self._epochs:
+                if self.epochs is not None and self.epoch >= self.epochs:
                     return OVER
                 self._begin()
             for batch in self._taken(1):
