@@ -66,7 +66,7 @@ def test_what_a_restart_could_not_make_serves_rewinds_in_place(tmp_path: Path, l
     ("kind", "in_place"),
     [
         ("unused", False),
-        *(pytest.param(kind, True, marks=pytest.mark.variant) for kind in ("averaging", "no_sync", "views", "fsdp")),
+        *((kind, True) for kind in ("averaging", "no_sync", "views", "fsdp")),
     ],
 )
 def test_what_lies_between_two_steps_of_an_optimizer(kind: str, in_place: bool, tmp_path: Path) -> None:

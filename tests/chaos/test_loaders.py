@@ -200,21 +200,27 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.variant
-def test_workers_that_stay_are_started_again_with_what_they_were_started_with(tmp_path: Path) -> None:
-    """What the loop changes in their dataset does not reach them, before a recovery and after."""
-    script = tmp_path / "kept_workers.py"
-    script.write_text(KEPT_WORKERS)
+def struck_twice(place: Path, text: str, killed_at: int, ended_at: int, *options: str) -> tuple[Job, list[str]]:
+    """The job of a script for one rank, which is killed, and then everything; and its steps. It ends as the undisturbed one."""
+    script = place / "script.py"
+    script.write_text(text)
     expected, lines = undisturbed(script, ranks=1)
     command = ["--nproc-per-node", "1", str(GATED), str(script)]
-    job = Job(tmp_path, command, "--durable-every", "10", MARKER=str(tmp_path / "marker"))
-    job.until_step(25)
+    job = Job(place, command, *options, MARKER=str(place / "marker"))
+    job.until_step(killed_at)
     job.kill_rank(0)
-    job.until(lambda now: now.generation == 2 and now.min_step >= 33)
+    job.until(lambda now: now.generation == 2 and now.min_step >= ended_at)
     job.kill_everything()
     job.start()
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
+    return job, lines
+
+
+@pytest.mark.variant
+def test_workers_that_stay_are_started_again_with_what_they_were_started_with(tmp_path: Path) -> None:
+    """What the loop changes in their dataset does not reach them, before a recovery and after."""
+    _, lines = struck_twice(tmp_path, KEPT_WORKERS, 25, 33, "--durable-every", "10")
     assert max(float(number) for line in lines for number in line.partition("[")[2].strip("]").split(",")) < 1100
 
 
@@ -254,18 +260,7 @@ print("final state sha256", str(hash(model[0].bias[0].item())).strip("-"), mean(
 @pytest.mark.variant
 def test_workers_that_stay_draw_their_seed_once_whoever_goes_through_their_loader(tmp_path: Path) -> None:
     """An evaluation has such workers, and the script goes through the training's loader, too: a NaN in place, then two restarts."""
-    script = tmp_path / "several_passes.py"
-    script.write_text(SEVERAL_PASSES)
-    expected, lines = undisturbed(script, ranks=1)
-    command = ["--nproc-per-node", "1", str(GATED), str(script)]
-    job = Job(tmp_path, command, "--durable-every", "5", MARKER=str(tmp_path / "marker"))
-    job.until_step(16)
-    job.kill_rank(0)
-    job.until(lambda now: now.generation == 2 and now.min_step >= 30)
-    job.kill_everything()
-    job.start()
-    assert job.finish() == 0, job.said()
-    assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
+    job, _ = struck_twice(tmp_path, SEVERAL_PASSES, 16, 30, "--durable-every", "5")
     first, *_ = job.incidents()
     assert (first.cause, first.remedy) == ("non_finite", "replay")
 
@@ -299,7 +294,7 @@ print("final state sha256", str(hash(model.weight.sum().item())).strip("-"), flu
 
 @pytest.mark.variant
 def test_a_script_that_resumes_by_itself_does_not_end_early(tmp_path: Path) -> None:
-    """It asks for the epochs that its own checkpoint leaves. While the agent lives, all are made; a new command is obeyed."""
+    """It asks for the epochs that its own checkpoint leaves. While the agent lives, all are made."""
     script, kept = tmp_path / "resumes.py", {"CHECKPOINT": str(tmp_path / "checkpoint.pt")}
     script.write_text(RESUMES_BY_ITSELF)
     expected, lines = undisturbed(script, ranks=1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,12 +18,13 @@ from .module_tensors import join
 _LEVELS = 4
 """Of containers in an attribute."""
 _EASY = frozenset((*PLAIN, *TENSORS))
-_WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "megatron", "apex")
+WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "megatron", "apex")
+"""Frameworks whose optimizers keep no state in their attributes."""
 
 
 def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a framework has put it into a list of its own."""
-    return type(optimizer).__module__.partition(".")[0] in _WRAPPERS
+    return type(optimizer).__module__.partition(".")[0] in WRAPPERS
 
 
 def borrows(value: Any, loans: Loans) -> bool:
@@ -56,8 +56,15 @@ def _sources(place: str, value: Any, level: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, torch.optim.Optimizer):
         if not (level and is_wrapped(value)):
             yield place, value
-    elif isinstance(value, (dict, list, tuple)) and level < _LEVELS:
-        held = value.values() if isinstance(value, dict) else value
-        if not _EASY.issuperset(map(type, held)):
-            for key, each in zip(value if isinstance(value, dict) else count(), held, strict=False):
-                yield from _sources(f"{place}.{key}", each, level + 1)
+    elif level < _LEVELS:
+        for key, each in members(value):
+            yield from _sources(f"{place}.{key}", each, level + 1)
+
+
+def members(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a container holds, with its keys; nothing where all of it is plain values and tensors."""
+    if not isinstance(value, (dict, list, tuple)):
+        return ()
+    if _EASY.issuperset(map(type, value.values() if isinstance(value, dict) else value)):
+        return ()
+    return value.items() if isinstance(value, dict) else enumerate(value)

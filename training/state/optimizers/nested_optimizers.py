@@ -6,33 +6,23 @@ are part of the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from ....checkpoint.format.pytree_walk import PLAIN
 from ..modules.attribute_rules import is_by_name, is_scripts
+from ..modules.attribute_sources import WRAPPERS, members
 from ..tensors.in_place import Nested
 from ..values.unpacking import Unpacking
 from .optimizer_packing import HERE, OptimizerPacking
 
-_FRAMEWORKS = (
-    "torch",
-    "megatron",
-    "apex",
-    "accelerate",
-    "lightning",
-    "lightning_fabric",
-    "pytorch_lightning",
-    "deepspeed",
-)
+_FRAMEWORKS = ("torch", *WRAPPERS)
 _CLOSED = ("megatron", "apex", "deepspeed")
 """They keep the optimizers within by themselves."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_EASY = PLAIN | _TENSORS
 _LEVELS = 4
 """Down into an attribute."""
 
@@ -64,7 +54,7 @@ def held_by(optimizer: Optimizer, kind: type) -> Iterator[tuple[str, Any]]:
     """What its attributes hold of this kind, by their places."""
     for attribute, value in vars(optimizer).items():
         if attribute not in of_every_optimizer():
-            yield from _members(value, kind, attribute, 0)
+            yield from _of_kind(value, kind, attribute, 0)
 
 
 def state_of(optimizer: Optimizer) -> Any:
@@ -138,21 +128,18 @@ def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
     return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
 
 
-def _members(value: Any, wanted: type, place: str, level: int) -> Iterator[tuple[str, Any]]:
+def _of_kind(value: Any, wanted: type, place: str, level: int) -> Iterator[tuple[str, Any]]:
     """Also in containers, and in objects of the script's."""
     if isinstance(value, wanted):
         yield place, value
         return
     kind: Any = type(value)
-    pairs: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, (list, tuple)):
-        pairs = () if _EASY.issuperset(map(type, value)) else enumerate(value)
-    elif is_scripts(kind.__module__) and not (isinstance(value, (torch.nn.Module, Optimizer)) or is_by_name(kind)):
+    pairs = members(value)
+    apart = isinstance(value, (dict, list, tuple, torch.nn.Module, Optimizer)) or is_by_name(kind)
+    if not apart and is_scripts(kind.__module__):
         pairs = getattr(value, "__dict__", {}).items()
     for key, each in [*pairs] if level < _LEVELS else ():
-        yield from _members(each, wanted, f"{place}.{key}", level + 1)
+        yield from _of_kind(each, wanted, f"{place}.{key}", level + 1)
 
 
 def _package(optimizer: Optimizer) -> str:
