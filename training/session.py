@@ -22,7 +22,7 @@ from .boundary.loop_start import length, tell
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
-from .data.read_ahead import ReadAhead
+from .data.notices import Beside, ReadAhead
 from .data.worker_start import Started
 from .state.optimizers.optimizers import Optimizers
 from .state.step_counts import StepCounts, counts_steps
@@ -35,20 +35,15 @@ class Session(Boundaries):
         counting = {name: thing for name, thing in sources.items() if counts_steps(thing)}
         super().__init__(**{name: thing for name, thing in sources.items() if name not in counting})
         if self._at is not None:
-            self._tape.alone.counts = counts = StepCounts(counting)
-            if counts.several:
-                tell(
-                    self._at,
-                    f"this script has several objects of the class {counts.several}, and a restart may exchange their counts of steps. "
-                    "Give each to the Session by a name of its own: Session(…, first=first, second=second)",
-                )
+            self._tape.alone.counts = self._counts = StepCounts(counting)
         self._figures = Figures()
         self._step = 0
         self._counting = False
         self._data: Batches | None = None
         self._ahead = ReadAhead((), say)
         if self._at is not None:
-            self._tape.alone.loaders = self._started = Started()
+            self._beside = Beside(partial(tell, self._at))
+            self._tape.alone.loaders = self._started = Started(self._beside.made)
         self.complete = False
         """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
         loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
@@ -101,6 +96,7 @@ class Session(Boundaries):
         self._counting = True
         if self._at is not None:
             self._started.notice()
+            self._counts.look(partial(tell, self._at))
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
         if self._at is not None:
@@ -128,10 +124,14 @@ class Session(Boundaries):
             batch = None if data is None else self._take(data)
             if batch is not OVER:
                 self._ahead.gives()
+                if data is not None and self._at is not None:
+                    self._beside.gives()
                 yield step, batch
                 self._ahead.gave(reported=self._figures is not before)
                 if data is not None:
                     data.drain()
+                if data is not None and self._at is not None:
+                    self._beside.gave()
                 step += 1
                 last = step == total
                 judgement = self.boundary(step, self._figures, judged_now=last, last=last)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, get_worker_info
 
 from mt_resilient.training.data.batches import OVER, Batches
 from mt_resilient.training.data.checksums import Checksums, of_batch, of_indexes
@@ -256,3 +256,66 @@ def test_an_epoch_of_another_length_ends_at_most_once_and_is_told(
 ) -> None:
     assert ends_of(loop(make())) == [(epoch, end) for epoch in range(3) for end in ends]
     assert capsys.readouterr().err.count("and len(loader) promised") == 1
+
+
+class Bar:
+    """As tqdm's: it goes through what it is given."""
+
+    def __init__(self, iterable: Any) -> None:
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.iterable
+
+
+def test_a_sampler_deep_in_what_goes_around_a_loader_learns_of_its_epoch() -> None:
+    sampler = DistributedSampler(Numbers(), 2, 0)
+    inner = DataLoader(Numbers(), batch_size=4, sampler=sampler)
+    for loader in (Bar(inner), lambda: Bar(inner)):
+        data = loop(loader)
+        steps = len(inner)
+        for step in range(steps + 1):
+            data.take(step)
+        assert sampler.epoch == 1
+        sampler.set_epoch(0)
+
+
+class Skipping(Sampler[list[int]]):
+    """As Accelerate's, which a script that resumes by itself puts in place: it leaves the first batches out, and has no `batch_size`."""
+
+    def __init__(self, skip: int) -> None:
+        self.skip = skip
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[at, at + 1] for at in range(0, 24, 2)][self.skip :])
+
+
+def test_a_loader_of_which_no_batch_size_is_known_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    data = loop(DataLoader(Numbers(), batch_size=2))
+    for step in range(3):
+        data.take(step)
+    kept = copy.deepcopy((data.place(), data.collect()))
+    put_back(loop(DataLoader(Numbers(), batch_sampler=Skipping(3))), kept)
+    assert SAMPLER in capsys.readouterr().err
+
+
+class Caching(Dataset[np.ndarray]):
+    """It keeps what it has read, as scripts do with their pictures."""
+
+    def __init__(self) -> None:
+        self.read: list[Any] = [None] * 24
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        if self.read[index] is None:
+            self.read[index] = np.full(3, index)
+        return self.read[index]
+
+
+def test_a_dataset_that_keeps_arrays_in_place_of_nothing_is_kept() -> None:
+    data = loop(DataLoader(Caching(), batch_size=2))
+    for step in range(3):
+        data.take(step)
+        data.collect()

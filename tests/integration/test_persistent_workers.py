@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from mt_resilient.training.data.batches import Batches
+from mt_resilient.training.data.batches import OVER, Batches
 from mt_resilient.training.data.worker_start import Started
 from mt_resilient.training.state.rng import Randomness
 
@@ -90,7 +90,7 @@ def drawn() -> float:
 class Life:
     def __init__(self, script: Any, number: int = 1) -> None:
         torch.manual_seed(number)
-        self.started, train = Started(), loader(8, shuffle=True)
+        self.started, train = Started(lambda _: None), loader(8, shuffle=True)
         self.body = script(train)
         self.data = Batches(train, None, 1, None)
         self.randomness = Randomness(())
@@ -144,3 +144,15 @@ def test_workers_that_stay_draw_their_seed_once_whatever_goes_through_them(scrip
         later = Life(script, number=3)
         later.go_back(fresh.kept[-1])
         assert [*later.run(step + 1, STEPS)] == expected[step + 1 : step + 1 + STEPS], "and once more"
+
+
+def test_a_pass_of_the_script_s_own_in_the_last_step_of_an_epoch_is_behind_it() -> None:
+    """Workers that stay have one iterator for all who go through the loader."""
+    train = loader(8, shuffle=True)
+    data = Batches(train, 3, 1, None)
+    steps = 0
+    while steps < 20 and data.take(steps) is not OVER:
+        steps += 1
+        if data.ends(steps):
+            next(iter(train))
+    assert steps == 3 * STEPS

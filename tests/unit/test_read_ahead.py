@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mt_resilient.training.data.read_ahead import ReadAhead
+from mt_resilient.training.data.notices import ReadAhead
 
 STEPS = 5
 

@@ -25,6 +25,18 @@ def accelerator() -> accelerate.Accelerator:
     return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
 
 
+def looked(**named: object) -> StepCounts:
+    counts = StepCounts(named)
+    counts.look(lambda _: None)
+    return counts
+
+
+def told(**named: object) -> str:
+    found: list[str] = []
+    StepCounts(named).look(found.append)
+    return " ".join(found)
+
+
 def synchronized(accelerator: accelerate.Accelerator, batches: int) -> list[bool]:
     """At which of the next batches the gradients synchronize."""
     model, found = torch.nn.Linear(1, 1), []
@@ -36,7 +48,7 @@ def synchronized(accelerator: accelerate.Accelerator, batches: int) -> list[bool
 
 def test_gradients_synchronize_at_the_same_batches_after_a_rewind_and_after_a_restart() -> None:
     live = accelerator()
-    counts = StepCounts({})
+    counts = looked()
     synchronized(live, 6)
     kept = counts.collect()
     expected = synchronized(live, 5)
@@ -46,13 +58,13 @@ def test_gradients_synchronize_at_the_same_batches_after_a_rewind_and_after_a_re
     assert synchronized(live, 5) == expected
 
     live.step, live.sync_gradients = 0, True  # as in a new process
-    StepCounts({}).restore(kept)
+    looked().restore(kept)
     assert synchronized(live, 5) == expected
 
 
 def test_local_sgd_goes_on_counting() -> None:
     live = local_sgd.LocalSGD(accelerator(), torch.nn.Linear(1, 1), 8)
-    counts = StepCounts({})
+    counts = looked()
     live.step()
     kept = counts.collect()
     live.step()
@@ -62,9 +74,10 @@ def test_local_sgd_goes_on_counting() -> None:
 
 def test_several_are_told_apart_by_the_names_that_a_session_gets() -> None:
     first, second = accelerator(), accelerator()
-    assert StepCounts({}).several == "Accelerator"
-    counts = StepCounts({"first": first, "second": second})
-    assert not counts.several
+    assert "several objects of the class Accelerator" in told()
+    named = {"first": first, "second": second}
+    assert not told(**named)
+    counts = looked(**named)
     first.step, second.step = 1, 2
     kept = counts.collect()
     first.step, second.step = 5, 5
@@ -75,3 +88,14 @@ def test_several_are_told_apart_by_the_names_that_a_session_gets() -> None:
 def test_a_session_takes_an_accelerator() -> None:
     session = Session(model=torch.nn.Linear(1, 1), accelerator=accelerator())
     assert [*session.steps(2)] == [0, 1]
+
+
+def test_what_is_made_behind_the_session_counts_too() -> None:
+    counts = StepCounts({})
+    live = local_sgd.LocalSGD(accelerator(), torch.nn.Linear(1, 1), 8)
+    counts.look(lambda _: None)
+    live.step()
+    kept = counts.collect()
+    live.step()
+    counts.restore(kept)
+    assert live.num_steps == 1

@@ -17,6 +17,8 @@ import pytest
 import torch
 from torch import nn
 
+from mt_resilient.training.state.modules.attribute_rules import is_scripts
+
 from .lives import Life
 
 
@@ -231,3 +233,28 @@ def test_an_optimizer_s_table_by_group_and_optimizers_within_it() -> None:
     step(*other)
     assert torch.equal(one[0].weight, other[0].weight)
     assert [*other[1].norms.values()] == [2.0, 2.0]
+
+
+class Inspector:
+    """As PyTorch Geometric's: an installed class, of which nobody knows how to save all."""
+
+    def __init__(self) -> None:
+        self.signature, self.calls = {"x": object()}, 0
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inspector = Inspector()
+
+
+def test_an_object_of_the_module_s_own_package_is_named_once_it_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
+    for kind in (Inspector, Convolution):
+        assert not is_scripts(kind.__module__)
+    model = Convolution()
+    life = Life(model=model)
+    life.snapshot()
+    assert not capfd.readouterr().err
+    model.inspector.calls += 1
+    life.snapshot()
+    assert "model.inspector is not kept" in capfd.readouterr().err

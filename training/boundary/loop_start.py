@@ -23,6 +23,8 @@ from ..state.modules.module_source import Modules
 from ..state.optimizers.nested_optimizers import held_by, state_of
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Source
+from ..state.values.borrowed_memory import Lenders
+from ..state.values.session_parts import Parts
 from ..state.values.value_source import Stateful
 from ..warm import imported_modules
 from .consensus import obey
@@ -124,8 +126,8 @@ def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -
         return  # such an object may hold a scheduler, however deep, and save it
     parts = (part for source in sources if isinstance(source, Optimizers) for part in source.parts())
     optimizers = {id(each): each for _, *both in parts for each in both}
-    held = {id(thing) for thing in things}
-    within = (held_by(each, LRScheduler) for each in optimizers.values() if isinstance(each, Optimizer))
+    held, labels = {id(thing) for thing in things}, Parts(Lenders())
+    within = (held_by(each, LRScheduler, labels) for each in optimizers.values() if isinstance(each, Optimizer))
     held |= {id(thing) for found in within for _, thing in found}
     held |= {id(each) for thing in schedulers for each in getattr(thing, "_schedulers", ())}
     yield from (each for each in schedulers if id(each) not in held and id(each.optimizer) in optimizers)

@@ -12,6 +12,7 @@ number of ranks they begin anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ class Batches:
         `set_epoch`. Raises UsageError for what can be gone through only once."""
         self._loader = Loader(loader)
         self.epochs, self._accumulate = epochs, accumulate
-        self._set_epoch = begin_epoch or self._loader.set_epoch
         self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
+        self._set_epoch = begin_epoch or partial(self._loader.set_epoch, self._own.things())
         self._randomness: Randomness | None = None
         self._notices = Notices()
         self.epoch = 0
@@ -112,7 +113,7 @@ class Batches:
             if first is OVER:
                 return OVER
             self.position += 1
-            self._step = self._further()
+            self._step = self._taken(self._accumulate - 1)
             taken = first if self._accumulate == 1 else self._together(first)
         return taken
 
@@ -153,9 +154,6 @@ class Batches:
         yield first
         yield from self._step
 
-    def _further(self) -> Iterator[Any]:
-        return self._taken(self._accumulate - 1)
-
     def _taken(self, most: int) -> Iterator[Any]:
         """The next batches of this epoch."""
         for _ in range(most):
@@ -165,6 +163,7 @@ class Batches:
             except StopIteration:
                 return
             self.offset += 1
+            self._live = self._loader.onward(self._live)
             if self._randomness is not None:
                 self._notices.lost(self._loader.heard.lost)
                 self._loader.heard.lost.clear()
@@ -257,7 +256,7 @@ class Batches:
             self._loader.start(self._begun)
             self._live = iter(()) if self.offset else None
         elif self.offset:
-            same = samples == self._loader.samples
+            same = not (samples and self._loader.samples) or samples == self._loader.samples
             self._again(bool(kept["loader"]), kept.get("draws", {}), kept.get("checksum") if same else None)
         self._forked.start(forked["now"])
         if kept is not _NOTHING:

@@ -150,7 +150,8 @@ class Place:
         if self._parts is not None and type(live) is not tuple:
             parts = live if type(live) is list else _parts(live)
             if self._plain:  # the same objects are equal at once
-                return len(parts) == len(self._parts) and [*parts] == self._parts
+                still = len(parts) == len(self._parts) and PLAIN.issuperset(map(type, parts))
+                return still and [*parts] == self._parts
             return len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         if self._parts is not None:
             return True

@@ -9,30 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...resilience.errors import UsageError
-from .checksums import Checksums, of_batch, of_indexes
+from .checksums import Checksums, of_batch
 from .script_code import goes_on_with
+from .skipping_sampler import Behind, Watched, draws_at_its_start
 from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
 
+ENDED: Iterator[Any] = iter(())
+"""In place of an iterator that has no more."""
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
-Watched = Callable[[int, Callable[[], Any]], Any]
-_DRAW_AT_THEIR_START = (
-    sampler.SequentialSampler,
-    sampler.RandomSampler,
-    sampler.SubsetRandomSampler,
-    sampler.WeightedRandomSampler,
-    sampler.BatchSampler,
-    DistributedSampler,
-)
-"""For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
-_OVER = object()
 
 
 class Loader:
@@ -114,6 +105,8 @@ class Loader:
     def length(self, live: Any, used: int) -> tuple[int, bool]:
         """Batches of this epoch, of which the iterator `live` has given `used`; and whether that is certain. Raises TypeError where nothing
         tells it."""
+        if live is ENDED:
+            return used, True
         if not (self.skips and hasattr(live, "_rcvd_idx")):
             return len(self.thing), False
         # Workers are told so many batches ahead, and fewer only where the sampler has no more.
@@ -124,6 +117,16 @@ class Loader:
             return max(used + rest, len(self.thing)), False
         except TypeError:
             return used + rest, False
+
+    def onward(self, live: Any) -> Any:
+        """The iterator that has just given a batch; ENDED where that was the last one. Workers that stay have one iterator for all that go
+        through the loader. What the loop does in the last step of an epoch may begin a pass of its own with it, as behind the epoch of a
+        loop without us."""
+        stays = self._torchs and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
+        if not stays or live._send_idx > live._rcvd_idx:
+            return live
+        next(live, None)
+        return ENDED
 
     @property
     def checksums(self) -> Checksums:
@@ -166,10 +169,12 @@ class Loader:
         """Its workers wait for another pass than this epoch's: that has not begun, or is over, as the script has begun one."""
         return self._plain and self.listens and self.keeps_workers and (self._behind.taken_over or not begun)
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, within: Iterable[Any], epoch: int) -> None:
+        """within: what the loader consists of: a progress bar may be around it, and the sampler deep in it."""
         batches = getattr(self.thing, "batch_sampler", None)
         inner = (getattr(self.thing, name, None) for name in ("sampler", "dataset"))
-        parts = (self.thing, batches, getattr(batches, "sampler", None), *inner)
+        further = (part for part in within if isinstance(part, Sampler))
+        parts = (self.thing, batches, getattr(batches, "sampler", None), *inner, *further)
         once: dict[int, Any] = {id(part): part for part in parts if hasattr(part, "set_epoch")}
         for part in once.values():
             part.set_epoch(epoch)
@@ -185,7 +190,7 @@ class Loader:
         before a sampler begins. watched: gives what a call gives for the batch of that number, and knows what is drawn for it."""
         self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
-        draws = self.skips and not all(map(_draws_at_its_start, self._samplers()))
+        draws = self.skips and not all(map(draws_at_its_start, self._samplers()))
         self._behind.watched = watched if draws else None  # of other loaders each batch is watched already
         if self._plain and self.listens and self.keeps_workers:  # the script may have started them
             self.thing._iterator._index_sampler = self._behind
@@ -228,69 +233,3 @@ def _restarts_nothing(loader: Any) -> Iterator[None]:
         yield
     finally:
         held.update(kept)
-
-
-def _draws_at_its_start(found: Any) -> bool:
-    kind: Any = type(found)
-    return kind in _DRAW_AT_THEIR_START
-
-
-class Behind:
-    """A loader's sampler. Where it is iterated next, the first `skip` batches are left out, after a call of `before`."""
-
-    def __init__(self, sampler: Iterable[Any]) -> None:
-        self._whole = sampler
-        self.skip = 0
-        self.before: Callable[[], None] | None = None
-        self.watched: Watched | None = None
-        self._begun: Iterator[Any] = iter(())
-        self._number = 0
-        """How many batches it has given,"""
-        self.checksums = Checksums()
-        """and these."""
-        self._is_ours = False
-        self.taken_over = False
-        """Another than us has begun it last."""
-
-    @contextmanager
-    def ours(self) -> Iterator[None]:
-        """It is begun for the loop."""
-        self._is_ours, self.taken_over = True, False
-        yield
-        self._is_ours = False
-
-    def __iter__(self) -> Iterator[Any]:
-        """A loader may do this twice before it takes anything."""
-        if not self._is_ours:
-            self.taken_over = True
-            return iter(self._whole)
-        if self.before is not None:
-            self.before()
-        self._begun, self._number, self.checksums = iter(self._whole), 0, Checksums()
-        return self._taken()
-
-    def _taken(self) -> Iterator[Any]:
-        self.leave_out()
-        while (batch := self._next()) is not _OVER:
-            yield batch
-
-    def _next(self) -> Any:
-        number, self._number = self._number, self._number + 1
-        take = partial(next, self._begun, _OVER)
-        batch = take() if self.watched is None else self.watched(number, take)
-        if batch is not _OVER:
-            self.checksums.add(of_indexes(batch))
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._whole)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        """What the sampler has: `set_epoch`, a sampler of its own, `batch_size`."""
-        return getattr(self._whole, name)
-
-    def leave_out(self) -> None:
-        """Now, where that has not been done: some samplers draw with their first batch."""
-        skip, self.skip, self.before = self.skip, 0, None
-        for _ in range(skip):
-            self._next()

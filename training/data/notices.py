@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
 
 from ..attach.rank_stderr import say
 
@@ -19,6 +24,19 @@ _SAMPLER_DIFFERS = (
 _LOADER_DIFFERS = (
     "this loader, gone through again from the start of its epoch, now gives other batches than before the recovery, for the {used} that "
     f"were used already. If it is their order that differs, {_TWICE}. Give whatever shuffles or draws in it a seed (docs/data.md)"
+)
+
+_MOST = 2
+"""So many steps without anything, at the beginning: batches that are read ahead."""
+_READ_AHEAD = (
+    "The first step of this loop computed no gradient before the loop took the next batch. If something around session.batches reads ahead "
+    "(a prefetcher), a recovery leaves batches out. Put it inside, as in session.batches(lambda: Prefetcher(loader), …), or leave reading "
+    "ahead to the workers of the DataLoader (docs/data.md)"
+)
+_GOES_ON = (
+    "This script goes on from step to step with one iterator over a DataLoader of {samples}, which is not the one of session.batches. A "
+    "recovery does not put this iterator back. After a restart it begins anew, and its random numbers are drawn at other steps. Take all "
+    "batches from session.batches(lambda: zip(…)), or go through that loader within one step (docs/data.md)"
 )
 
 
@@ -74,3 +92,92 @@ class Notices:
                 "or not at all. Give the loader, or its batch sampler, an exact len, or take the end of an epoch from session.epoch "
                 "(docs/data.md)",
             )
+
+
+class ReadAhead:
+    """Whether something around `session.batches` takes batches ahead of the training, as a prefetcher does. Each batch that is taken ends a
+    step, so the snapshots are of another batch than they say.
+
+    It cannot be told for certain from within. What shows is a first step without a gradient, before a step with one."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]) -> None:
+        """Without an optimizer nothing is said. To be made in the thread of the loop."""
+        self._optimizers, self._say = list(optimizers), say
+        self._thread = threading.get_ident()
+        self._left = _MOST + 1 if self._optimizers else 0
+        """Steps that are still looked at."""
+        self._nodes = 0
+
+    def gives(self) -> None:
+        """Right before a batch is given to the loop."""
+        if self._left:
+            self._nodes = _nodes()
+
+    def gave(self, reported: bool) -> None:
+        """When the loop takes the next one. reported: it has reported figures meanwhile."""
+        if not self._left:
+            return
+        first = self._left == _MOST + 1
+        if reported or self._nodes != _nodes() or self._has_gradient():
+            self._left = 0
+            if not first:
+                self._say(_READ_AHEAD)
+        elif threading.get_ident() != self._thread:
+            self._left = 0
+            self._say(_READ_AHEAD)
+        else:
+            self._left -= 1
+
+    def _has_gradient(self) -> bool:
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+
+def _nodes() -> int:
+    """The number of the next node that this thread adds to a graph of gradients. A forward pass adds some, also where the optimizer leaves
+    its step out, or the gradients are gone by now."""
+    return torch.autograd._get_sequence_nr()
+
+
+class Beside:
+    """Iterators that the loop goes on with from step to step, beside the batches that it is given."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say: Callable[[str], None] | None = say
+        """None: it was said."""
+        self._made: list[weakref.ref[Any]] = []
+        self._before: dict[int, Any] = {}
+        """How far each was before the present step; by id."""
+        self._moved: set[int] = set()
+        """Those that have given something in a step and are still there."""
+
+    def made(self, iterator: Any) -> None:
+        """By a DataLoader: for whomever."""
+        if self._say is not None:
+            self._made.append(weakref.ref(iterator))
+
+    def gives(self) -> None:
+        """Right before a batch is given to the loop."""
+        self._made = [each for each in self._made if each() is not None]
+        self._before = {id(each()): _reached(each()) for each in self._made}
+        self._moved &= self._before.keys()
+
+    def gave(self) -> None:
+        """When the loop takes the next one."""
+        for iterator in (each() for each in self._made):
+            known = self._before.get(id(iterator))
+            if iterator is None or known is None or _reached(iterator) == known:
+                continue
+            order, given = _reached(iterator)
+            if order != known[0] or given < known[1]:  # another pass, by workers that stay
+                continue
+            if self._say is not None and id(iterator) in self._moved:
+                self._say(_GOES_ON.format(samples=type(iterator._dataset).__name__))
+                self._say, self._made = None, []
+                return
+            self._moved.add(id(iterator))
+
+
+def _reached(iterator: Any) -> tuple[int, int]:
+    """Of torch's: its pass, and how many batches it has given in it."""
+    return id(iterator._sampler_iter), iterator._num_yielded

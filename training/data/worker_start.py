@@ -84,7 +84,9 @@ _Key = tuple[str, int]
 class Started:
     """The loaders outside of `session.batches` that have started workers that stay. A source of state, of this rank alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, made: Callable[[Any], None]) -> None:
+        """made: called with each iterator that a DataLoader makes."""
+        self._tell_of = made
         self.apart: Sequence[Any] = ()
         """Loaders that are looked after otherwise."""
         self._known: dict[_Key, weakref.ref[Any]] = {}
@@ -129,7 +131,9 @@ class Started:
                 iterator = start(loader)
                 iterator._reset(loader)
                 return iterator
-        return _original(loader)
+        iterator = _original(loader)
+        self._tell_of(iterator)
+        return iterator
 
     def _key(self, loader: Any) -> _Key:
         for key, known in self._live():

@@ -12,7 +12,7 @@ is a source of its own.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -28,7 +28,9 @@ from .modules.module_tensors import named_modules
 from .optimizers.nested_optimizers import inner_optimizers
 from .optimizers.optimizers import Optimizers
 from .tensors.in_place import Nested
-from .values.packing import changes, is_source
+from .values.kind import is_source
+from .values.packing import changes
+from .values.session_parts import Parts
 from .values.value_source import Attributes, Iterated, Known, Stateful, Values
 
 
@@ -129,13 +131,18 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
     def further(name: str, thing: Any) -> str:
         name = known.add(name, thing)
         made(name, thing)
-        if isinstance(source := found[name], Stateful):
-            source.look_through(further)
+        note_parts(found[name])
         return name
 
-    chunks = [chunk for source in found.values() if isinstance(source, Modules) for chunk in source.chunks]
-    parts = {id(each) for chunk in chunks for each in chunk.modules()}
-    for name, source in list(found.items()) if look_through else ():
+    parts: set[int] = set()
+
+    def note_parts(source: Source) -> None:
+        if isinstance(source, Modules):
+            parts.update(id(each) for chunk in source.chunks for each in chunk.modules())
+
+    for source in found.values():
+        note_parts(source)
+    for name, source in _growing(found) if look_through else ():
         if isinstance(source, (Values, Stateful)):
             source.look_through(further)
         elif isinstance(source, Modules):
@@ -144,7 +151,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
                     f"{name} holds a torch.jit.ScriptModule, whose attributes can't be saved. Train the module that it was made of, as it "
                     "is or under torch.compile"
                 )
-            for path, thing in sources_within(named_modules(source.chunks)):
+            for path, thing in sources_within(named_modules(source.chunks), Parts(known.lenders)):
                 if id(thing) not in known.names and id(thing) not in parts:
                     further(f"{name}.{path}", thing)
     models = {name: source for name, source in found.items() if isinstance(source, Modules)}
@@ -152,6 +159,15 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         if isinstance(source, Optimizers):
             source.parameters = [partial(model.known_as, name) for name, model in models.items()]
     return found
+
+
+def _growing(found: Mapping[str, Source]) -> Iterator[tuple[str, Source]]:
+    """Each once, those too that come meanwhile."""
+    seen: set[str] = set()
+    while rest := [name for name in found if name not in seen]:
+        for name in rest:
+            seen.add(name)
+            yield name, found[name]
 
 
 def source_of(name: str, thing: Any, known: Known | None = None) -> Source:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,18 +22,24 @@ _COUNTED = {
 
 class StepCounts:
     def __init__(self, named: Mapping[str, Any]) -> None:
-        """Those of the `named` objects, and of all others in this process."""
-        known = {id(thing) for thing in named.values()}
+        """named: those that the Session was given."""
+        self._things = dict(named)
+
+    def look(self, tell: Callable[[str], None]) -> None:
+        """Add all others in this process, when the loop begins: a script may make them behind the Session."""
+        known = {id(thing) for thing in self._things.values()}
         found = len(_others(known))
         if found > 1:  # some may be garbage
             gc.collect()
         others = _others(known) if found else []
         kinds = [type(thing).__name__ for thing in others]
-        self._things = dict(named)
         for number, (kind, thing) in enumerate(zip(kinds, others, strict=True)):
             self._things[f"{kind} {kinds[:number].count(kind)}"] = thing
-        self.several = next((kind for kind in kinds if kinds.count(kind) > 1), "")
-        """A kind with more than one object without a name: a restart may find them in another order."""
+        for kind in dict.fromkeys(kind for kind in kinds if kinds.count(kind) > 1):
+            tell(
+                f"this script has several objects of the class {kind}, and a restart may exchange their counts of steps. Give each to the "
+                "Session by a name of its own: Session(…, first=first, second=second)"
+            )
 
     def collect(self) -> Nested:
         return {

@@ -45,7 +45,7 @@ class Beginnings:
         if id(thing) in self._began:
             return
         own, kind = dict(looked_at(thing, owner)), type(thing)
-        others = {name for name, value in own.items() if self.is_foreign(value, kind)}
+        others = {name for name, value in own.items() if self.is_foreign(value, kind) or self._is_closed(value, kind)}
         for name in others:
             self._foreign.begin(own[name], name)
         made = {
@@ -74,6 +74,13 @@ class Beginnings:
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
         return not (is_value(kind, of) or is_scripts(kind.__module__))
+
+    def _is_closed(self, value: Any, of: type) -> bool:
+        """Whether it is an object of the installed package that its module is of, and cannot be saved. Mostly it never changes."""
+        kind: Any = type(value)
+        if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
+            return False
+        return is_value(kind, of) and not is_scripts(kind.__module__) and not self._foreign.packs(value)
 
 
 def _is_sparse(value: Any) -> bool:

@@ -25,13 +25,16 @@ from ...warm.side_effects import installed
 from ..values import type_adapters
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, has_a_name, kind_of
-from ..values.packing import MAPPINGS, is_source
+from ..values.kind import is_source
+from ..values.packing import MAPPINGS
 from ..values.sharded_tensors import is_sharded
 
 _OF_EVERY_MODULE = frozenset(vars(Module()))
 _LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module", "torch.nn.utils.parametriz")
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
 _FRAMEWORKS = ("torch", "builtins", *_CLOSED)
+WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", *_CLOSED)
+"""Frameworks whose objects belong to a process, and whose optimizers keep no state in their attributes."""
 _ON_PARAMETERS = frozenset(
     (
         *("main_grad", "main_param", "main_param_sharded", "grad_added_to_main_grad", "overwrite_main_grad"),
@@ -190,7 +193,7 @@ def is_value(kind: type, of: type) -> bool:
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
         return True
-    mine = {_root(each.__module__) for each in of.__mro__} - {*_FRAMEWORKS}
+    mine = {_root(each.__module__) for each in of.__mro__} - {*_FRAMEWORKS, *WRAPPERS}
     if known is None or known is GLOBAL:
         return False
     return _root(kind.__module__) in mine or is_scripts(kind.__module__)

@@ -12,14 +12,13 @@ from ....checkpoint.format.pytree_walk import PLAIN, Walk
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Loans
-from .attribute_rules import declares, looked_at, owner_of
+from ..values.session_parts import Parts
+from .attribute_rules import WRAPPERS, declares, looked_at, owner_of
 from .module_tensors import join
 
 _LEVELS = 4
 """Of containers in an attribute."""
 _EASY = frozenset((*PLAIN, *TENSORS))
-WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "megatron", "apex")
-"""Frameworks whose optimizers keep no state in their attributes."""
 
 
 def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
@@ -37,7 +36,7 @@ def borrows(value: Any, loans: Loans) -> bool:
     return any(loans.of(tensor, address(tensor)) for tensor in tensors)
 
 
-def sources_within(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[str, Any]]:
     """Optimizers, schedulers and objects with a state_dict that modules hold in attributes, and modules that they hold as no part of their
     own (a teacher in a list, so that it is not trained), by their places."""
     parts = set(map(id, modules.values()))
@@ -45,20 +44,22 @@ def sources_within(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         kind: Any = type(module)
         owner = owner_of(kind)
         for name, value in looked_at(module, owner) if owner else ():
-            for place, each in _sources(join(path, name), value, 0):
+            for keys, each in _sources(value, 0):
                 if id(each) not in parts:
-                    yield place, each
+                    yield labels.join(join(path, name), keys), each
 
 
-def _sources(place: str, value: Any, level: int) -> Iterator[tuple[str, Any]]:
+def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """With the keys that lead there."""
     if isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value):
-        yield place, value
+        yield (), value
     elif isinstance(value, torch.optim.Optimizer):
         if not (level and is_wrapped(value)):
-            yield place, value
+            yield (), value
     elif level < _LEVELS:
         for key, each in members(value):
-            yield from _sources(f"{place}.{key}", each, level + 1)
+            for keys, found in _sources(each, level + 1):
+                yield (key, *keys), found
 
 
 def members(value: Any) -> Iterable[tuple[Any, Any]]:

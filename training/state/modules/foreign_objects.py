@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from ....checkpoint.format.pytree_walk import PLAIN
+from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
-from ..values.packing import is_source
+from ..values.kind import is_source
 from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
 
@@ -183,6 +184,14 @@ class Foreigners:
         except _TooMany:
             return "it holds too many parts, or too large ones. Give it to the Session"
         return ""
+
+    def packs(self, thing: Any) -> bool:
+        """Whether a snapshot can hold it."""
+        try:
+            self._packed("").pack(thing)
+        except SnapshotError:
+            return False
+        return True
 
     def look(self) -> bool:
         """Whether others have changed than at the last look."""

@@ -22,7 +22,7 @@ import torch
 
 from ....checkpoint.format.pytree_walk import PLAIN
 from ..values.class_adapters import OBJECT, has_a_name, kind_of
-from ..values.packing import is_source
+from ..values.kind import is_source
 from ..values.sharded_tensors import is_sharded
 from ..values.type_adapters import is_bound
 from .attribute_rules import is_by_name, is_constant, is_scripts

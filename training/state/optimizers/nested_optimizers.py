@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..modules.attribute_rules import is_by_name, is_scripts
-from ..modules.attribute_sources import WRAPPERS, members
+from ..modules.attribute_rules import WRAPPERS, is_by_name, is_scripts
+from ..modules.attribute_sources import members
 from ..tensors.in_place import Nested
+from ..values.session_parts import Parts
 from ..values.unpacking import Unpacking
 from .optimizer_packing import HERE, OptimizerPacking
 
@@ -38,23 +39,24 @@ def inner_optimizers(thing: Any) -> list[Any]:
     return [thing] if holds or getattr(thing, "is_stub_optimizer", False) else []
 
 
-def nested(outer: Optimizer, name: str, met: list[Optimizer]) -> Iterator[tuple[str, Optimizer]]:
+def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> Iterator[tuple[str, Optimizer]]:
     """Those within `outer`, by names that are the same in each life. met: all so far."""
     met.append(outer)
     if _package(outer) in _CLOSED:
         return
-    for place, each in held_by(outer, Optimizer):
+    for place, each in held_by(outer, Optimizer, labels):
         if not any(each is other for other in met):
             if not (_is_face_of(outer, each) and framework(each)):
                 yield f"{name}.{place}", each
-            yield from nested(each, f"{name}.{place}", met)
+            yield from nested(each, f"{name}.{place}", met, labels)
 
 
-def held_by(optimizer: Optimizer, kind: type) -> Iterator[tuple[str, Any]]:
+def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[str, Any]]:
     """What its attributes hold of this kind, by their places."""
     for attribute, value in vars(optimizer).items():
         if attribute not in of_every_optimizer():
-            yield from _of_kind(value, kind, attribute, 0)
+            for keys, each in _of_kind(value, kind, 0):
+                yield labels.join(attribute, keys), each
 
 
 def state_of(optimizer: Optimizer) -> Any:
@@ -128,10 +130,10 @@ def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
     return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
 
 
-def _of_kind(value: Any, wanted: type, place: str, level: int) -> Iterator[tuple[str, Any]]:
-    """Also in containers, and in objects of the script's."""
+def _of_kind(value: Any, wanted: type, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Also in containers, and in objects of the script's: with the keys that lead there."""
     if isinstance(value, wanted):
-        yield place, value
+        yield (), value
         return
     kind: Any = type(value)
     pairs = members(value)
@@ -139,7 +141,8 @@ def _of_kind(value: Any, wanted: type, place: str, level: int) -> Iterator[tuple
     if not apart and is_scripts(kind.__module__):
         pairs = getattr(value, "__dict__", {}).items()
     for key, each in [*pairs] if level < _LEVELS else ():
-        yield from _of_kind(each, wanted, f"{place}.{key}", level + 1)
+        for keys, found in _of_kind(each, wanted, level + 1):
+            yield (key, *keys), found
 
 
 def _package(optimizer: Optimizer) -> str:

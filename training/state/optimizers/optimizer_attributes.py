@@ -17,7 +17,7 @@ from ..modules.attribute_rules import is_private
 from ..modules.hook_objects import Held
 from ..modules.hook_removals import Removals
 from ..values.borrowed_memory import Lenders
-from ..values.packing import is_source
+from ..values.kind import is_source
 from ..values.value_source import Known, Packed
 from .nested_optimizers import of_every_optimizer
 from .optimizer_packing import FUNCTIONS

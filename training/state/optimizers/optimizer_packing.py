@@ -20,15 +20,17 @@ import torch
 
 from ....checkpoint.arena.staging import refuse
 from ....checkpoint.format.pytree import Tagged
+from ....checkpoint.format.tensor_table import Piece
 from ....resilience.errors import LayoutError, SnapshotError
 from ...warm.side_effects import installed, module_file
 from ..modules.module_source import Modules
-from ..tensors.in_place import put
+from ..tensors.in_place import fits, local, misfit, put
 from ..tensors.tensor_subclasses import only
 from ..values import type_adapters
 from ..values.array_views import Unsavable
 from ..values.class_adapters import NotFound
-from ..values.packing import Packing, has_state_dict, is_source
+from ..values.kind import has_state_dict, is_source
+from ..values.packing import Packing
 from ..values.session_parts import Parts
 from ..values.trail import called
 from ..values.unpacking import Unpacking
@@ -195,3 +197,35 @@ class OptimizerUnpacking(Unpacking):
         else:
             live.load_state_dict(self._up(content, None))
         return live
+
+
+def device_of(parameters: list[torch.Tensor]) -> torch.device:
+    return parameters[0].device if parameters else torch.device("cpu")
+
+
+def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
+    """Bring the state of one parameter into the form `described`: drop what is not in it, make what a fresh optimizer does not have yet."""
+    state, own = inner.state[parameter], local(parameter)
+    for key in set(state) - set(described):
+        del state[key]
+    for key, piece in described.items():
+        if not isinstance(piece, Piece):
+            continue
+        if torch.is_tensor(state.get(key)):
+            here = local(state[key])
+            if here.shape == own.shape:  # of another shape, it is not the parameter's: it may have grown since
+                fits(f"{where} {key}", here, piece)
+            if not misfit("", here, piece):
+                continue
+        # Moments live with their parameter; torch keeps `step`, a scalar, on the CPU unless it is fused or capturable.
+        away = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
+        device = parameter.device if away else torch.device("cpu")
+        dtype = getattr(torch, piece.dtype)
+        alike = tuple(own.shape) == piece.shape  # and so of its kind, should it be a DTensor
+        state[key] = (
+            torch.zeros_like(parameter.detach(), dtype=dtype)
+            if alike
+            else torch.zeros(piece.shape, dtype=dtype, device=device)
+        )
+    if not state:
+        inner.state.pop(parameter, None)

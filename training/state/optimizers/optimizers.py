@@ -9,16 +9,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ....checkpoint.format.tensor_table import Piece
 from ....resilience.errors import LayoutError
-from ..tensors.in_place import Nested, fits, local, misfit, put
+from ..tensors.in_place import Nested, fits, local, put
 from ..tensors.tensor_subclasses import only
 from ..values.array_views import TENSORS
 from ..values.borrowed_memory import STATE, Lenders, lent_by_groups
 from ..values.session_parts import Parts
 from .nested_optimizers import framework, further, inner_optimizers, load_declared, nested, put_further, state_of
 from .optimizer_attributes import PutOn
-from .optimizer_packing import OptimizerPacking, OptimizerUnpacking
+from .optimizer_packing import OptimizerPacking, OptimizerUnpacking, device_of, make_room
 from .param_groups import Groups, Objects
 
 PUT_ON = "put on"
@@ -56,7 +55,7 @@ class Optimizers:
             inner = wrapper if isinstance(wrapper, torch.optim.Optimizer) else wrapper.optimizer
             if inner is not None:
                 yield str(index), wrapper, inner
-                for name, within in nested(inner, str(index), []):
+                for name, within in nested(inner, str(index), [], Parts(self._lenders)):
                     yield name, within, within
 
     @property
@@ -178,15 +177,17 @@ class Optimizers:
             if id(state_of(inner)) not in met:
                 for key, parameter in parameters_of(inner):
                     if isinstance(wanted := described[name]["state"][key], dict):
-                        _make_room(f"optimizer {key}", inner, parameter, wanted)
+                        make_room(f"optimizer {key}", inner, parameter, wanted)
             met.add(id(state_of(inner)))
 
     def restore(self, kept: Nested) -> None:
         parts = list(self.parts())
         load_declared([(inner, kept[name].get("further", {})) for name, _, inner in parts])
-        apart = _apart(parts)
+        apart, met = _apart(parts), set[int]()
         for name, wrapper, inner in parts:
-            _restore(wrapper, inner, kept[name], self._packing(name, inner, apart), apart, Parts(self._lenders))
+            part = kept[name] | ({"state": None} if id(state_of(inner)) in met else {})
+            met.add(id(state_of(inner)))
+            _restore(wrapper, inner, part, self._packing(name, inner, apart), apart, Parts(self._lenders))
             self._put_on.restore(name, inner, kept[name].get(PUT_ON, {}))
 
 
@@ -218,21 +219,22 @@ def _restore(
     apart: Mapping[str, Any],
     modules: Parts,
 ) -> None:
-    """In the order of `_collect`, in which things are numbered. packing: for what it holds now."""
+    """In the order of `_collect`, in which things are numbered. kept: its state is None where a part before it has the same one. packing:
+    for what it holds now."""
     strides, named = kept.get("strides", {}), packing.parameters
     as_they_lie = framework(inner) and not strides
     unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules)
     for group, values in zip(inner.param_groups, kept["groups"], strict=True):
         parameters = group.pop("params")
-        unpacking.device = _device(parameters)
+        unpacking.device = device_of(parameters)
         made = dict(unpacking.unpack(values, group))
         group.clear()
         group.update({"params": parameters, **made})
-    unpacking.device = _device([*named.values()])
+    unpacking.device = device_of([*named.values()])
     put_further(inner, kept.get("further", {}), further(inner, packing), unpacking)
     for key, parameter in named.items():
         unpacking.device = parameter.device
-        if state := unpacking.unpack(kept["state"][key], state_of(inner).get(parameter)):
+        if kept["state"] and (state := unpacking.unpack(kept["state"][key], state_of(inner).get(parameter))):
             inner.state[parameter] = state
         if key in kept["main"]:
             put(local(parameter), kept["main"][key])
@@ -266,35 +268,3 @@ def _forget(parts: Iterable[Part], parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
         for _, _, inner in parts:
             state_of(inner).pop(parameter, None)
-
-
-def _device(parameters: list[torch.Tensor]) -> torch.device:
-    return parameters[0].device if parameters else torch.device("cpu")
-
-
-def _make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
-    """Bring the state of one parameter into the form `described`: drop what is not in it, make what a fresh optimizer does not have yet."""
-    state, own = inner.state[parameter], local(parameter)
-    for key in set(state) - set(described):
-        del state[key]
-    for key, piece in described.items():
-        if not isinstance(piece, Piece):
-            continue
-        if torch.is_tensor(state.get(key)):
-            here = local(state[key])
-            if here.shape == own.shape:  # of another shape, it is not the parameter's: it may have grown since
-                fits(f"{where} {key}", here, piece)
-            if not misfit("", here, piece):
-                continue
-        # Moments live with their parameter; torch keeps `step`, a scalar, on the CPU unless it is fused or capturable.
-        away = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
-        device = parameter.device if away else torch.device("cpu")
-        dtype = getattr(torch, piece.dtype)
-        alike = tuple(own.shape) == piece.shape  # and so of its kind, should it be a DTensor
-        state[key] = (
-            torch.zeros_like(parameter.detach(), dtype=dtype)
-            if alike
-            else torch.zeros(piece.shape, dtype=dtype, device=device)
-        )
-    if not state:
-        inner.state.pop(parameter, None)

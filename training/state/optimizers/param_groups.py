@@ -29,17 +29,22 @@ class Groups:
         """The loop begins."""
         self._inner, self._named = inner, named
         self._names = self._named_now()
+        order = {id(each): -at for at, each in enumerate(reversed([*named().values()]))}
+        mixed = {str(n): self._names[n] for n, ids in enumerate(self._ids()) if _is_mixed(ids, order)}
+        self._mixed: dict[str, Any] = {_BEGAN: len(self._names), **mixed} if mixed else {}
+        """Groups with another order than the modules have: a restart may have yet another one."""
         self._shapes = [[each.shape for each in group["params"]] for group in inner.param_groups]
         self._remember()
         self.bound = ""
         """Why no restart could make the groups that `changed` has seen last; empty where it could."""
 
     def changed(self) -> dict[str, Any]:
-        """Names of the parameters in each group that has come since the beginning, or has other ones; and how many groups there were."""
+        """Names of the parameters in each group that has come since the beginning, or has other ones, or has them in another order than the
+        modules, as a set has; and how many groups there were."""
         self.bound = ""
         if (ids := self._ids()) == self._known:
-            return {}
-        changed: dict[str, Any] = {}
+            return dict(self._mixed)
+        changed = {key: names for key, names in self._mixed.items() if key != _BEGAN}
         for number, names in enumerate(self._named_now()):
             if self._names[number : number + 1] == [names]:  # the same, or others in their places
                 continue
@@ -53,7 +58,7 @@ class Groups:
         if changed or len(ids) != len(self._began):
             return {_BEGAN: len(self._began), **changed}
         self._remember()
-        return {}
+        return dict(self._mixed)
 
     def grown(self) -> dict[str, list[int]]:
         """The shapes at the beginning, by place, of parameters of no module that have other ones now: Gaussians that were split."""
@@ -88,8 +93,10 @@ class Groups:
             raise LayoutError(
                 f"the optimizer has {here} parameter groups at the start now, and had {began} in the snapshot: another model or optimizer"
             )
-        named = self._named() if changed or self._ids() != self._known else {}
+        named = self._named() if changed or self._mixed or self._ids() != self._known else {}
         wanted = [self._as_begun(number, named) for number in range(min(here, count))]
+        for key in self._mixed.keys() - changed.keys() - {_BEGAN}:
+            wanted[int(key)] = [each for name, each in named.items() if name in self._mixed[key]]
         for key in sorted(changed.keys() - {_BEGAN}, key=int):
             if missing := [name for name in changed[key] if name not in named]:
                 raise LayoutError(f"the optimizer in the snapshot has the parameter {missing[0]}, and this run has not")
@@ -133,6 +140,11 @@ class Groups:
         """Names of the parameters in each group; empty ones of those that no module has."""
         names = {id(parameter): name for name, parameter in self._named().items()}
         return [[names.get(id(each), "") for each in group["params"]] for group in self._inner.param_groups]
+
+
+def _is_mixed(ids: Sequence[int], order: Mapping[int, int]) -> bool:
+    places = [order[each] for each in ids if each in order]
+    return len(places) == len(ids) and places != sorted(places)
 
 
 def _gone(before: Sequence[torch.Tensor], groups: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:

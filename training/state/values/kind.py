@@ -9,7 +9,10 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +61,13 @@ def never_deleted(thing: Any) -> None:
     """See to it, if its class has a `__del__`: of a copy, or of an object without attributes, that would do harm."""
     if hasattr(type(thing), "__del__"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+@cache
+def is_source(kind: Any) -> bool:
+    """Whether such a thing has a state of its own, and a way to put it back."""
+    return issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) or has_state_dict(kind)
+
+
+def has_state_dict(kind: type) -> bool:
+    return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +24,7 @@ from . import array_views, type_adapters
 from .array_views import Unsavable
 from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
 from .class_adapters import NotFound, is_registered, kind_of
+from .kind import is_source
 from .session_parts import Parts, keys_may_be_ids, may_be_ids
 from .sharded_tensors import is_sharded, save_sharded
 from .shared_objects import Theirs
@@ -34,16 +34,6 @@ MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: 
 _EASY_KEYS = frozenset((str, int))
 _ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
 CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
-
-
-@cache
-def is_source(kind: Any) -> bool:
-    """Whether such a thing has a state of its own, and a way to put it back."""
-    return issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) or has_state_dict(kind)
-
-
-def has_state_dict(kind: type) -> bool:
-    return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
 
 class Packing:
@@ -90,6 +80,8 @@ class Packing:
         """Addresses of memory that several were found to lie in."""
         self.trained: list[torch.Tensor] = []
         """Tensors that may have gradients."""
+        self.annotated = False
+        """An OrderedDict may have attributes, as one that a `state_dict` gives."""
 
     def pack(self, value: Any, place: str = "") -> Any:
         """What it consists of. place: where the source has it, such as `.param_groups[0]`. Raises SnapshotError for what can't be saved."""
@@ -117,7 +109,7 @@ class Packing:
         if kind is list:
             self._number(value)
             return value if self._plain(value) else self._each(value)
-        if kind in MAPPINGS:
+        if kind in MAPPINGS and not (self.annotated and kind is OrderedDict and vars(value)):
             if self.lent_mappings and (place := self.lent_mappings.get(id(value))) is not None:
                 self.lent_states = True
                 return Tagged(("lent", [*place]))
@@ -143,18 +135,19 @@ class Packing:
         self._known[id(value)] = len(self.met)
         self.met.append(value)
 
-    def _each(self, values: Any) -> list[Any]:
+    def _each(self, values: Any, keys: Sequence[Any] = ()) -> list[Any]:
+        """keys: that lead to them, where it is not their numbers."""
         self._at.append(0)
         found = []
         for at, value in enumerate(values):
-            self._at[-1] = at
+            self._at[-1] = self._parts.label(keys[at], at) if keys and self._found else at
             found.append(self._down(value))
         self._at.pop()
         return found
 
     def _mapping(self, kind: type, value: Any) -> Any:
         if not _EASY_KEYS.issuperset(map(type, value)) or (keys_may_be_ids(value) and self._points(value)):
-            return Tagged(("keys", [MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values())]))
+            return Tagged(("keys", [MAPPINGS[kind], self._hashed(tuple(value)), self._each(value.values(), [*value])]))
         if self._plain(value.values()):
             return value
         found: Any = kind()

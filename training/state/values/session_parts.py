@@ -6,7 +6,7 @@ a restart.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -49,6 +49,18 @@ class Parts:
         if found is None:
             raise NotFound(f"it points to {'.'.join(filter(None, (source, path, tensor)))}, which is not there")
         return found
+
+    def label(self, key: Any, otherwise: Any) -> Any:
+        """For a key of a mapping in the name of what it leads to, the same in each life: the name of the module or tensor that it is, or
+        whose id it is."""
+        if isinstance(key, (torch.nn.Module, torch.Tensor)):
+            key = id(key)
+        place = self._all().get(key) if type(key) is int and _LEAST_ID <= key <= _LAST_ID else None
+        return otherwise if place is None else ".".join(filter(None, place))
+
+    def join(self, place: str, keys: Iterable[Any]) -> str:
+        """`place`, and the way from there."""
+        return ".".join([place, *(str(self.label(key, key)) for key in keys)])
 
     def has_any(self, numbers: Collection[Any]) -> bool:
         """Whether one of them is the id of a module or tensor."""

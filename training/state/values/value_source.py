@@ -15,8 +15,8 @@ from ....resilience.errors import LayoutError, SnapshotError
 from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
 from .class_adapters import OBJECT, kind_of
-from .kind import never_deleted
-from .packing import CURE, Packing, changes, is_source
+from .kind import is_source, never_deleted
+from .packing import CURE, Packing, changes
 from .session_parts import Parts
 from .shared_objects import Together
 from .unpacking import Unpacking, difference
@@ -54,6 +54,8 @@ class Known:
 class Packed:
     """What packs values for a snapshot, in the way that `packing.py` has."""
 
+    _annotated = False
+
     def __init__(self, name: str, known: Known) -> None:
         self._name, self._known = name, known
         self._shared: set[int] = set()
@@ -71,6 +73,7 @@ class Packed:
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
         for _ in range(_PASSES):
             packing = Packing(self._name, known.pointed(), self._shared, found, theirs, loans, self._own, parts)
+            packing.annotated = self._annotated
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)
@@ -101,7 +104,9 @@ class Packed:
         """What is `kept` of this source can be made again, and is the same then. Raises SnapshotError."""
         made: list[Any] = []
         try:
-            again = Packed(self._name, self._known).pack(self.unpack(kept, None, made))
+            other = Packed(self._name, self._known)
+            other._annotated = self._annotated
+            again = other.pack(self.unpack(kept, None, made))
         except LayoutError as error:
             raise SnapshotError(f"{error}. {CURE}") from error
         finally:
@@ -113,6 +118,8 @@ class Packed:
 
 class Stateful(Packed):
     """Whatever has `state_dict` and `load_state_dict`: schedulers, data loaders."""
+
+    _annotated = True
 
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
@@ -128,7 +135,7 @@ class Stateful(Packed):
 
     def _state(self) -> Any:
         said = self.thing.state_dict()
-        return dict(said) if isinstance(said, Mapping) else said
+        return said if not isinstance(said, Mapping) or getattr(said, "__dict__", None) else dict(said)
 
     def collect(self) -> Nested:
         return self.pack(self._state())

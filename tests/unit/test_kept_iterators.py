@@ -1,0 +1,74 @@
+"""An iterator over a second DataLoader with which the loop goes on from step to step is told, and no other."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from mt_resilient.training.data.notices import Beside
+from mt_resilient.training.data.worker_start import Started
+
+STEPS = 8
+Body = Callable[[int], Any]
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataLoader, "_get_iterator", DataLoader._get_iterator)
+
+
+def loader() -> Any:
+    return DataLoader(TensorDataset(torch.arange(6.0)))
+
+
+def cycled() -> Body:
+    batches = itertools.chain.from_iterable(loader() for _ in itertools.count())
+    return lambda step: next(batches) if step % 2 else None
+
+
+def made_before_the_loop() -> Body:
+    batches = iter(loader())
+    return lambda step: next(batches, None)
+
+
+def a_whole_pass() -> Body:
+    held = loader()
+    return lambda step: [*held]
+
+
+def a_part_of_a_pass() -> Body:
+    held = loader()
+    return lambda step: next(iter(held))
+
+
+def looked_at_once() -> Body:
+    batches = iter(loader())
+    first = next(batches)
+    return lambda step: (first, batches)
+
+
+def for_the_loop() -> Iterator[Any]:
+    """What session.batches takes its batches from goes on from step to step."""
+    yield from loader()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(cycled, 1), (made_before_the_loop, 1), (a_whole_pass, 0), (a_part_of_a_pass, 0), (looked_at_once, 0)],
+)
+def test_only_what_goes_on_from_step_to_step_is_told(make: Callable[[], Body], told: int) -> None:
+    said: list[str] = []
+    beside = Beside(said.append)
+    started = Started(beside.made)
+    body, batches = make(), for_the_loop()
+    for step in range(STEPS):
+        next(batches, None)
+        beside.gives()
+        body(step)
+        beside.gave()
+    assert started.collect() == {"had": []}
+    assert len(said) == told
+    assert all("goes on from step to step" in each for each in said)

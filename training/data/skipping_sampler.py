@@ -1,0 +1,90 @@
+"""A data loader's sampler, from some batch of the epoch on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DistributedSampler, sampler
+
+from .checksums import Checksums, of_indexes
+
+Watched = Callable[[int, Callable[[], Any]], Any]
+_DRAW_AT_THEIR_START = (
+    sampler.SequentialSampler,
+    sampler.RandomSampler,
+    sampler.SubsetRandomSampler,
+    sampler.WeightedRandomSampler,
+    sampler.BatchSampler,
+    DistributedSampler,
+)
+"""For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
+_OVER = object()
+
+
+def draws_at_its_start(found: Any) -> bool:
+    kind: Any = type(found)
+    return kind in _DRAW_AT_THEIR_START
+
+
+class Behind:
+    """A loader's sampler. Where it is iterated next, the first `skip` batches are left out, after a call of `before`."""
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self._whole = sampler
+        self.skip = 0
+        self.before: Callable[[], None] | None = None
+        self.watched: Watched | None = None
+        self._begun: Iterator[Any] = iter(())
+        self._number = 0
+        """How many batches it has given,"""
+        self.checksums = Checksums()
+        """and these."""
+        self._is_ours = False
+        self.taken_over = False
+        """Another than us has begun it last."""
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """It is begun for the loop."""
+        self._is_ours, self.taken_over = True, False
+        yield
+        self._is_ours = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """A loader may do this twice before it takes anything."""
+        if not self._is_ours:
+            self.taken_over = True
+            return iter(self._whole)
+        if self.before is not None:
+            self.before()
+        self._begun, self._number, self.checksums = iter(self._whole), 0, Checksums()
+        return self._taken()
+
+    def _taken(self) -> Iterator[Any]:
+        self.leave_out()
+        while (batch := self._next()) is not _OVER:
+            yield batch
+
+    def _next(self) -> Any:
+        number, self._number = self._number, self._number + 1
+        take = partial(next, self._begun, _OVER)
+        batch = take() if self.watched is None else self.watched(number, take)
+        if batch is not _OVER:
+            self.checksums.add(of_indexes(batch))
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._whole)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the sampler has: `set_epoch`, a sampler of its own, `batch_size`."""
+        return getattr(self._whole, name)
+
+    def leave_out(self) -> None:
+        """Now, where that has not been done: some samplers draw with their first batch."""
+        skip, self.skip, self.before = self.skip, 0, None
+        for _ in range(skip):
+            self._next()
