@@ -1,18 +1,29 @@
-"""Orders + own state → the next local action. Pure: what this node owes the generation record, seen from wherever it stands now."""
+"""Orders + own state → what this node does next. Pure: the agent, the nodes of the scenarios and those of the simulator play the same.
+
+generation record, LocalState ──`duty`──▶ what is owed ──`step`, with what is Begun──▶ actions, in order ──▶ somebody's hands
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from ...resilience.decide.planned_move import SAVE_S
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import AckKind
 from ...resilience.model.state_machine import Phase
 
+LONG_S = 10.0
+"""How long the last snapshot may take until people are told that it is waited for."""
+
 
 class Action(Enum):
     WAIT = "nothing to do"
-    CLEAR = "end what is left of an older generation, then say ready"
+    CLEAR = "end what is left of an older generation, and see what the next one may go on from"
+    SAY_READY = "say that nothing is left of older generations"
+    FETCH = "ask another node for this one's part of the state"
+    START_COLD = "wait no longer for the warm process"
     LAUNCH = "start the ranks"
     SAY_RUNNING = "say that all ranks are attached"
     ORDER_REWIND = "tell the ranks to go back to a step"
@@ -20,7 +31,13 @@ class Action(Enum):
     ORDER_SNAPSHOT = "tell the ranks to take a snapshot for the disk"
     ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
     PASS_SIGNAL = "stop the ranks as torchrun stops them: they may save by themselves, and run their handlers"
-    END_GROUP = "end the ranks, finish the snapshots, say ended"
+    END_GROUP = "end the ranks: no others follow"
+    LET_GO = "let go of what was computed since the record's onset"
+    FINISH_WRITING = "have what is to be on disk written, and no more"
+    TELL_WAITING = "tell people what the end waits for"
+    GIVE_UP_WRITING = "leave without what is not on disk yet"
+    WRITE_AGAIN = "the job goes on after all, and so does the writing"
+    SAY_ENDED = "say that nothing is left to be done here"
     STAND_DOWN = "end the ranks: the job goes on without them"
     LEAVE = "the job is over: leave"
 
@@ -46,13 +63,120 @@ class LocalState:
     """All its ranks do: then those of all nodes are at the same boundary."""
     snapshot: str
     """The last request for a snapshot that its ranks were told of."""
-    leave_ordered: bool
-    grace_over: bool
-    """The ranks have had the time that a last snapshot may take."""
+    importing: bool = False
+    """The warm process is about to be one that ranks can be forked from."""
+    written: bool = True
+    """The drain process has written what it was to, or was given up."""
+    hurry: bool = False
+    """Somebody wants this agent to leave: the end does not wait for ever."""
+    leave_ordered: bool = False
+    grace_over: bool = False
+    """The ranks have had the time that a last snapshot may take. Both are `step`'s to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What this node has begun and is not through with. Times are in seconds, monotonic; 0: not yet."""
+
+    awaited: int = 0
+    """The generation whose start waits for the warm process,"""
+    awaited_s: float = 0.0
+    """and since when."""
+    fetched: int = 0
+    """The generation for which this node's part has been asked of another."""
+    ordered_s: float = 0.0
+    """When the ranks were told to leave,"""
+    until_s: float = 0.0
+    """and how long they may take."""
+    leave_in_s: float = 0.0
+    """What the record has said last of how long leaving may take,"""
+    leave_by_s: float = math.inf
+    """and when that is over."""
+    finishing_s: float = 0.0
+    """Since when the last snapshots are being written."""
+    let_go: int = -1
+    """The onset since which everything was let go of."""
+    told: bool = False
+    """People know what the end waits for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """In seconds."""
+
+    warm_s: float
+    """A start waits so long for the warm process: longer than that, a cold one is quicker."""
+    leave_s: float
+    """So long ranks may take to leave, and again to write; of an order with a deadline, that holds."""
+
+
+def step(
+    record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
+) -> tuple[Begun, tuple[Action, ...]]:
+    """What to do now, in this order, and what is begun then; once it is done, the next call may give more. Nothing: wait, or leave where
+    `duty` says so. now_s: monotonic."""
+    if record.leave_in_s and record.leave_in_s != begun.leave_in_s:
+        by_s = min(begun.leave_by_s, now_s + record.leave_in_s)
+        begun = replace(begun, leave_in_s=record.leave_in_s, leave_by_s=by_s)
+    ordered = begun.ordered_s > 0
+    action = duty(record, replace(me, leave_ordered=ordered, grace_over=ordered and now_s > begun.until_s))
+    match action:
+        case Action.WAIT | Action.LEAVE:
+            return begun, ()
+        case Action.CLEAR:  # perhaps the job was ending, and a node has died over it
+            again = (Action.WRITE_AGAIN,) if begun.finishing_s else ()
+            return Begun(fetched=begun.fetched), (*again, Action.CLEAR, Action.SAY_READY)
+        case Action.LAUNCH:
+            return _launch(record, me, begun, now_s, patience)
+        case Action.PASS_SIGNAL | Action.ORDER_LEAVE:
+            # Of a deadline for all of it, the half: what memory has can then still be written.
+            share = 2 if action is Action.ORDER_LEAVE else 1
+            left_s = (begun.leave_by_s - now_s) / share if record.leave_in_s else patience.leave_s
+            return replace(begun, ordered_s=now_s, until_s=now_s + left_s), (action,)
+        case Action.END_GROUP:
+            return _end(record, me, begun, now_s, patience)
+    return begun, (action,)
+
+
+def _launch(
+    record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
+) -> tuple[Begun, tuple[Action, ...]]:
+    lacking = any(record.members.get(node) == me.instance for node in record.sources)
+    if lacking and begun.fetched != record.number:
+        return replace(begun, fetched=record.number), (Action.FETCH,)
+    if not me.importing:
+        return begun, (Action.LAUNCH,)
+    if begun.awaited != record.number:
+        return replace(begun, awaited=record.number, awaited_s=now_s), ()
+    return begun, () if now_s - begun.awaited_s < patience.warm_s else (Action.START_COLD, Action.LAUNCH)
+
+
+def _end(
+    record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
+) -> tuple[Begun, tuple[Action, ...]]:
+    """The ranks end, then what is to be on disk is written, then that is said."""
+    if not begun.finishing_s:
+        begun = replace(begun, finishing_s=now_s, let_go=record.onset)
+        return begun, (Action.END_GROUP, Action.LET_GO, Action.FINISH_WRITING)
+    if record.onset != begun.let_go:
+        return replace(begun, let_go=record.onset), (Action.LET_GO,)
+    if me.written:
+        return begun, (Action.SAY_ENDED,)
+    drained = record.last_snapshot and not record.complete and record.exit_code == 0
+    grace_s = SAVE_S if drained else patience.leave_s
+    if record.leave_in_s:
+        grace_s = max(0.0, begun.leave_by_s - begun.finishing_s)
+    hurry = me.hurry or drained or record.exit_code != 0 or record.leave_in_s > 0
+    took_s = now_s - begun.finishing_s
+    if hurry and took_s > grace_s:
+        return begun, (Action.GIVE_UP_WRITING,)
+    if not begun.told and took_s > LONG_S:
+        return replace(begun, told=True), (Action.TELL_WAITING,)
+    return begun, ()
 
 
 def duty(record: GenerationRecord | None, me: LocalState) -> Action:
-    """What to do next; the supervisor asks again after each action."""
+    """What this node owes the record, seen from wherever it stands now."""
     if record is None or me.instance not in record.members.values():
         # A record that names another instance is the one this agent's predecessor left, and the controller will open the next; or
         # the job goes on elsewhere, and ranks that are still here would train beside it.

@@ -5,23 +5,21 @@ neighbour's connection ──▶ `keys.death` ──▶ controller        lease,
 
 from __future__ import annotations
 
-import math
 import zlib
 from contextlib import suppress
-from dataclasses import replace
 
 from ...resilience.clock import monotonic_s, wall_s
-from ...resilience.membership import buddy_sources, rank_assignment
+from ...resilience.membership import buddy_sources
 from ...resilience.model.generation import GenerationRecord
-from ...resilience.model.node import Death, NodeRecord, NodeStatus, Spec
+from ...resilience.model.node import Death, NodeRecord, Spec
 from ...resilience.model.state_machine import Phase
-from ...resilience.model.types import Doing, NodeId, RankPhase
+from ...resilience.model.types import NodeId
 from ...resilience.store.codec import dumps, loads
 from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import address
 from ..node import Node
 from ..output.event_log import Telling
-from ..peers.fencing import Pulse, Standing, fenced
+from ..peers.fencing import Fence
 from ..peers.lease import Heartbeat
 from ..peers.liveness_link import Neighbour
 
@@ -43,14 +41,7 @@ class Company:
     ) -> None:
         self._me, self._store, self._keys, self._heartbeat = seat.node, seat.store, seat.keys, heartbeat
         self._neighbour, self._node, self._telling = neighbour, node, telling
-        self._spec = spec
-        self._members = 0
-        """Of the present generation."""
-        self._lease = 0
-        """That the present generation was seen with."""
-        self._pulse = Pulse()
-        self._pulse_at_s = 0.0
-        """Wall-clock time of its last beat."""
+        self.fence = Fence(heartbeat, spec, node, node.board)
         self._ring = 0
         """Generation in which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
@@ -68,27 +59,10 @@ class Company:
         """Readable when something has happened."""
         return self._neighbour.fds()
 
-    @property
-    def proof(self) -> bool:
-        """Whether ranks that finish steps prove that nobody has begun without them."""
-        return rank_assignment.proves(self._spec.sizes, self._spec.spares, self._members)
-
-    def bind(self, seen: GenerationRecord | None) -> None:
-        """Tell the ranks how long they may go on without a word from this agent. seen: the present generation, where it was read since this
-        agent has its lease; before that, others may have begun."""
-        if seen:
-            self._lease, self._members = self._heartbeat.lease, len(seen.members)
-        if self._lease == self._heartbeat.lease:
-            self._node.board.leased(0.0 if self.proof else self._heartbeat.until_s)
-
-    def left_s(self, now_s: float) -> float:
-        """Until the next look at whether the ranks have to be ended. now_s: monotonic."""
-        until_s = self._heartbeat.until_s
-        return until_s - now_s if self._node.group and not self.proof and until_s > now_s else math.inf
-
     def look(self, now_s: float) -> bool:
         """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""
-        self._fence(now_s)
+        if why := self.fence.look(now_s, wall_s()):
+            self._telling.say(why, "bad")
         found = self._neighbour.look(now_s)
         if found:
             self._dead = (*found, wall_s())
@@ -125,13 +99,6 @@ class Company:
         self._copied = record.number
         holder = buddy_sources.holder(record, self._me)
         self._node.drain.copy_to(address(self._store, self._keys, record, holder) if holder else "")
-
-    def pulse(self, status: NodeStatus) -> NodeStatus:
-        """`status`, and how the ranks step: so others can tell whether a node that they do not hear trains."""
-        group = self._node.group
-        if group is None or group.generation != status.generation:
-            return status
-        return replace(status, pulse_s=self._pulse_at_s, stride_s=round(self._pulse.stride_s, 3))
 
     def _share(self, record: GenerationRecord) -> None:
         """What the ranks of the first node have imported, those that stand by import ahead of need."""
@@ -171,32 +138,3 @@ class Company:
     def _record(self, node: NodeId) -> NodeRecord | None:
         entry = self._store.get(self._keys.node(node))
         return loads(NodeRecord, entry.value) if entry else None
-
-    def _fence(self, now_s: float) -> None:
-        group = self._node.group
-        if group is None or group.fenced:
-            return
-        known_s = self._pulse.stepped_s
-        pages = self._node.board.pages
-        # Of ranks that wait, the beats count: they go on saying their words.
-        waits = all(page.doing == Doing.PAUSED for page in pages)
-        seen = min(page.step for page in pages), min(page.beat_ns for page in pages) if waits else 0
-        self._pulse.look(group.generation, seen, now_s)
-        if self._pulse.stepped_s != known_s:
-            self._pulse_at_s = wall_s()
-        standing = Standing(
-            lease_until_s=self._heartbeat.until_s,
-            ttl_s=self._heartbeat.ttl_s,
-            proof=self.proof,
-            still_s=self._pulse.still_s,
-            stride_s=self._pulse.stride_s,
-            over=all(page.phase == RankPhase.FINISHED for page in pages),
-        )
-        if fenced(now_s, standing):
-            why = ", and the ranks finish no step" if standing.proof else ""  # else their steps prove nothing
-            self._telling.say(
-                f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are "
-                "ended",
-                "bad",
-            )
-            self._node.fence()

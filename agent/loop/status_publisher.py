@@ -65,6 +65,10 @@ class Publisher:
         self._publish(record, Put(self._keys.ack(record.number, self._id), dumps(ack)))
         self.acked = (record.number, kind)
 
+    def forget(self) -> None:
+        """etcd may have lost what was acknowledged: it is said again."""
+        self.acked = (0, None)
+
     def farewell(self, record: GenerationRecord) -> None:
         """This agent leaves, and the job goes on without it."""
         status = replace(self._status(record), drained=True)
@@ -79,7 +83,7 @@ class Publisher:
     def _status(self, record: GenerationRecord | None) -> NodeStatus:
         group = self._node.group
         status = self._node.status(group.generation if group else record.number if record else 0)
-        return self._company.pulse(replace(status, often_s=self.pace_s)) if self._company else status
+        return self._company.fence.pulse(replace(status, often_s=self.pace_s)) if self._company else status
 
     def _reject_unusable(self) -> None:
         """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again."""

@@ -1,6 +1,6 @@
 """The agent's loop: observe, publish, decide (where this agent leads), obey. Level-triggered; any round may be lost or repeated.
 
-    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ duty ──▶ Performer ──▶ Node
+    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ step ──▶ Performer ──▶ Node
 
 When the store does not answer, the round ends there: ranks keep training, and the next round tries again.
 """
@@ -29,6 +29,7 @@ from . import loop_pacing
 from .decision_failures import Lapse
 from .executor import Performer
 from .peer_duties import Company
+from .round import Round
 from .shutdown import Leaving
 from .status_publisher import QUICK_S, Publisher
 from .store_outage import Outage
@@ -71,22 +72,36 @@ class Supervisor:
         over: int = 0,
     ) -> None:
         """over: the generation that the job had ended with before this agent came, 0 for none."""
-        self.id, self.node, self.store, self.keys = seat.node, node, seat.store, seat.keys
+        self.id, self.node = seat.node, node
         self.heartbeat, self.controller, self.performer = heartbeat, controller, duties.performer
         self.policy, self.telling = policy, telling
         self._leaving, self._outage = duties.leaving, duties.outage
-        self.record: GenerationRecord | None = None
-        self._over, self._company, self._publisher = over, duties.company, duties.publisher
+        self._company, self._publisher = duties.company, duties.publisher
+        self._round = Round(
+            heartbeat=heartbeat,
+            controller=controller,
+            outage=duties.outage,
+            fence=self._company.fence if self._company else None,
+            over=over,
+            say_again=self._publisher.forget,
+            publish=lambda record: self._publisher.round(record, self._busy()),
+            obey=self.performer.obey,
+        )
         self._lapse = Lapse(node, telling)
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
         """What others write wakes the loop no earlier."""
+        self._took_s = 0.0
+        """Looking at the whole job, in this round."""
         self._last_stumble = ""
         self._looked_s = monotonic_s()
         """When the ranks were last looked at."""
         self._awaiting = Awaiting(seat.node, telling)
 
-    # -- the loop -----------------------------------------------------------------------------------------------------------
+    @property
+    def record(self) -> GenerationRecord | None:
+        """The newest."""
+        return self._round.record
 
     def run(self) -> int:
         """Until the job is over; the exit code."""
@@ -103,7 +118,7 @@ class Supervisor:
         record, told = self.record, self._publisher.told
         running = record is not None and record.phase is Phase.RUN and not loop_pacing.starting(record, told, wall_s())
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
-        patience_s = min(patience_s, self._company.left_s(monotonic_s())) if self._company else patience_s
+        patience_s = min(patience_s, self._company.fence.left_s(monotonic_s())) if self._company else patience_s
         fds = (wake, *self.node.fds(), *(self._company.fds() if self._company else ()))
         ends_s, heard = monotonic_s() + patience_s, False
         ready: list[int] = []
@@ -182,30 +197,18 @@ class Supervisor:
             return
         self._rest_until_s = 0.0
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
-        self.heartbeat.beat(now)
-        if self._company:
-            self._company.bind(None)
-        if self._outage.held(self.heartbeat.lease, self.record):
-            self._publisher.acked = (0, None)  # what was said is said again
+        self._round.begin(now)
         if self._company and self.record:
             with suppress(InternalError):  # a record that nobody can read: whoever leads meets it too, and tells
                 self._company.tell(self.record)
         self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
-        looked_s = 0.0
+        self._took_s = 0.0
         for _ in range(20):
-            if self.record is not None:  # not before the controller has seen what a predecessor of this agent said last
-                self._publisher.round(self.record, self._busy())
-            began_s = monotonic_s()
-            wrote = self._decide()
-            looked_s += monotonic_s() - began_s
-            if self.record and self.heartbeat.instance not in self.record.members.values():
-                self.heartbeat.confirm()
-            more = self.record is not None and self.performer.obey(self.record)
-            if not wrote and not more:
+            if not self._round.turn(self._decide):
                 break
-        if self._company:
-            self._company.bind(None if self._lapse.rests(monotonic_s()) else self.record)
-        self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * looked_s)
+        if not self._lapse.rests(monotonic_s()):
+            self._round.end()
+        self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * self._took_s)
         self._outage.over(monotonic_s())
         self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())
         self._warm_up()
@@ -215,18 +218,19 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _decide(self) -> bool:
-        """Let the controller look, and read what is to be obeyed; whether it has written. Raises StoreUnavailable, and MachineError where
-        etcd has lost what it knew of the job and nobody can tell it."""
+        """`Round.decide`, unless it has just failed; whether the controller has written."""
         if self._lapse.rests(monotonic_s()):
             return False
+        began_s = monotonic_s()
         try:
-            wrote = self.controller.tick(self.heartbeat.lease, wall_s())
-            self.record = self._read_record()
+            wrote = self._round.decide(began_s, wall_s())
         except (OSError, SiteError):
             raise
         except Exception as error:
             self._failed(error)
             return False
+        finally:
+            self._took_s += monotonic_s() - began_s
         self._lapse.over()
         self._leaving.decided()
         return wrote
@@ -240,10 +244,6 @@ class Supervisor:
         elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
             self.heartbeat.end()
             self.heartbeat.lost()
-
-    def _read_record(self) -> GenerationRecord | None:
-        record = self._outage.looked(self.controller.record(), self.record, monotonic_s())
-        return None if record and record.phase is Phase.ENDED and record.number <= self._over else record
 
     def _busy(self) -> bool:
         return loop_pacing.busy(self.record, self._publisher.told, wall_s())
@@ -285,7 +285,7 @@ class Supervisor:
             warm.keep(told.generation if told else 0, ranks=self.policy.warm)
 
     def _store_is_down(self, error: ResilientError) -> None:
-        fenced_soon = self.node.group is not None and self._company is not None and not self._company.proof
+        fenced_soon = self.node.group is not None and self._company is not None and not self._company.fence.proof
         self._outage.lasts(error, monotonic_s(), fenced_soon=fenced_soon)
         if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("etcd is away")
@@ -294,6 +294,6 @@ class Supervisor:
         self.telling.say(f"{why}: ending at once, without a last snapshot", "warn")
         self.node.stop_group()
         number = self.record.number if self.record else Generation(0)
-        self.record = GenerationRecord(
+        self._round.record = GenerationRecord(
             number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"for {why}"
         )

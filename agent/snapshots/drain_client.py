@@ -158,6 +158,11 @@ class Draining:
         self._asked = True
         self._tell("finish")
 
+    def give_up(self) -> None:
+        """End it with what it has not written yet."""
+        self.stop()
+        self.finished = True
+
     def begin_again(self) -> None:
         """The job goes on after `finish`: what it was at is left, for it may wait for a dead node's part; the next one starts."""
         self.stop()

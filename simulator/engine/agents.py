@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...agent.loop.next_action import Action, LocalState, duty
+from ...agent.loop.next_action import Action, Begun, LocalState, Patience, step
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import AckKind
 from ...resilience.model.signals import InPlaceRewind
@@ -15,6 +15,9 @@ from .accounting import TRAINING
 from .cluster import WorkerGroup
 from .compute_faults import BEFORE_S
 from .engine import Play
+
+_PATIENCE = Patience(warm_s=0.0, leave_s=0.0)
+"""No simulated start waits for a warm process, and no job is drained."""
 
 # -- the agents -------------------------------------------------------------------------------------------------------
 
@@ -31,18 +34,22 @@ def heard(play: Play, number: Generation) -> None:
         acked = cluster.acks[name].kind if name in cluster.acks else None
         groups.setdefault((acked, name in cluster.newcomers), []).append(name)
     for (acked, _), names in groups.items():
-        match duty(record, _local(play, names[0], acked)):
-            case Action.CLEAR:
-                _clear(play, number, names)
-            case Action.LAUNCH:
-                _launch(play, record)
-            case Action.SAY_RUNNING:
-                cluster.acknowledge(names, AckKind.RUNNING, play.now_s)
-                _answered(play, len(names))
-            case Action.ORDER_REWIND:
-                _turn_back(play, record)
-            case Action.ORDER_PAUSE:
-                _order_wait(play, record)
+        begun, actions = step(record, _local(play, names[0], acked), Begun(), play.now_s, _PATIENCE)
+        if actions == (Action.FETCH,):  # what that takes is among the costs of a launch
+            begun, actions = step(record, _local(play, names[0], acked), begun, play.now_s, _PATIENCE)
+        for action in actions:
+            match action:
+                case Action.CLEAR:  # and say ready, once that is done
+                    _clear(play, number, names)
+                case Action.LAUNCH:
+                    _launch(play, record)
+                case Action.SAY_RUNNING:
+                    cluster.acknowledge(names, AckKind.RUNNING, play.now_s)
+                    _answered(play, len(names))
+                case Action.ORDER_REWIND:
+                    _turn_back(play, record)
+                case Action.ORDER_PAUSE:
+                    _order_wait(play, record)
 
 
 def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
@@ -59,8 +66,6 @@ def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
         paused=group is not None and group.told_to_wait,
         waiting=group is not None and group.waits,
         snapshot=group.saves if group else "",
-        leave_ordered=False,
-        grace_over=False,
     )
 
 

@@ -1,8 +1,8 @@
-"""The agent of a simulated node, one life of it: what `Supervisor` and `Node` do, with values for processes and memory.
+"""The agent of a simulated node, one life of it: the hands of the loop, with values for processes and memory.
 
-    ranks step → pages → NodeStatus → store → Controller → generation record → duty → this node
+    ranks step → pages → NodeStatus → store → Controller → generation record → step → this node
 
-`register`, `duty`, `Controller`, `Election`, `Heartbeat`, pages, exits and statuses are the real ones.
+`register`, `Round` and `step` with all that they play with, the fence, pages, exits and statuses are the real ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 
 from mt_resilient.agent.join.registration import Wanted, described, register
 from mt_resilient.agent.launch.torchrun import Launch
-from mt_resilient.agent.loop.next_action import Action, LocalState, duty
+from mt_resilient.agent.loop import next_action
+from mt_resilient.agent.loop.next_action import Action, Begun, LocalState, Patience, duty
+from mt_resilient.agent.loop.round import Round
 from mt_resilient.agent.loop.store_outage import Outage
 from mt_resilient.agent.monitor.hang_monitor import Lookout
-from mt_resilient.agent.peers.fencing import Pulse, Standing, fenced
+from mt_resilient.agent.peers.fencing import Fence
 from mt_resilient.agent.peers.lease import Heartbeat
 from mt_resilient.agent.ranks import status_report
 from mt_resilient.agent.ranks.worker_group import WorkerGroup
@@ -35,15 +37,13 @@ from mt_resilient.resilience.detect.hang_rules import HangPolicy
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable, UsageError
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
-from mt_resilient.resilience.membership import rank_assignment
 from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.node import Ack, AckKind, Death, NodeRecord, NodeStatus
 from mt_resilient.resilience.model.request import Request
 from mt_resilient.resilience.model.signals import InPlaceRewind
-from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Doing, Generation, NodeId, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.plan.resume_point import StabilityPolicy
-from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.protocol import LeaseGone
 from mt_resilient.resilience.store.seat import Seat
@@ -62,7 +62,9 @@ WEIGHT = Part(name="model/w", shape=(2,), offset=(0,), box=(2,))
 LEASE_S = 10
 SAYS_S = 2.0
 """How often it says how it is, as its status has it: it does so each second."""
-GRACE_S = 5.0
+PATIENCE = Patience(warm_s=0.0, leave_s=5.0)
+AT_ONCE = (Action.FETCH, Action.LET_GO, Action.FINISH_WRITING, Action.GIVE_UP_WRITING)
+"""What follows on them is done in the same second."""
 HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
 DRAIN_S = 2
 """Ticks from a seal to the commit on disk."""
@@ -105,17 +107,16 @@ class Node:
         """and this node's processes of them."""
         self.seat = (0, 1)
         """Node rank and number of nodes, of the ranks that were started last."""
-        self.record: GenerationRecord | None = None
         self.acked: tuple[int, AckKind | None] = (0, None)
-        self.pulse = Pulse()
+        self.begun = Begun()
         self.seen: frozenset[int] = frozenset()
         """Steps on disk when it told of them last."""
         self.dead = ""
         """The agent of the next node, which has died while its host lives: until etcd knows."""
-        self.until_ns = self.seen_with = 0
-        """The ranks cross no boundary after this time; and the lease that the present generation was seen with."""
-        self.leave_ordered_s = 0.0
-        self.drain_asked_s = 0.0
+        self.until_ns = 0
+        """The ranks cross no boundary after this time."""
+        self.settled = 0
+        """Generation that the memory was cleared up for."""
         self.held_until_s = 0.0
         """Between reading the record and obeying it."""
         self.asked: Request | None = None
@@ -137,7 +138,7 @@ class Node:
         spec = described(launch, Wanted(numbers=job.sizes, spares=job.spares), "0" * 8, first)
         seat = Seat(self.store, KEYS, name)
         run = RunDirectory(Path("mt-runs/train"))
-        spec, self.over = register(
+        spec, over = register(
             seat,
             spec,
             run,
@@ -146,11 +147,24 @@ class Node:
             kept=lambda: max(self.disk, default=-1),
             lease_s=lambda _: job.left_s(name, LEASE_S),
         )
-        self.nothing_left = self.over >= spec.first_generation
+        self.nothing_left = over >= spec.first_generation
         self.heartbeat = Heartbeat(seat, registration, LEASE_S)
-        self.controller = job.controller(instance, name)
         telling: Any = SimpleNamespace(say=lambda words, _: self._says(words))
-        self.outage = Outage(self, telling, None, str, seat, spec, "")  # type: ignore[arg-type]
+        self.fencing = None if job.alone else Fence(self.heartbeat, spec, self, self)
+        self.loop = Round(
+            heartbeat=self.heartbeat,
+            controller=job.controller(instance, name),
+            outage=Outage(self, telling, None, str, seat, spec, ""),  # type: ignore[arg-type]
+            fence=self.fencing,
+            over=over,
+            say_again=self._say_again,
+            publish=self._publish,
+            obey=self._obey,
+        )
+
+    @property
+    def record(self) -> GenerationRecord | None:
+        return self.loop.record
 
     # -- memory and disk ------------------------------------------------------------------------------------------------------
 
@@ -235,12 +249,13 @@ class Node:
         if self.nothing_left:
             self.say(f"the agent{'' if self.job.alone else f' of {self.name}'} finds the job finished")
             return 0
-        self.drain(now_s)
+        self.drain(now_s, finish=self.begun.finishing_s > 0)
         self.lending.send(now_s)
         self.lending.fetch(now_s)
         if self.faults.agent_stalls or self.name in self.faults.stalled:
             return None
-        self._fence(now_s)
+        if self.fencing:
+            self.fencing.look(now_s, self.job.wall_s)
         if self.group:
             self._abandon(status_report.rewinds(self.pages, self.group.generation, self.job.skew_s, len(self.told)))
             self.compare(now_s, self.group.generation)
@@ -252,32 +267,20 @@ class Node:
                 if now_s < self.held_until_s:
                     return None
                 self.held_until_s = 0.0
-                return self._obey(now_s)
-            self.heartbeat.beat(now_s)
-            self._bind(knows=False)
-            if self.outage.held(self.heartbeat.lease, self.record):
-                self.acked = (0, None)
+                assert self.record
+                self._obey(self.record)
+                return self._left()
+            self.loop.begin(now_s)
             if self.dead:
                 self.store.put(KEYS.death(self.dead), dumps(Death(at_s=self.job.wall_s)), self.heartbeat.lease)
                 self.dead = ""
             if self.asked:
                 self.store.put(KEYS.request(f"stop-{self.name}-{self.instance}"), dumps(self.asked))
-            if self.record is not None:
-                self._publish(now_s)
-            self.controller.tick(self.heartbeat.lease, self.job.wall_s)
-            entry = self.store.get(KEYS.generation)
-            found = loads(GenerationRecord, entry.value) if entry else None
-            self.record = self.outage.looked(found, self.record, now_s)
-            if self.record and self.record.phase is Phase.ENDED and self.record.number <= self.over:
-                self.record = None
-            if self.record and self.instance not in self.record.members.values():
-                self.heartbeat.confirm()
-            if self.faults.obeys_late_s:
-                self.held_until_s, self.faults.obeys_late_s = now_s + self.faults.obeys_late_s, 0
+            self.loop.turn(lambda: self.loop.decide(now_s, self.job.wall_s))
+            if self.held_until_s:
                 return None
-            code = self._obey(now_s)
-            self._bind(knows=True)
-            return code
+            self.loop.end()
+            return self._left()
         except LeaseGone:
             self.heartbeat.lost()
         except StoreUnavailable:
@@ -287,39 +290,25 @@ class Node:
     def _says(self, sentence: str) -> None:
         self.say(f"the agent{'' if self.job.alone else f' of {self.name}'}: {sentence}")
 
-    @property
-    def _proof(self) -> bool:
-        return self.record is None or rank_assignment.proves(self.job.sizes, self.job.spares, len(self.record.members))
+    def _say_again(self) -> None:
+        self.acked = (0, None)
 
-    def _bind(self, knows: bool) -> None:
-        """How long its ranks may go on by themselves."""
-        self.seen_with = self.heartbeat.lease if knows else self.seen_with
-        if self.seen_with == self.heartbeat.lease:
-            self.until_ns = 0 if self.job.alone or self._proof else ns(self.heartbeat.until_s)
-            for page in self.pages:
-                page.until_ns = self.until_ns
+    def leased(self, until_s: float) -> None:
+        """No rank shall cross a boundary after this time."""
+        self.until_ns = ns(until_s)
+        for page in self.pages:
+            page.until_ns = self.until_ns
 
-    def _fence(self, now_s: float) -> None:
-        """Without a lease the others may go on without this node: its ranks end, unless they finish steps."""
-        if self.job.alone or self.group is None or self.group.fenced:
-            return
-        self.pulse.look(self.group.generation, min(page.step for page in self.pages), now_s)
-        standing = Standing(
-            lease_until_s=self.heartbeat.until_s,
-            ttl_s=LEASE_S,
-            proof=self._proof,
-            still_s=self.pulse.still_s,
-            stride_s=self.pulse.stride_s,
-            over=all(page.phase == RankPhase.FINISHED for page in self.pages),
-        )
-        if fenced(now_s, standing):
-            self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
-            self.group.fenced = True
-            for process in (*self.group.ranks.values(), self.group.launcher):
-                if not process.ended_s:
-                    process.ended_s, process.code, process.fenced = now_s + self.job.skew_s, -9, True
-            if self.ranks:
-                self.ranks.closed = True
+    def fence(self) -> None:
+        """The others may go on without this node."""
+        assert self.group
+        self.say(f"{self.name} has lost its lease, its ranks stand still, and it ends them")
+        self.group.fenced = True
+        for process in (*self.group.ranks.values(), self.group.launcher):
+            if not process.ended_s:
+                process.ended_s, process.code, process.fenced = self.job.wall_s, -9, True
+        if self.ranks:
+            self.ranks.closed = True
 
     def _abandon(self, further: list[InPlaceRewind]) -> None:
         """What was written to disk of the steps that the ranks have gone back behind is of another course of the training."""
@@ -341,7 +330,7 @@ class Node:
                 del self.disk[step]
                 self.say(f"the snapshot of step {step} is set aside")
 
-    def _publish(self, now_s: float) -> None:
+    def _publish(self, record: GenerationRecord) -> None:
         for page in self.pages:
             words = page.farewell()
             if words.get("kind") == "snapshot" and words["path"] and int(words["step"]) in self.disk:
@@ -350,7 +339,7 @@ class Node:
                 self.say(f"the snapshot of step {words['step']} is set aside")
         self.seen = frozenset(self.disk)
         group = self.group
-        number = group.generation if group else self.record.number if self.record else 0
+        number = group.generation if group else record.number
         in_memory = [s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)]
         kept = NodeStatus(
             generation=Generation(number),
@@ -379,18 +368,14 @@ class Node:
             held=self.replicas.held,
             seat=self.seat,
             **self.lending.told(),
-            **self._pulse(number),
         )
+        if self.fencing:
+            status = self.fencing.pulse(replace(status, often_s=SAYS_S))
         self.store.put(KEYS.status(self.name), dumps(status))
 
-    def _pulse(self, number: int) -> dict[str, Any]:
-        if self.job.alone or not self.group or self.group.generation != number:
-            return {}
-        return {"pulse_s": self.pulse.stepped_s + self.job.skew_s, "stride_s": self.pulse.stride_s, "often_s": SAYS_S}
-
-    def _obey(self, now_s: float) -> int | None:
-        record, over = self.record, self.group is not None and self.group.launcher.ended_s > 0
-        me = LocalState(
+    def _local(self) -> LocalState:
+        over = self.group is not None and self.group.launcher.ended_s > 0
+        return LocalState(
             instance=self.instance,
             group=self.group.generation if self.group else 0,
             group_over=over,
@@ -401,38 +386,56 @@ class Node:
             paused=bool(self.pages[0].paused),
             waiting=all(page.doing == Doing.PAUSED for page in self.pages),
             snapshot=self.snapshot_asked,
-            leave_ordered=self.leave_ordered_s > 0,
-            grace_over=self.leave_ordered_s > 0 and now_s - self.leave_ordered_s > GRACE_S,
+            written=not any(k.sealed and k.durable and not k.drained for k in self.arena.values()),
+            hurry=self.asked is not None,
         )
-        action = duty(record, me)
-        if record is None or action is Action.WAIT:
+
+    def _left(self) -> int | None:
+        """The exit code, where the job is over for this agent."""
+        record, job = self.record, self.job
+        if record is None or duty(record, self._local()) is not Action.LEAVE:
             return None
+        self.heartbeat.end()
+        unwritten = record.complete and job.total not in self.disk and not job.judged_by.observe
+        code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
+        self.say(f"the agent{'' if job.alone else f' of {self.name}'} leaves with exit code {code}")
+        return code
+
+    def _obey(self, record: GenerationRecord) -> bool:
+        now_s = self.job.now_s
+        if self.faults.obeys_late_s:
+            self.held_until_s, self.faults.obeys_late_s = now_s + self.faults.obeys_late_s, 0
+            return False
+        actions: tuple[Action, ...] = AT_ONCE
+        while actions and actions[-1] in AT_ONCE:
+            begun, actions = next_action.step(record, self._local(), self.begun, now_s, PATIENCE)
+            for action in actions:
+                self._do(action, record, now_s)
+            self.begun = begun
+        return bool(actions)
+
+    def _do(self, action: Action, record: GenerationRecord, now_s: float) -> None:
         match action:
             case Action.CLEAR:
-                self.drain_asked_s = 0.0
-                self._clear(now_s, record.number)
-                self._publish(now_s)
-                self._ack(AckKind.READY, now_s)
-            case Action.LAUNCH:
-                seat = (record.node_rank(self.name), len(record.members))
-                for step, kept in list(self.arena.items()):
-                    if step > record.resume_step or not kept.sealed or kept.seat != seat:
-                        del self.arena[step]
-                self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
-                if record.onset >= 0:
-                    self._set_aside(record.onset - 1, (record.number, 0))
+                self._clear(now_s, record)
+            case Action.SAY_READY:
+                self._publish(record)
+                self._ack(AckKind.READY, record)
+            case Action.FETCH:
+                self._settle(record)
                 self.lending.ask(record, now_s)
+            case Action.LAUNCH:
+                self._settle(record)
                 if self.ranks and self.ranks.alive:
                     self.job.strays.append(self.ranks)
                     self.ranks.leave(self)
                 self.replicas.went_back(record.resume_step)
                 self.told, self.snapshot_asked = (), ""
                 self.lookout.begin(tells=record.resume_step >= 0)
-                self.seat = seat
                 self.ranks = self.job.joined(self, record)
                 self.say(f"{self.says} starts its ranks")
             case Action.SAY_RUNNING:
-                self._ack(AckKind.RUNNING, now_s)
+                self._ack(AckKind.RUNNING, record)
             case Action.ORDER_REWIND:
                 assert record.rewind
                 for page in self.pages:
@@ -450,42 +453,46 @@ class Node:
             case Action.ORDER_LEAVE:
                 for page in self.pages:
                     page.order = Order.SNAPSHOT_AND_STOP
-                self.leave_ordered_s = now_s
                 self.say(f"{self.says} orders its ranks to take a last snapshot and leave")
             case Action.PASS_SIGNAL:
-                self.leave_ordered_s = now_s
                 self._end_ranks("passes the signal on to")
             case Action.END_GROUP:
-                self._clear(now_s, record.number)
-                if record.onset >= 0 and record.phase is Phase.ENDING:
-                    self.arena = {step: kept for step, kept in self.arena.items() if step < record.onset}
-                    self._set_aside(record.onset - 1, (record.number + 1, 0))
+                self._clear(now_s, record)
+            case Action.LET_GO if record.onset >= 0:
+                self.arena = {step: kept for step, kept in self.arena.items() if step < record.onset}
+                self._set_aside(record.onset - 1, (record.number + 1, 0))
+            case Action.FINISH_WRITING:
                 self.drain(now_s, finish=True)
-                self.drain_asked_s = self.drain_asked_s or now_s
-                asked = self.asked is not None or record.exit_code != 0 or record.leave_in_s > 0
-                hurry = asked and now_s - self.drain_asked_s > GRACE_S
-                if hurry or not any(k.sealed and k.durable and not k.drained for k in self.arena.values()):
-                    self._ack(AckKind.ENDED, now_s)
+            case Action.GIVE_UP_WRITING:
+                for kept in self.arena.values():
+                    kept.drained = True
+            case Action.SAY_ENDED:
+                self._ack(AckKind.ENDED, record)
             case Action.STAND_DOWN:
                 self._end_ranks()
-            case Action.LEAVE:
-                self.heartbeat.end()
-                job = self.job
-                unwritten = record.complete and job.total not in self.disk and not job.judged_by.observe
-                code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
-                self.say(f"the agent{'' if job.alone else f' of {self.name}'} leaves with exit code {code}")
-                return code
-        return None
 
-    def _clear(self, now_s: float, number: int) -> None:
+    def _settle(self, record: GenerationRecord) -> None:
+        """Keep what the ranks of `record` can go back to; once, for what is fetched comes after it."""
+        if self.settled == record.number:
+            return
+        self.settled = record.number
+        self.seat = (record.node_rank(self.name), len(record.members))
+        for step, kept in list(self.arena.items()):
+            if step > record.resume_step or not kept.sealed or kept.seat != self.seat:
+                del self.arena[step]
+        self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
+        if record.onset >= 0:
+            self._set_aside(record.onset - 1, (record.number, 0))
+
+    def _clear(self, now_s: float, record: GenerationRecord) -> None:
         """End the ranks, and let go of what nobody is to go on from."""
         self._end_ranks()
-        since = self.record.joined.get(self.name, 0) if self.record else 0
+        since = record.joined.get(self.name, 0)
         for step, kept in list(self.arena.items()):
             if max(kept.stamp.generation, self.lending.fetched.get(kept.stamp, 0)) < since:
                 del self.arena[step]
         self.lending.forget(lambda stamp: stamp.generation < since)
-        self.compare(now_s, number)
+        self.compare(now_s, record.number)
         for step in [step for step, kept in self.arena.items() if not self.replicas.fit(kept.stamp)]:
             del self.arena[step]
 
@@ -497,9 +504,8 @@ class Node:
         self.ranks = self.group = None
         self.lending.abandon()
 
-    def _ack(self, kind: AckKind, now_s: float) -> None:
-        assert self.record
-        ack = Ack(kind=kind, generation=self.record.number, instance=self.instance, at_s=self.job.wall_s, port=29500)
-        self.store.put(KEYS.ack(self.record.number, self.name), dumps(ack))
-        self.acked = (self.record.number, kind)
+    def _ack(self, kind: AckKind, record: GenerationRecord) -> None:
+        ack = Ack(kind=kind, generation=record.number, instance=self.instance, at_s=self.job.wall_s, port=29500)
+        self.store.put(KEYS.ack(record.number, self.name), dumps(ack))
+        self.acked = (record.number, kind)
         self.say(f"{self.says} says {kind}")

@@ -86,7 +86,7 @@ def _training(job: Job, record: GenerationRecord, lost: tuple[NodeId, ...]) -> l
     ]
     ranks = [node.ranks for node in there if node.ranks and node.ranks.generation == record.number]
     at_work = len(ranks) == len(record.members) > 1 and ranks[0].whole and ranks[0].life is RankPhase.TRAINING
-    quick = at_work and job.now_s - max(node.pulse.stepped_s for node in there) <= 1
+    quick = at_work and job.now_s - max(node.fencing.steps.stepped_s for node in there if node.fencing) <= 1
     return [node.name for node in there if node.name in lost] if quick else []
 
 

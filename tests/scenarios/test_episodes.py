@@ -10,7 +10,7 @@ from mt_resilient.resilience.inprocess.tally import RankPolicy
 from mt_resilient.resilience.model.state_machine import Phase
 
 from .cluster import Job
-from .node import GRACE_S
+from .node import PATIENCE
 
 Golden = Callable[[str], None]
 EVERY_SAMPLE = tuple(range(1, 13))
@@ -286,7 +286,7 @@ def test_rank_killed_while_stopping(golden: Golden) -> None:
     job.kill_rank(1)
     job.to_the_end()
     assert job.exit_code == 130
-    assert job.now_s - asked_s < GRACE_S
+    assert job.now_s - asked_s < PATIENCE.leave_s
     golden(job.transcript())
 
 

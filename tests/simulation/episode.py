@@ -297,7 +297,7 @@ class Player:
         """Who had died before it could leave with the others is not missed when the job is over; started again it would wait for them."""
         job, record = self.job, self.job.watch.record
         here = [node for node in job.nodes.values() if node.code is None]
-        few = len(here) < min(job.sizes) and all(node.over for node in here)
+        few = len(here) < min(job.sizes) and all(node.loop.over for node in here)
         if record and record.phase is Phase.ENDED and few:
             job.exit_code = record.exit_code
 
