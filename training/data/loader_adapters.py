@@ -122,7 +122,7 @@ class Loader:
         """The iterator that has just given a batch; ENDED where that was the last one. Workers that stay have one iterator for all that go
         through the loader. What the loop does in the last step of an epoch may begin a pass of its own with it, as behind the epoch of a
         loop without us."""
-        stays = self._torchs and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
+        stays = self._plain and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
         if not stays or live._send_idx > live._rcvd_idx:
             return live
         next(live, None)
