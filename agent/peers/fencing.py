@@ -12,7 +12,7 @@ Standing still is measured in time in which the agent was awake (`monitor/rank_p
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -58,7 +58,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._generation, self._looked_s = 0, 0.0
-        self._seen: Hashable = None
+        self._seen = 0, 0
         self.stepped_s = 0.0
         """When a step was seen to be finished last,"""
         self.still_s = 0.0
@@ -66,16 +66,18 @@ class Pulse:
         self.stride_s = 0.0
         """and the longest of such times, of late."""
 
-    def look(self, generation: int, seen: Hashable, now_s: float) -> None:
-        """seen: what is another one after a step of all local ranks. A start counts as a step: ranks that come up meet each other too."""
+    def look(self, generation: int, seen: tuple[int, int], now_s: float) -> None:
+        """seen: the last step of all local ranks, and what is another one where all have waited together instead. A start counts as a step:
+        ranks that come up meet each other too."""
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
         if generation != self._generation:
             self._generation, self._seen = generation, seen
             self.stepped_s, self.still_s, self.stride_s = now_s, 0.0, 0.0
         elif seen != self._seen:
-            # Forgets in some steps what was an evaluation.
-            self.stride_s = max(self.still_s, 0.8 * self.stride_s)
+            # Forgets in some steps, several of which one look may find, what was a start or an evaluation.
+            steps = max(1, seen[0] - self._seen[0])
+            self.stride_s = max(self.still_s, 0.8**steps * self.stride_s)
             self._seen, self.stepped_s, self.still_s = seen, now_s, 0.0
 
 

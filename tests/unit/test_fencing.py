@@ -35,20 +35,30 @@ def test_only_ranks_that_stand_still_without_a_lease(
 
 def test_the_pulse_knows_the_last_step_and_how_long_steps_take() -> None:
     pulse = Pulse()
-    pulse.look(1, -1, 100.0)
+    pulse.look(1, (-1, 0), 100.0)
     assert (pulse.still_s, pulse.stride_s) == (0.0, 0.0)
     for now_s, step in ((102.0, -1), (104.0, -1), (105.0, 0), (105.5, 0), (107.0, 1), (108.5, 1)):
-        pulse.look(1, step, now_s)
+        pulse.look(1, (step, 0), now_s)
     assert pulse.still_s == 1.5
     assert pulse.stride_s == pytest.approx(0.8 * 5.0)  # what was long is forgotten by and by
-    pulse.look(2, -1, 140.0)
+    pulse.look(2, (-1, 0), 140.0)
     assert (pulse.still_s, pulse.stride_s) == (0.0, 0.0)
+
+
+def test_a_slow_start_is_forgotten_with_the_steps_not_with_the_looks() -> None:
+    """A node that was cut off right after a start of 25 s was waited for three times as long as five looks had left of it."""
+    pulse = Pulse()
+    for second in range(26):
+        pulse.look(1, (-1, 0), 100.0 + second)
+    for look, step in enumerate((0, 5, 10, 15, 20)):
+        pulse.look(1, (step, 0), 126.0 + look)
+    assert pulse.stride_s == 1.0
 
 
 def test_while_the_agent_slept_nobody_stood_still() -> None:
     pulse = Pulse()
-    pulse.look(1, 5, 100.0)
-    pulse.look(1, 5, 400.0)
+    pulse.look(1, (5, 0), 100.0)
+    pulse.look(1, (5, 0), 400.0)
     assert pulse.still_s == LONGEST_ROUND_S
 
 
