@@ -1,7 +1,7 @@
 """The life of a simulated job: time jumps from one thing that happens to the next, the real judgement decides, and agents obey by the real
-`duty`.
+`next_action.step`.
 
-    fault (fault_effects.py) → what the agents tell (cluster.py) → decide → record → duty → the next phase, after what it costs
+    fault (fault_effects.py) → what the agents tell (cluster.py) → decide → record → next_action.step → the next phase, after what it costs
     (scenario/costs.py)
 
 Nothing is computed between two events: of a training that goes well only its speed is known (progress.py).
