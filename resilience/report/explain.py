@@ -38,13 +38,18 @@ _COMPUTED_AGAIN = {
 _OTHER = "either this training does not repeat to the bit, or its snapshots lack a part of its state (docs/state.md lists what they hold)"
 
 
+def _computed_again(incident: Incident) -> str:
+    # What a node's ranks did after its agent's last word nobody has told.
+    least = "at least " if incident.cause in (Cause.AGENT_RESTARTED, Cause.AGENT_LOST) else ""
+    return f"{least}{formatting.steps(incident.lost_steps)} {_COMPUTED_AGAIN[incident.repeated]}"
+
+
 def recovered(incident: Incident) -> str:
     """One line for an incident that is over."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {concluded(incident)}" if incident.origin else ""
-    again = _COMPUTED_AGAIN[incident.repeated]
     other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
-    return f"recovered ({rung(incident.rung)}{start}): {formatting.steps(incident.lost_steps)} {again}; {phases(incident)}{why}{other}"
+    return f"recovered ({rung(incident.rung)}{start}): {_computed_again(incident)}; {phases(incident)}{why}{other}"
 
 
 _LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
@@ -127,9 +132,7 @@ def lines(incident: Incident, when: str, number: str) -> list[str]:
         if took:
             lines.append(f"  took       {took}")
         what = "it was ordered" if incident.cause == OrderedBy.OPERATOR else "the fault struck"
-        lines.append(
-            f"  cost       {formatting.steps(incident.lost_steps)} {_COMPUTED_AGAIN[incident.repeated]} ({what} {struck(incident)})"
-        )
+        lines.append(f"  cost       {_computed_again(incident)} ({what} {struck(incident)})")
     if incident.repeated is Repeated.OTHER:
         lines.append(f"  beware     {_OTHER}")
     return lines

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.rewind import Origin
 from mt_resilient.resilience.model.signals import Repeated
@@ -57,6 +58,8 @@ def test_a_recovery_in_one_line() -> None:
     )
     rewound = incident(rung=1, at=10, resume_step=Step(8), phases_s={"restore": 0.01}, open=False)
     assert explain.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
+    unheard = explain.recovered(replace(over, cause=Cause.AGENT_RESTARTED))
+    assert "at least 1 step computed again" in unheard  # what the ranks did after the agent's death nobody has told
     same = explain.recovered(replace(over, repeated=Repeated.SAME))
     assert same.endswith("1 step computed again, with the same loss as before; detect 4 ms")
     other = explain.recovered(replace(rewound, repeated=Repeated.OTHER, origin=Origin.TRANSIENT))
