@@ -10,6 +10,7 @@ Outside of `mt-resilient run` a session is inert and the loop runs as if it were
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
 from .boundary.loop_start import length, tell
+from .boundary.loop_variables import Generators, moved_on, sentence
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
@@ -44,6 +46,7 @@ class Session(Boundaries):
         if self._at is not None:
             self._beside = Beside(partial(tell, self._at))
             self._tape.alone.loaders = self._started = Started(self._beside.made)
+            self._tape.alone.variables = self._generators = Generators()
         self.complete = False
         """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
         loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
@@ -97,6 +100,9 @@ class Session(Boundaries):
         if self._at is not None:
             self._started.notice()
             self._counts.look(partial(tell, self._at))
+            self._generators.look(sys._getframe())
+            if self._handoff.resume_step < 0 and (names := moved_on(sys._getframe())):
+                tell(self._at, sentence(names))
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
         if self._at is not None:
@@ -162,6 +168,8 @@ class Session(Boundaries):
         if data is not None and self._at is not None and data.owed:
             with self.pausing("checkpoint"), self.same_randomness():
                 data.put_back()
+        if self._at is not None:
+            self._generators.put_back()
         self.resume()
 
     @property

@@ -30,6 +30,7 @@ def test_it_comes_back_whole(tmp_path: Path) -> None:
     assert [incident.cause for incident in job.incidents()] == ["non_finite", "rank_killed", "agent_restarted"]
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "lazy",
     [

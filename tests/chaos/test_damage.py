@@ -75,6 +75,7 @@ def test_where_all_copies_in_memory_are_bad_the_disk_has_the_state(tmp_path: Pat
     assert "arrived with the fingerprint" in job.said()
 
 
+@pytest.mark.variant
 def test_a_bad_snapshot_on_disk_gives_way_to_the_one_before_it(tmp_path: Path, expected: str) -> None:
     job = waiting_at_the_gate(tmp_path)
     job.kill_everything()

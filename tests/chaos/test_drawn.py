@@ -16,6 +16,7 @@ def test_what_is_drawn_comes_back(tmp_path: Path) -> None:
     assert len(came.equal) == 30
 
 
+@pytest.mark.variant
 def test_what_nobody_draws_comes_back(tmp_path: Path) -> None:
     came = play(WRITTEN, WRITTEN + len(ROWS), tmp_path)
     assert not came.failed, came.failed

@@ -94,6 +94,7 @@ def test_a_last_snapshot_and_then_on_to_the_same_bits(number: int, asked: list[s
     assert not job.incidents(), "being stopped and started by hand is no incident"
 
 
+@pytest.mark.variant
 def test_asked_twice_it_leaves_at_once(tmp_path: Path) -> None:
     job = minimal(tmp_path, "--last-snapshot")
     job.until_step(3)
@@ -124,6 +125,7 @@ def test_the_last_step_is_on_disk_and_a_finished_run_is_not_run_again(tmp_path: 
     assert (done.returncode, "the training is over" in done.stdout) == (0, True)
 
 
+@pytest.mark.variant
 def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "raises"])
     assert job.agent.wait(120) == ScriptError.exit_code, job.said()
@@ -131,6 +133,7 @@ def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> N
     assert "no such bucket" in job.said()
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("whom", [pytest.param("rank", marks=pytest.mark.variant), "agent"])
 def test_what_only_the_body_makes_is_there_behind_the_loop_of_a_later_life(whom: str, tmp_path: Path) -> None:
     """A life that begins at the last step does not run the body: where the script fails behind it, the next begins earlier."""
@@ -148,6 +151,7 @@ def test_what_only_the_body_makes_is_there_behind_the_loop_of_a_later_life(whom:
     assert "from step 20 the loop's body did not run" in job.said()
 
 
+@pytest.mark.variant
 def test_ranks_that_do_not_do_the_same_number_of_steps_are_told(tmp_path: Path) -> None:
     """As with torch.distributed's Join. They waited for each other until the hang was found."""
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "uneven", "60"])
@@ -155,6 +159,7 @@ def test_ranks_that_do_not_do_the_same_number_of_steps_are_told(tmp_path: Path) 
     job.kill_everything()
 
 
+@pytest.mark.variant
 def test_a_loop_that_was_left_by_a_break_is_not_waited_for(tmp_path: Path) -> None:
     """All ranks are silent for longer than a step may be."""
     impatient = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=0.5"]

@@ -98,6 +98,7 @@ def test_two_agents_in_one_run_directory(tmp_path: Path) -> None:
     assert job.finish() == 0
 
 
+@pytest.mark.variant
 def test_a_run_directory_and_snapshots_of_another_job(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(MINIMAL), "--steps", "3"])
     assert job.finish() == 0
@@ -114,6 +115,7 @@ def store_of(job: Job) -> Iterator[tuple[EtcdStore, Keys]]:
         yield store, Keys(told["job"])
 
 
+@pytest.mark.variant
 def test_what_nobody_can_read_in_the_store_ends_no_training(tmp_path: Path) -> None:
     train = (MINIMAL, "--steps", "410", "--step-delay", "0.03")
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), *map(str, train)], GATE_AFTER="400")
@@ -137,6 +139,7 @@ def test_what_nobody_can_read_in_the_store_ends_no_training(tmp_path: Path) -> N
     assert [incident.rung for incident in job.incidents()] == [2]
 
 
+@pytest.mark.variant
 def test_ranks_do_not_wait_for_ever_for_a_judgement_that_fails(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40", "--step-delay", "0.02"])
     pid = job.until_step(2).pids[1]
@@ -429,6 +432,7 @@ session.finish(complete=False)
 """
 
 
+@pytest.mark.variant
 def test_a_script_that_leaves_early_while_the_disk_is_full_does_not_go_on_from_there(
     tmp_path: Path, small_disk: Path
 ) -> None:
@@ -461,6 +465,7 @@ def page_of(agent: int) -> Page:
         return Page(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)))
 
 
+@pytest.mark.variant
 def test_a_disk_that_was_always_full_does_not_make_a_training_begin_again(tmp_path: Path, small_disk: Path) -> None:
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40"]
     job = Job(tmp_path, command, "--durable-every", "1000", "--snapshots", str(small_disk))

@@ -77,6 +77,7 @@ def test_a_rank_that_hangs_is_named_and_started_again(
     assert "most recent call first" in stacks
 
 
+@pytest.mark.variant
 def test_a_rank_that_computes_for_long_is_told_once_and_left_alone(
     tmp_path: Path, expected: tuple[str, list[str]]
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_rank_that_evaluates_alone_is_waited_for(tmp_path: Path) -> None:
     assert "no sign of life" not in job.said()
 
 
+@pytest.mark.variant
 def test_where_nothing_is_to_be_done_nothing_is(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = hanging(tmp_path, "stop", "--set", "hang.act=false")
     job.until_said("hang.act is off, so nothing is done")
@@ -106,6 +108,7 @@ def test_where_nothing_is_to_be_done_nothing_is(tmp_path: Path, expected: tuple[
     same(job, expected)
 
 
+@pytest.mark.variant
 def test_an_agent_that_stands_still_blames_nobody(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     """Agent and ranks are stopped for longer than a step may take, and go on."""
     job = hanging(tmp_path, "busy", BUSY_S="0")
@@ -120,6 +123,7 @@ def test_an_agent_that_stands_still_blames_nobody(tmp_path: Path, expected: tupl
     assert job.incidents() == []
 
 
+@pytest.mark.variant
 def test_one_that_hangs_while_it_starts_twice_is_the_script_s_own_error(tmp_path: Path) -> None:
     command = ["--nproc-per-node", "2", str(ROOT / "tests" / "chaos" / "starts_never.py")]
     job = Job(tmp_path, command, *QUICK, "--set", "hang.start_s=3")

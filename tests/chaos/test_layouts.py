@@ -69,6 +69,7 @@ def test_the_same_tensors_in_another_layout(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5), "a mapping that is wrong both ways would show here"
 
 
+@pytest.mark.variant
 @pytest.mark.megatron
 @pytest.mark.slow
 def test_flat_shards_of_four_ranks_go_to_two_and_to_three(tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ def held(job: Job, when: str, rank: int = 0) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.variant
 def test_all_that_ranks_hold_alike_comes_over_to_fewer_and_to_more(tmp_path: Path) -> None:
     """What modules keep beside parameters and buffers, flags, and whatever optimizers of other people's have."""
     two = run(tmp_path / "two", 2, [str(RESHAPED), *COMES_OVER, "--steps", "4"])
@@ -139,6 +141,7 @@ def test_what_is_a_rank_s_alone_is_named_before_the_first_step(tmp_path: Path, c
     assert "begins" not in one.printed()
 
 
+@pytest.mark.variant
 def test_a_buffer_that_differs_is_the_first_rank_s_and_told(tmp_path: Path) -> None:
     two = run(tmp_path / "two", 2, [str(RESHAPED), "buffer-apart", "--steps", "4"])
     one = run(tmp_path / "one", 1, [str(RESHAPED), "buffer-apart", "--steps", "6"], "--start-from", str(two.directory))

@@ -79,6 +79,7 @@ print("complete" if session.complete else "not yet complete", "final state sha25
 """
 
 
+@pytest.mark.variant
 def test_a_loader_with_a_state_goes_back_in_place_and_the_script_knows_whether_it_is_through(tmp_path: Path) -> None:
     script = tmp_path / "stateful.py"
     script.write_text(STATEFUL)
@@ -134,6 +135,7 @@ def ordinary(place: Path, batches: str, numbers: int, bad: int) -> Job:
     return Job(place, ["--nproc-per-node", "2", str(GATED), str(script)], NUMBERS=str(numbers), BAD=str(bad))
 
 
+@pytest.mark.variant
 def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path: Path) -> None:
     """One of its samples is bad. After the rewind the loop goes on with other data, and the sample is gone; so was it the hardware? And a
     restart begins with the first batch."""

@@ -36,6 +36,7 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
     assert (rewind.rung, restart.rung, restart.launch) == (1, 2, "warm")
 
 
+@pytest.mark.variant
 def test_the_last_snapshot_waits_for_two_whose_copies_outlast_the_loop(tmp_path: Path) -> None:
     """Of three slots, one holds the newest snapshot, and two hold those that are under way."""
     script = [str(MUSA / "train.py"), "7", str(tmp_path / "marker")]

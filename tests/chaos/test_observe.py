@@ -16,6 +16,7 @@ from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 SPIKING = Path(__file__).with_name("spiking.py")
 
 
+@pytest.mark.variant
 def test_a_hang_and_a_spike_are_told_and_the_ranks_go_on(tmp_path: Path) -> None:
     """The state is damaged for good at step 40: with us the ranks would go back. The bits are those of plain torchrun, hit alike."""
     arguments = ["--steps", "80"]

@@ -110,6 +110,7 @@ def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> 
     assert [(i.cause, i.rung) for i in job.incidents()] == [("ordered", 1)]
 
 
+@pytest.mark.variant
 def test_a_preemption_while_paused_leaves_the_very_step_on_disk(tmp_path: Path) -> None:
     job = minimal(tmp_path, "--durable-every", "1000")
     job.until_step(12)
@@ -120,6 +121,7 @@ def test_a_preemption_while_paused_leaves_the_very_step_on_disk(tmp_path: Path) 
     assert on_disk(job) == reached
 
 
+@pytest.mark.variant
 def test_a_scheduler_that_signals_every_process_costs_what_memory_does_not_have(tmp_path: Path) -> None:
     """SIGTERM ends the ranks at once: what they had sealed is written, and nobody takes their death for a fault."""
     job = minimal(tmp_path, "--durable-every", "1000")

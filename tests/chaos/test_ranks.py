@@ -51,6 +51,7 @@ def test_killed_again_and_again_and_no_bit_is_lost(tmp_path: Path, expected: tup
     assert not last.open
 
 
+@pytest.mark.variant
 def test_killed_while_the_data_is_away(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     """No start goes well until it is back; starts wait longer and longer, and budgets of what comes next are whole."""
     data = tmp_path / "train.bin"
@@ -85,6 +86,7 @@ def test_a_cold_start_ends_with_the_same_bits(tmp_path: Path, expected: tuple[st
     assert job.incidents()[0].launch == "cold: warm starts are switched off"
 
 
+@pytest.mark.variant
 def test_killed_while_it_starts(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = minimal(tmp_path)
     job.kill_rank(1)
@@ -104,6 +106,7 @@ def test_everything_killed_goes_on_from_disk(tmp_path: Path, expected: tuple[str
     assert "from disk" in job.said()
 
 
+@pytest.mark.variant
 def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     """One snapshot is to be kept; beside it there is the one that is known to be good, until the next start."""
     job = minimal(tmp_path, "--set", "snapshots.keep=1")
@@ -145,6 +148,7 @@ def test_dtensors_sharded_by_fsdp(tmp_path: Path) -> None:
     same(job, expected)
 
 
+@pytest.mark.variant
 def test_a_script_that_has_been_edited_meanwhile_starts_cold(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     script = tmp_path / "gated.py"
     script.write_text(GATED.read_text())

@@ -53,6 +53,7 @@ def test_a_flipped_bit_is_found_and_blamed(layout: str, what: str, step: int, tm
     assert step != 60 or incident.onset == step, "what goes to disk is always compared"
 
 
+@pytest.mark.variant
 def test_a_part_that_errs_again_and_again_ends_the_job(tmp_path: Path) -> None:
     job = flipped(tmp_path, "two by DDP", "parameter", 60, FLIP_AGAIN="1")
     assert job.agent.wait(120) == SilentCorruption.exit_code, job.said()

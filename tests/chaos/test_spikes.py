@@ -41,6 +41,7 @@ def test_what_happened_once_is_gone_at_the_replay_and_no_hardware_is_blamed(
     assert digest_of(job.printed()) == expected
 
 
+@pytest.mark.variant
 def test_a_flipped_bit_that_shows_some_steps_later_is_gone_at_the_replay_from_the_oldest_state(tmp_path: Path) -> None:
     """What memory holds by then has it; only what is on disk has not, and that is not as old as `ladder.distance_steps` wants it."""
     expected, _ = undisturbed(SPIKING, "--steps", STEPS)

@@ -45,6 +45,7 @@ def test_a_killed_rank(tmp_path: Path, where: str, plain: bool) -> None:
     refused(job)
 
 
+@pytest.mark.variant
 def test_a_killed_agent(tmp_path: Path) -> None:
     job = begun(tmp_path, "rank 1")
     job.kill_everything()
@@ -63,6 +64,7 @@ def test_a_rewind_in_place_that_fails_becomes_a_restart(tmp_path: Path) -> None:
     assert [incident.rung for incident in job.incidents()] == [2]
 
 
+@pytest.mark.variant
 def test_a_rewind_in_place_of_a_thing_that_never_takes_it_is_told(tmp_path: Path) -> None:
     words = ("--where", "rank 1", "--poison", "12", "--marker", str(tmp_path / "poisoned"))
     job = Job(tmp_path, ["--nproc-per-node", "2", str(UNWILLING), *words], "--durable-every", "5")

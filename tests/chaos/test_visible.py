@@ -96,6 +96,7 @@ def test_where_every_snapshot_is_damaged_nothing_begins_anew_unasked(tmp_path: P
     assert len(kept) == 2  # with all that was in them
 
 
+@pytest.mark.variant
 def test_storage_that_does_not_answer_costs_no_snapshot(tmp_path: Path) -> None:
     """A file that cannot be read for a while: the ranks try again, and the snapshot stays what it was."""
     job = stopped_hard(tmp_path)

@@ -63,6 +63,7 @@ def run(place: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=environment(**extra), capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.variant
 def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path: Path) -> None:
     place = tmp_path / f"o{ODD}\nut dir"
     wrapper, script, told = place / "bin" / "torchrun", place / f"tr{ODD}ain.py", tmp_path / "told"

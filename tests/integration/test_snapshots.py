@@ -116,6 +116,7 @@ def test_two_nodes_on_one_file_system_make_one_snapshot(tmp_path, nodes):
     assert commit.read_commit(found).world == 4
 
 
+@pytest.mark.variant
 def test_what_another_node_no_longer_holds_keeps_nothing_newer_from_the_disk(tmp_path, nodes):
     """It could not write for some time: its ranks went on, and of the snapshots that were wanted it has the newest. Nor does the older one
     hold up the end, though it is waited for again by then."""

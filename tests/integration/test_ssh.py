@@ -358,6 +358,7 @@ def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
     assert "the launch has ended with code 130: the training has not reached its end" in last, last
 
 
+@pytest.mark.variant
 def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Path, sshd: Sshd) -> None:
     """And its etcd: the agents leave without a last snapshot, having trained on unseen for some time. What is on disk is whole, and the
     next launch goes on from there: what the agents were asked before is not meant for it."""
@@ -406,6 +407,7 @@ def test_a_job_for_which_too_few_hosts_can_be_reached(tmp_path: Path, sshd: Sshd
     assert "2 of the 2 hosts are wanted, and b cannot be used; the others were told to leave" in said
 
 
+@pytest.mark.variant
 def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 10, "--spares", "1", "--set", "nodes.join_s=1", b="port=1")
     assert job.process.wait(120) == 0, job.errors.read_text()
@@ -422,6 +424,7 @@ def test_an_agent_that_fails_before_the_job_has_begun_is_not_waited_for(tmp_path
     assert "2 of the 2 hosts are wanted, and the agent on b has left with code 3; the others were told to leave" in said
 
 
+@pytest.mark.variant
 def test_a_run_directory_of_any_name_and_a_place_for_snapshots_as_it_is_given(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 10, "--run-dir", "lr=3e-4 größe+1", "--snapshots", "kept")
     assert job.process.wait(120) == 0, job.errors.read_text()

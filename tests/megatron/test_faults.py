@@ -46,6 +46,7 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     assert told == [("non_finite", 1, (1,)), ("rank_killed", 2, ())]
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "loop",
     [

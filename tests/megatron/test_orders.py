@@ -12,6 +12,7 @@ from .loops import MEGATRON_DP2, behind, read_record
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 
+@pytest.mark.variant
 def test_paused_before_its_first_step_and_sent_behind_its_first_data(tmp_path: Path) -> None:
     if (reason := MEGATRON_DP2.missing()) is not None:
         pytest.skip(reason)

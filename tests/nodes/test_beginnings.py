@@ -13,6 +13,7 @@ from .hosts import Cluster, train
 pytestmark = pytest.mark.timing
 
 
+@pytest.mark.variant
 def test_a_node_that_waits_for_others_can_leave_and_one_of_a_job_that_is_over_has_nothing_to_do(
     cluster: Callable[..., Cluster],
 ) -> None:

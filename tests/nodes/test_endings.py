@@ -26,6 +26,7 @@ def drain_process(job: Cluster, name: str) -> psutil.Process:
     return next(child for child in children if "drain_process" in " ".join(child.cmdline()))
 
 
+@pytest.mark.variant
 def test_a_node_dies_before_the_last_snapshot_is_on_disk(cluster: Callable[..., Cluster]) -> None:
     """The first one, which was to commit it: the spare takes its place, and the steps since the last snapshot are computed again. What the
     other's drain process was at is left, and what it writes afterwards is there."""

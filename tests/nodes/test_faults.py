@@ -89,6 +89,7 @@ def test_the_network_is_cut(cluster: Make) -> None:
     undamaged(job, 350)
 
 
+@pytest.mark.variant
 def test_clocks_slow_links_and_an_etcd_that_is_away_are_no_faults(cluster: Make, tmp_path: Path) -> None:
     """And a rank that dies while all clocks differ by minutes is answered as ever."""
     options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=10")
@@ -123,6 +124,7 @@ def test_clocks_slow_links_and_an_etcd_that_is_away_are_no_faults(cluster: Make,
     undamaged(job, 900)
 
 
+@pytest.mark.variant
 def test_agents_die_one_by_one_and_all_at_once_and_are_preempted_together(cluster: Make) -> None:
     """Before their leases are over: the one that leads, too. Then the same commands go on, from exactly where a preemption has left it."""
     options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=60")
@@ -156,6 +158,7 @@ def again(job: Cluster) -> int:
     return job.began()
 
 
+@pytest.mark.variant
 def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     options = ("--durable-every", "50", "--set", "nodes.grow_after_s=3")
     job = cluster("1:2", *options, hosts=2, script=train(200, 0.05))
@@ -254,6 +257,7 @@ def test_a_bit_flips_on_one_of_three_nodes(cluster: Make, tmp_path: Path) -> Non
     undamaged(job, 760)
 
 
+@pytest.mark.variant
 def test_devices_break_for_good_a_spares_too(cluster: Make) -> None:
     """A member's device breaks, and the first spare's was broken from the start: the one is shut out when ranks fail there a second time,
     the other at once."""

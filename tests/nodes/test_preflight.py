@@ -68,6 +68,7 @@ def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Net, slow
         assert said[slow].startswith("its links do at best 1"), said
 
 
+@pytest.mark.variant
 def test_a_node_that_is_not_fit_does_not_train(cluster: Callable[..., Cluster]) -> None:
     checks = [
         "--preflight",

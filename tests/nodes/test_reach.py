@@ -13,6 +13,7 @@ from .hosts import Cluster, sh, train
 pytestmark = pytest.mark.timing
 
 
+@pytest.mark.variant
 def test_a_node_that_loses_etcd_alone_trains_on(cluster: Callable[..., Cluster]) -> None:
     job = cluster("2", "--spares", "1", "--durable-every", "10", hosts=3, etcds=1, script=train(200, 0.15))
     job.start()

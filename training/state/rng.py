@@ -45,7 +45,7 @@ class Randomness:
 
 class Alone:
     """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data, its gradients, and the
-    loaders that have started workers, and the counts of its steps."""
+    loaders that have started workers, the counts of its steps, and the generators in the script's variables."""
 
     def __init__(self, generators: Randomness) -> None:
         self.generators = generators
@@ -53,6 +53,7 @@ class Alone:
         self.gradients: Source | None = None
         self.loaders: Source | None = None
         self.counts: Source | None = None
+        self.variables: Source | None = None
 
     def collect(self) -> Nested:
         return self.generators.collect() | {name: source.collect() for name, source in self._others().items()}
@@ -62,7 +63,13 @@ class Alone:
         put_back(self._others(), kept)
 
     def _others(self) -> dict[str, Source]:
-        named = {"data": self.data, "gradients": self.gradients, "loaders": self.loaders, "counts": self.counts}
+        named = {
+            "data": self.data,
+            "gradients": self.gradients,
+            "loaders": self.loaders,
+            "counts": self.counts,
+            "variables": self.variables,
+        }
         return {name: source for name, source in named.items() if source is not None}
 
 
