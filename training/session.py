@@ -99,6 +99,7 @@ class Session(Boundaries):
         self._counting = True
         if self._at is not None:
             self._started.notice()
+            self._beside.begins()
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
             if self._handoff.resume_step < 0 and (names := moved_on(sys._getframe())):

@@ -83,6 +83,115 @@ class Collector:
         raise AssertionError(path)
 
 
+class Precise(torch.optim.Optimizer):
+    """States more precise than the parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["mean"] = state.get("mean", torch.zeros_like(parameter, dtype=torch.float64)) * 0.9
+                state["mean"] += parameter.grad.double() / 3
+                parameter -= (group["lr"] * state["mean"]).to(parameter.dtype)
+
+
+class Sharing(Declaring):
+    """As Apex's LARC."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+        self.groups, self.states = optimizer.param_groups, optimizer.state
+
+    def step(self) -> None:
+        super().step()
+        for group in self.groups:
+            group["lr"] *= 0.5
+
+
+class Loading(Sharing):
+    """As Lookahead."""
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.groups, self.states = self.optimizer.param_groups, self.optimizer.state
+
+
+class Training:
+    """A trainer as in every second repository."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.models, self.optimizers, self.count = {"net": model}, [optimizer], 0
+
+    def state_dict(self) -> Any:
+        models = {name: model.state_dict() for name, model in self.models.items()}
+        return {"models": models, "optimizer": self.optimizers[0].state_dict(), "count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        for name, kept in state["models"].items():
+            self.models[name].load_state_dict(kept)
+        self.optimizers[0].load_state_dict(state["optimizer"])
+        self.count = state["count"]
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(2, 2), 0
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        given = self.layer(given) * (1 + 0.01 * self.calls)
+        return given
+
+
+Counts.__module__ = "people"
+
+
+@pytest.mark.parametrize("kind", [Declaring, Sharing, Loading, Training])
+@pytest.mark.parametrize("given", ["alone", "with its parts"])
+@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
+def test_what_its_state_dict_leaves_out_or_turns_into_another_dtype_comes_back(
+    kind: Any, given: str, again: bool
+) -> None:
+    def made() -> tuple[nn.Module, Any, Any, Life]:
+        torch.manual_seed(1)
+        model = Counts()
+        optimizer = Precise(model.parameters())
+        thing = kind(model, optimizer) if kind is Training else kind(optimizer)
+        alone = given == "alone" and kind is Training
+        parts = {} if alone else {"model": model, "optimizer": optimizer} if given != "alone" else {"model": model}
+        life = Life(thing=thing, **parts)
+        life.snapshot()  # as before the first step
+        return model, optimizer, thing, life
+
+    def trained(model: nn.Module, optimizer: Any, thing: Any, steps: int) -> list[Any]:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.tensor([[1.0, 0.3]])).square().sum().backward()
+            (optimizer if kind is Training else thing).step()
+            thing.count += 1
+        means = [optimizer.state[each]["mean"].clone() for each in model.parameters()]
+        return [*(each.detach().clone() for each in model.parameters()), *means]
+
+    model, optimizer, thing, life = made()
+    trained(model, optimizer, thing, 3)
+    kept = life.snapshot()
+    expected = trained(model, optimizer, thing, 3)
+    if again:
+        model, optimizer, thing, life = made()
+    life.restore(kept)
+    found = trained(model, optimizer, thing, 3)
+    assert [each.dtype for each in found] == [each.dtype for each in expected]
+    assert all(map(torch.equal, found, expected))
+    if isinstance(thing, Sharing):
+        assert thing.groups is optimizer.param_groups
+        assert thing.states is optimizer.state
+
+
 def test_methods_of_a_script_with_the_names_of_ours_are_not_called() -> None:
     collector = Collector()
     collector.collect()

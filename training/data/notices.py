@@ -150,20 +150,28 @@ class Beside:
         """How far each was before the present step; by id."""
         self._moved: set[int] = set()
         """Those that have given something in a step and are still there."""
+        self._of_the_script = True
+        """What is made now. Between two steps the Session makes its own."""
 
     def made(self, iterator: Any) -> None:
         """By a DataLoader: for whomever."""
-        if self._say is not None:
+        if self._say is not None and self._of_the_script:
             self._made.append(weakref.ref(iterator))
+
+    def begins(self) -> None:
+        """When the loop asks for its first step."""
+        self._of_the_script = False
 
     def gives(self) -> None:
         """Right before a batch is given to the loop."""
+        self._of_the_script = True
         self._made = [each for each in self._made if each() is not None]
         self._before = {id(each()): _reached(each()) for each in self._made}
         self._moved &= self._before.keys()
 
     def gave(self) -> None:
         """When the loop takes the next one."""
+        self._of_the_script = False
         for iterator in (each() for each in self._made):
             known = self._before.get(id(iterator))
             if iterator is None or known is None or _reached(iterator) == known:

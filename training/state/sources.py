@@ -145,6 +145,14 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
     for name, source in _growing(found) if look_through else ():
         if isinstance(source, (Values, Stateful)):
             source.look_through(further)
+            for path, thing in source.held() if isinstance(source, Stateful) else ():
+                whole = (
+                    thing.modules()
+                    if isinstance(thing, torch.nn.Module)
+                    else (thing, getattr(thing, "optimizer", thing))
+                )
+                if (parts | known.names.keys()).isdisjoint(map(id, whole)):
+                    further(f"{name}.{path}", thing)
         elif isinstance(source, Modules):
             if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
                 raise SnapshotError(

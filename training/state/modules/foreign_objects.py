@@ -7,7 +7,6 @@ snapshot: what has changed is told. What holds too many parts for that is left a
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from operator import is_
@@ -38,6 +37,7 @@ _TORCHS = ("torch.quasirandom", "torch.distributions")
 _FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
 """Kinds, by id."""
+_CONTAINERS = (dict, list, tuple)
 
 
 @cache
@@ -62,7 +62,8 @@ class Foreign:
         """room: so many parts may be looked at. Raises what the object raises, and _TooMany."""
         self.thing, self._room = thing, room
         values = list(vars(thing).values())
-        self._flat = (list(vars(thing)), values) if all(map(_never_changes, values)) else None
+        flat = not isinstance(thing, _CONTAINERS) and all(map(_never_changes, values))
+        self._flat = (list(vars(thing)), values) if flat else None
         self.parts = 1 + len(values) // _FLAT
         self._began: list[Any] = []
         if self.parts > room:
@@ -122,25 +123,30 @@ class Foreign:
                     raise _TooMany
                 found.extend((value.tobytes(),) if kind is np.ndarray else (value, _version(value)))
                 return
-            if kind in (dict, OrderedDict):
-                found.append(len(value))
-                for key, each in [*value.items()]:
-                    found.append(key)
-                    down(each)
-                return
-            if kind in (list, tuple):
-                found.append(len(value))
-                for each in [*value]:
-                    down(each)
-                return
             known = kind_of(kind)
             if known is not None and id(known) in _CHANGING:
                 down(known.save(value))
-            elif _has_attributes(kind):
+                return
+            if isinstance(value, _CONTAINERS):
+                items(value)
+            if _has_attributes(kind):
                 down(vars(value))
-            else:
+            elif not isinstance(value, _CONTAINERS):
                 found.append(value)
 
+        def items(value: Any) -> None:
+            """As Python's own class has them: a Box of python-box gives others of its own."""
+            found.append(len(value))
+            if isinstance(value, dict):
+                for key, each in [*dict.items(value)]:
+                    found.append(key)
+                    down(each)
+            else:
+                for each in [*(list if isinstance(value, list) else tuple).__iter__(value)]:
+                    down(each)
+
+        if isinstance(self.thing, _CONTAINERS):
+            items(self.thing)
         down(vars(self.thing))
         return found
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import LayoutError, SnapshotError
@@ -140,8 +141,39 @@ class Stateful(Packed):
     def collect(self) -> Nested:
         return self.pack(self._state())
 
+    def held(self) -> Iterator[tuple[str, Any]]:
+        """Models and optimizers in its attributes, and in lists and mappings there. Its `state_dict` may leave something of them out, and its
+        `load_state_dict` turn states into the dtype of their parameters."""
+        if isinstance(self.thing, LRScheduler):
+            return
+        for name, value in getattr(self.thing, "__dict__", {}).items():
+            parts = enumerate(value) if type(value) in (list, tuple) else value.items() if type(value) is dict else ()
+            for path, each in ((name, value), *((f"{name}.{at}", part) for at, part in parts)):
+                if isinstance(each, (torch.nn.Module, torch.optim.Optimizer)):
+                    yield path, each
+
     def restore(self, kept: Nested) -> None:
+        optimizers = [each for _, each in self.held() if isinstance(each, torch.optim.Optimizer)]
+        before = [(each.param_groups, [*each.param_groups], each.state) for each in optimizers]
         self.thing.load_state_dict(self.unpack(kept, None))
+        for optimizer, was in zip(optimizers, before, strict=True):
+            self._same_objects(optimizer, *was)
+
+    def _same_objects(self, optimizer: Any, groups: list[Any], each: list[Any], state: Any) -> None:
+        """torch's `load_state_dict` makes new groups and a new mapping: the thing may share the old ones, as Apex's LARC does."""
+        new = optimizer.param_groups, optimizer.state
+        if new[0] is groups or len(new[0]) != len(each):
+            return
+        for old, now in zip(each, new[0], strict=True):
+            old.clear()
+            old.update(now)
+        groups[:] = each
+        state.clear()
+        state.update(new[1])
+        optimizer.param_groups, optimizer.state = groups, state
+        for name, value in vars(self.thing).items():
+            if value is new[0] or value is new[1]:
+                setattr(self.thing, name, groups if value is new[0] else state)
 
 
 class Iterated(Stateful):
