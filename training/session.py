@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
+
 from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
@@ -28,6 +30,13 @@ from .data.notices import Beside, ReadAhead
 from .data.worker_start import Started
 from .state.optimizers.optimizers import Optimizers
 from .state.step_counts import StepCounts, counts_steps
+from .state.tensors.finite_check import sums
+from .state.tensors.in_place import local
+
+_CHANGES_THE_MODEL = (
+    "going back in the data has changed the model: begin_epoch= does that, or the loader. A recovery within an epoch calls begin_epoch "
+    "again, so training goes on from other weights than before. Change the model in the loop, at the first step of an epoch (docs/data.md)"
+)
 
 
 class Session(Boundaries):
@@ -167,11 +176,20 @@ class Session(Boundaries):
 
     def _put_back(self, data: Batches | None) -> None:
         if data is not None and self._at is not None and data.owed:
+            before = self._sums()
             with self.pausing("checkpoint"), self.same_randomness():
                 data.put_back()
+            if before != self._sums():
+                tell(self._at, _CHANGES_THE_MODEL)
         if self._at is not None:
             self._generators.put_back()
         self.resume()
+
+    def _sums(self) -> list[str]:
+        """Of each parameter of the models."""
+        parameters = (each for model in self._models for chunk in model.chunks for each in chunk.parameters())
+        with torch.no_grad():
+            return [str(float(each)) for each in sums(map(local, parameters))]
 
     @property
     def epoch(self) -> int:

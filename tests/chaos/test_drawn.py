@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .campaign import play
 from .drawn import ROWS, WRITTEN
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from ..harness import GATED, ROOT, Job, digest_of, environment, step_lines
 
 MUSA = ROOT / "tests" / "musa"

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.backend.paths import CERTIFIED, Attempt

@@ -7,6 +7,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from ..harness import GATED, MINIMAL, Job, cli
 
 

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +35,7 @@ from torch.utils.data import (
     Sampler,
     Subset,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -766,6 +768,46 @@ def test_what_a_begin_epoch_draws_from_is_put_back() -> None:
     for data in (before, after):
         put_back(data, copy.deepcopy(kept))
         assert [plain(data.take(step)) for step in range(6, 12)] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_begin_epoch_makes_of_the_model_is_put_back(workers: int) -> None:
+    """Pseudo-labels. A recovery calls begin_epoch with the model of the middle of the epoch; the workers get the labels of before."""
+
+    def loop(weight: list[int]) -> Batches:
+        labels = torch.zeros(len(Numbers()), dtype=torch.int64)
+        dataset = TensorDataset(torch.arange(len(labels)), labels)
+
+        def begin_epoch(epoch: int) -> None:
+            labels.copy_(torch.arange(len(labels)) * weight[0] + epoch)
+
+        data = Batches(DataLoader(dataset, batch_size=2, num_workers=workers), EPOCHS, 1, begin_epoch)
+        data.keep(Randomness(()), 0)
+        return data
+
+    weight = [3]
+    before, after = loop(weight), loop(weight)
+    before.take(1)
+    kept = copy.deepcopy(state_of(before))
+    expected = [torch.stack(before.take(step)).tolist() for step in range(2, 4)]
+    weight[0] = 4
+    for data in (before, after):
+        put_back(data, copy.deepcopy(kept))
+        assert [torch.stack(data.take(step)).tolist() for step in range(2, 4)] == expected
+
+
+def test_a_long_list_of_pairs_is_data_and_not_looked_through() -> None:
+    """An ImageFolder lists a million files: the search through them took 20 s before the first step."""
+    files = [(f"{number}.jpg", number) for number in range(100_000)]
+    looked: list[Any] = []
+
+    class Looking(LooksFor):
+        def _look(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
+            looked.append(thing)
+            return super()._look(name, thing)
+
+    Looking(loader=[SimpleNamespace(samples=files, labels={name: [number] for name, number in files})])
+    assert len(looked) < 10
 
 
 def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -273,16 +274,41 @@ class Averages:
         self.shadow = state["shadow"]
 
 
-@pytest.mark.parametrize("what", ["lock", "weak", "state"])
+class Ordered:
+    """As sortedcontainers' lists: it says by itself how it is copied."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = np.empty(1, dtype=object)
+        self.rows[0] = [*rows]
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.rows[0],)
+
+
+class Boxed(dict):  # type: ignore[type-arg]
+    """As python-box's, whose `items` give something else."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(given)
+        self.lock = threading.Lock()
+
+    def items(self) -> Any:
+        return [(key, "other") for key in self]
+
+
+@pytest.mark.parametrize("what", ["lock", "weak", "state", "ordered", "boxed"])
 def test_an_object_of_other_people_that_changes_and_cannot_be_kept_is_named_once(
     what: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Averages, "__module__", "installed_averages")
+    for kind in (Averages, Ordered, Boxed):
+        monkeypatch.setattr(kind, "__module__", "installed_averages")
     model: Any = Net()
     model.held = {
         "lock": argparse.Namespace(lock=threading.Lock(), at=0),
         "weak": weakref.WeakKeyDictionary({model.a: 1.0}),
         "state": Averages(),
+        "ordered": Ordered([1]),
+        "boxed": argparse.Namespace(deep=Boxed(count=1)),
     }[what]
     life = Life(model=model)
     life.snapshot()
@@ -292,6 +318,10 @@ def test_an_object_of_other_people_that_changes_and_cannot_be_kept_is_named_once
         model.held.at = 1
     elif what == "weak":
         model.held[model.b] = 2.0
+    elif what == "ordered":
+        model.held.rows[0].append(2)
+    elif what == "boxed":
+        model.held.deep["count"] = 2
     else:
         model.held.shadow += 1
     life.snapshot()

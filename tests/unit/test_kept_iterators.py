@@ -64,6 +64,7 @@ def test_only_what_goes_on_from_step_to_step_is_told(make: Callable[[], Body], t
     beside = Beside(said.append)
     started = Started(beside.made)
     body, batches = make(), for_the_loop()
+    beside.begins()
     for step in range(STEPS):
         next(batches, None)
         beside.gives()
@@ -72,3 +73,18 @@ def test_only_what_goes_on_from_step_to_step_is_told(make: Callable[[], Body], t
     assert started.collect() == {"had": []}
     assert len(said) == told
     assert all("goes on from step to step" in each for each in said)
+
+
+def test_batches_that_a_step_accumulates_are_of_the_loops_own_iterator() -> None:
+    said: list[str] = []
+    beside = Beside(said.append)
+    started = Started(beside.made)
+    beside.begins()
+    batches = for_the_loop()
+    for _ in range(2):
+        next(batches)
+        beside.gives()
+        next(batches)
+        beside.gave()
+    assert started.collect() == {"had": []}
+    assert said == []

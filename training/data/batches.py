@@ -68,9 +68,8 @@ class Batches:
         """The generators of each worker as they were where new workers have to begin."""
         self._draws = Draws()
         self._place: torch.Tensor | None = None
-        """Where to go back to,"""
         self._kept: Nested | None = None
-        """and with what."""
+        """Where to go back to, and with what."""
 
     def keep(self, randomness: Randomness, rank: int) -> None:
         """From now on what is needed to come back here is kept. To be called before a batch is taken."""
@@ -187,21 +186,18 @@ class Batches:
             self._loader.heard.states.clear()
         self._begun = dict(self._loader.heard.states)
         self._set_epoch(self.epoch)
-        if self._randomness is not None and not self._kept_workers:
-            self._forked.keep()
-        self._samples = self._loader.in_dataset() if self._randomness is not None else None
+        self._samples = None
+        if self._start is not None:
+            self._start["made"], self._samples = self._own.collect(), self._loader.in_dataset()
+            if not self._kept_workers:
+                self._forked.keep()
         self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
 
     # -- as a source of state -----------------------------------------------------------------------------------------------
 
     def place(self) -> torch.Tensor:
-        return (
-            torch.tensor(
-                [self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples], device="cpu"
-            )
-            if self._place is None
-            else self._place
-        )
+        here = [self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples]
+        return torch.tensor(here, device="cpu") if self._place is None else self._place
 
     def go_to(self, place: torch.Tensor) -> None:
         """`put_back` has to follow."""
@@ -297,3 +293,5 @@ class Batches:
             self._randomness.restore(self._start["rank"])
             self._own.restore(self._start["own"])
         self._set_epoch(self.epoch)
+        if self._start is not None:  # begin_epoch may make labels of the model, which is another one now
+            self._own.restore(self._start["made"])

@@ -33,6 +33,7 @@ _FEW = 64
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
 """Classes that are named for something else than what they hold. (A module that is a transform is found itself.)"""
 _VALUES = (list, dict, set, deque)
+_DATA = frozenset((*_VALUES, tuple, np.ndarray, torch.Tensor))
 _CALLING = type(iter(int, 1))
 _OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 
@@ -97,9 +98,9 @@ class Own:
         """What it consists of; it becomes a holder where it has places."""
         match thing:
             case list() | tuple() | deque():
-                yield from ((at, part) for at, part in enumerate(thing) if len(thing) <= _FEW or _acts(part))
+                yield from ((at, part) for at, part in enumerate(thing) if len(thing) <= _FEW or _works(part))
             case dict():
-                yield from ((at, part) for at, part in thing.items() if len(thing) <= _FEW or _acts(part))
+                yield from ((at, part) for at, part in thing.items() if len(thing) <= _FEW or _works(part))
             case functools.partial():
                 parts = {
                     "func": thing.func,
@@ -181,6 +182,11 @@ def _gives(thing: Any) -> bool:
     return not isinstance(thing, (type, ModuleType)) and any(
         hasattr(type(thing), name) for name in ("__iter__", "__getitem__")
     )
+
+
+def _works(part: Any) -> bool:
+    """Of a long list: whether it is no data. A dataset may list a million pairs of a file and a number."""
+    return type(part) not in _DATA and _acts(part)
 
 
 def _acts(thing: Any) -> bool:

@@ -38,6 +38,8 @@ _FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
 """Kinds, by id."""
 _CONTAINERS = (dict, list, tuple)
+_MADE_IN_PYTHON = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: no function, module or the like."""
 
 
 @cache
@@ -117,6 +119,11 @@ class Foreign:
             if id(value) in seen:
                 return
             seen.add(id(value))
+            if kind is np.ndarray and value.dtype.hasobject:
+                found.extend(value.shape)
+                for each in value.flat:
+                    down(each)
+                return
             if kind in TENSORS or kind is np.ndarray:
                 size += value.nbytes
                 if size > _MOST_BYTES:
@@ -223,7 +230,11 @@ def _has_attributes(kind: Any) -> bool:
     known = kind_of(kind)
     if is_source(kind):
         return not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and bool(kind.__dictoffset__)
-    return known is not None and id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
+    if (
+        known is None
+    ):  # a class that is taken apart in a way of its own, as sortedcontainers' are: it is looked at all the same
+        return bool(kind.__dictoffset__ and kind.__flags__ & _MADE_IN_PYTHON)
+    return id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
 
 
 def _alike(began: Any, now: Any) -> bool:

@@ -142,8 +142,8 @@ class Stateful(Packed):
         return self.pack(self._state())
 
     def held(self) -> Iterator[tuple[str, Any]]:
-        """Models and optimizers in its attributes, and in lists and mappings there. Its `state_dict` may leave something of them out, and its
-        `load_state_dict` turn states into the dtype of their parameters."""
+        """Models and optimizers in its attributes, and in lists and mappings there. Its `state_dict` may leave something of them out, and
+        its `load_state_dict` turn states into the dtype of their parameters."""
         if isinstance(self.thing, LRScheduler):
             return
         for name, value in getattr(self.thing, "__dict__", {}).items():
