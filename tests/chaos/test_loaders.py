@@ -281,7 +281,7 @@ if os.path.exists(kept):
     first = torch.load(kept)["epoch"] + 1
 session = Session(model=model, optimizer=optimizer)
 for step, batch in session.batches(DataLoader(torch.randn(40, 4), batch_size=4, shuffle=True), epochs=5 - first):
-    time.sleep(0.02)
+    time.sleep(0.1)
     loss = model(batch).square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -24,6 +24,7 @@ NUMBER = 0
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the script."""
     monkeypatch.setattr(loop_variables, "installed", lambda file: file != __file__)
+    monkeypatch.setattr(loop_variables, "_PYTHONS", ("/nowhere",))
 
 
 def asked(found: dict[str, Any], generators: Generators | None = None) -> Iterator[int]:
