@@ -151,7 +151,7 @@ Counts.__module__ = "people"
 
 
 @pytest.mark.parametrize("kind", [Declaring, Sharing, Loading, Training])
-@pytest.mark.parametrize("given", ["alone", "with its parts"])
+@pytest.mark.parametrize("given", ["alone", "with its parts", "behind its parts"])
 @pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
 def test_what_its_state_dict_leaves_out_or_turns_into_another_dtype_comes_back(
     kind: Any, given: str, again: bool
@@ -163,7 +163,7 @@ def test_what_its_state_dict_leaves_out_or_turns_into_another_dtype_comes_back(
         thing = kind(model, optimizer) if kind is Training else kind(optimizer)
         alone = given == "alone" and kind is Training
         parts = {} if alone else {"model": model, "optimizer": optimizer} if given != "alone" else {"model": model}
-        life = Life(thing=thing, **parts)
+        life = Life(**parts, thing=thing) if given == "behind its parts" else Life(thing=thing, **parts)
         life.snapshot()  # as before the first step
         return model, optimizer, thing, life
 

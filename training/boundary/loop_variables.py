@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import inspect
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +21,11 @@ import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
+from ..data.held_values import GENERATORS, OF_THE_RANK
 from ..data.script_code import installed, is_own
 from ..state.tensors.in_place import Nested
 from ..state.values.value_source import Known, Values
 
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 _MOST = 64
 """Generators: some kB each, in each snapshot."""
 _PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
@@ -142,7 +140,7 @@ def _of_script(frame: FrameType) -> bool:
 
 def _draws(value: Any) -> bool:
     """Whether it is a generator that a snapshot can hold, and not one of the rank's."""
-    if type(value) not in _GENERATORS or any(value is each for each in _OF_THE_RANK):
+    if type(value) not in GENERATORS or any(value is each for each in OF_THE_RANK):
         return False
     return type(value) is not np.random.Generator or type(value.bit_generator).__module__.startswith("numpy.")
 

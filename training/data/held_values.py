@@ -30,6 +30,7 @@ from ..state.values.value_source import Known, Packed
 from .iterator_progress import go_to, is_read, position, progress
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)
+OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 _EXACT = frozenset(GENERATORS)
 ABSENT = object()
 """In place of a value: the place is empty."""

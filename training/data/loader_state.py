@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.ctypes_values import is_c
 from ..state.values.value_source import Known
-from .held_values import GENERATORS
+from .held_values import GENERATORS, OF_THE_RANK
 from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script
 from .value_holders import Bag, Given, Holder, OfClass, Variables, slots_of
 
@@ -35,7 +34,6 @@ _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
 _VALUES = (list, dict, set, deque)
 _DATA = frozenset((*_VALUES, tuple, np.ndarray, torch.Tensor))
 _CALLING = type(iter(int, 1))
-_OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 
 
 class Own:
@@ -125,7 +123,7 @@ class Own:
 
     def _bound(self, name: str, owner: Any) -> Iterator[tuple[str, Any]]:
         """What a method belongs to, which may be a value: `Random(3).random`, `[1, 2].pop`. Not so the generators that are the rank's."""
-        if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in _OF_THE_RANK):
+        if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in OF_THE_RANK):
             return
         if isinstance(owner, (*GENERATORS, *_VALUES, Iterator)):
             self._hold(Given(name, {"self": owner}, self._known, whole=True, told=True))

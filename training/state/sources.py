@@ -140,18 +140,17 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         if isinstance(source, Modules):
             parts.update(id(each) for chunk in source.chunks for each in chunk.modules())
 
+    def there(*things: Any) -> bool:
+        return any(id(each) in known.names or id(each) in parts for each in things)
+
     for source in found.values():
         note_parts(source)
     for name, source in _growing(found) if look_through else ():
         if isinstance(source, (Values, Stateful)):
             source.look_through(further)
             for path, thing in source.held() if isinstance(source, Stateful) else ():
-                whole = (
-                    thing.modules()
-                    if isinstance(thing, torch.nn.Module)
-                    else (thing, getattr(thing, "optimizer", thing))
-                )
-                if (parts | known.names.keys()).isdisjoint(map(id, whole)):
+                around = (thing, getattr(thing, "optimizer", thing))
+                if not there(*(thing.modules() if isinstance(thing, torch.nn.Module) else around)):
                     further(f"{name}.{path}", thing)
         elif isinstance(source, Modules):
             if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
@@ -160,7 +159,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
                     "is or under torch.compile"
                 )
             for path, thing in sources_within(named_modules(source.chunks), Parts(known.lenders)):
-                if id(thing) not in known.names and id(thing) not in parts:
+                if not there(thing):
                     further(f"{name}.{path}", thing)
     models = {name: source for name, source in found.items() if isinstance(source, Modules)}
     for source in found.values():

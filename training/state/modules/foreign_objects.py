@@ -230,9 +230,7 @@ def _has_attributes(kind: Any) -> bool:
     known = kind_of(kind)
     if is_source(kind):
         return not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and bool(kind.__dictoffset__)
-    if (
-        known is None
-    ):  # a class that is taken apart in a way of its own, as sortedcontainers' are: it is looked at all the same
+    if known is None:  # such a class says by itself how it is copied, as sortedcontainers' do
         return bool(kind.__dictoffset__ and kind.__flags__ & _MADE_IN_PYTHON)
     return id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
 

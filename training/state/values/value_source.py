@@ -153,23 +153,18 @@ class Stateful(Packed):
                     yield path, each
 
     def restore(self, kept: Nested) -> None:
-        optimizers = [each for _, each in self.held() if isinstance(each, torch.optim.Optimizer)]
-        before = [(each.param_groups, [*each.param_groups], each.state) for each in optimizers]
+        # These optimizers are sources of their own, which fill groups and states in place, before this or after it.
+        own = [
+            each for _, each in self.held() if isinstance(each, torch.optim.Optimizer) and id(each) in self._known.names
+        ]
+        before = [(each.param_groups, each.state) for each in own]
         self.thing.load_state_dict(self.unpack(kept, None))
-        for optimizer, was in zip(optimizers, before, strict=True):
+        for optimizer, was in zip(own, before, strict=True):
             self._same_objects(optimizer, *was)
 
-    def _same_objects(self, optimizer: Any, groups: list[Any], each: list[Any], state: Any) -> None:
+    def _same_objects(self, optimizer: Any, groups: Any, state: Any) -> None:
         """torch's `load_state_dict` makes new groups and a new mapping: the thing may share the old ones, as Apex's LARC does."""
         new = optimizer.param_groups, optimizer.state
-        if new[0] is groups or len(new[0]) != len(each):
-            return
-        for old, now in zip(each, new[0], strict=True):
-            old.clear()
-            old.update(now)
-        groups[:] = each
-        state.clear()
-        state.update(new[1])
         optimizer.param_groups, optimizer.state = groups, state
         for name, value in vars(self.thing).items():
             if value is new[0] or value is new[1]:
