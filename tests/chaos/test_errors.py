@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -373,15 +374,28 @@ def test_a_full_run_directory_and_its_etcd_are_named_and_the_end_waits_for_room(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", disk], check=True)
     try:
         command = ["--nproc-per-node", "1", str(GATED), str(MINIMAL), "--steps", "40"]
-        job = Job(tmp_path, command, "--no-warm")
+        job = Job(tmp_path, command, "--no-warm", "--snapshots", str(tmp_path / "snapshots"))
         job.until_step(29)
-        server = next(each for each in psutil.Process(job.agent.pid).children() if "etcd" in each.name())
-        subprocess.run(["dd", "if=/dev/zero", f"of={disk / 'ballast'}", "bs=4k"], capture_output=True, check=False)
-        server.kill()  # as it does itself, once it has written so much
+        ballast = disk / "ballast"
+
+        def no_room() -> None:
+            """Fills the disk and ends etcd, as it ends itself once it has to write (when it has to is chance: its files have some room)."""
+            with ballast.open("ab") as file:
+                subprocess.run(["dd", "if=/dev/zero", "bs=4k"], stdout=file, stderr=subprocess.DEVNULL, check=False)
+            for child in psutil.Process(job.agent.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "etcd" in child.name():
+                        child.kill()
+
+        no_room()
         job.until_said("is full")
         job.gate.touch()
-        job.until_said("the training is through, and the job ends once etcd is back")
-        (disk / "ballast").unlink()
+        waits = "the training is through, and the job ends once etcd is back"
+        while waits not in job.said():
+            assert job.agent.poll() is None, job.said()
+            no_room()
+            time.sleep(0.5)
+        ballast.unlink()
         assert job.finish(120) == 0, job.said()
         assert "step 40 is on disk" in job.said()
     finally:
