@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from mt_resilient.training.state.modules.attribute_rules import is_scripts
+from mt_resilient.training.warm.side_effects import is_scripts
 
 from .lives import Life
 

@@ -90,7 +90,8 @@ class Loader:
         held, ours = vars(self.thing), dict[str, Any]()
         if self.thing.num_workers:
             self._beginning.begin, self._beginning.collate = self.thing.worker_init_fn, self.thing.collate_fn
-            ours |= {"worker_init_fn": self._beginning, "collate_fn": Telling(self.thing.collate_fn)}
+            self._beginning.stays = stays = self.thing.persistent_workers
+            ours |= {"worker_init_fn": self._beginning, "collate_fn": Telling(self.thing.collate_fn, stays)}
         if self._plain:
             ours |= {self._which: self._behind}
         theirs = {name: held[name] for name in ours if name in held}

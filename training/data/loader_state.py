@@ -23,6 +23,7 @@ from ..state.values.ctypes_values import is_c
 from ..state.values.value_source import Known
 from .held_values import GENERATORS, OF_THE_RANK
 from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script
+from .shared_memory import bytes_of
 from .value_holders import Bag, Given, Holder, OfClass, Variables, slots_of
 
 _HOLDERS = 1024
@@ -48,6 +49,7 @@ class Own:
         self._seen: dict[int, Any] = {}
         self._claimed: set[tuple[int, str]] = set()
         """Variables of modules that have a place: several functions may name one."""
+        self._shared: list[tuple[str, Any]] | None = None
         self._functions = 0
         """How many were read: those without a place, too."""
         todo = deque(holders.items())
@@ -84,6 +86,12 @@ class Own:
     def restore(self, kept: Mapping[str, Any]) -> None:
         for holder in self._holders:
             holder.restore(kept.get(holder.name, {}))
+
+    def shared(self) -> dict[str, bytes]:
+        """What the small values have that several processes share, by name. They have to be there at the first call."""
+        if self._shared is None:
+            self._shared = [each for holder in self._holders for each in holder.shared()]
+        return {name: bytes_of(value) for name, value in self._shared}
 
     def lost(self) -> list[str]:
         """What has changed since the last call and cannot be put back, by name."""

@@ -59,8 +59,9 @@ class Notices:
         self._lost.update(new)
         if new and self._first:
             say(
-                f"{', '.join(new)} has changed, and is not put back: it is too large, or nobody knows how to save it. A batch that depends "
-                "on it may differ after a recovery. Give it to the Session, or keep it out of the loader (docs/data.md)"
+                f"{', '.join(new)} has changed, and is not put back as it was for each batch: it is too large, nobody knows how to save "
+                "it, or workers that read ahead share it. A batch that depends on it may differ after a recovery. Give it to the Session, "
+                "or keep it out of the loader (docs/data.md)"
             )
 
     def replayed(self, used: int, took_s: float, other_draws: bool) -> None:

@@ -6,6 +6,7 @@ others read them.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..state.values.ctypes_values import is_c
+from ..state.values.ctypes_values import is_c, raw_of, size_of
 
 _FEW = 256
 """Among so many values shared ones are looked for."""
+_LARGE = 128
+"""Bytes: of what is no counter, but a cache."""
+_ELEMENTS = (torch.Tensor, np.ndarray)
 
 
 def is_shared(value: Any) -> bool:
@@ -33,6 +37,21 @@ def is_shared(value: Any) -> bool:
     if kind in (list, tuple, dict) and len(value) <= _FEW:
         return any(map(is_shared, value.values() if kind is dict else value))
     return False
+
+
+def is_counter(value: Any) -> bool:
+    """Whether it is shared, and so small that its bytes can be looked at with each batch."""
+    kind = type(value)
+    small = (size_of(value) if is_c(kind) else value.nbytes if isinstance(value, _ELEMENTS) else _LARGE) < _LARGE
+    return small and is_shared(value)
+
+
+def bytes_of(counter: Any) -> bytes:
+    if is_c(type(counter)):
+        raw = raw_of(counter)
+        return ctypes.string_at(ctypes.addressof(raw), ctypes.sizeof(raw))
+    array = counter.detach().numpy() if isinstance(counter, torch.Tensor) else counter
+    return bytes(array.tobytes())
 
 
 def _lies_in_shared(array: Any) -> bool:

@@ -20,7 +20,7 @@ from ..state.values.value_source import Known
 from .held_values import ABSENT, GENERATORS, Kept, Place
 from .iterator_progress import is_read
 from .script_code import Named, is_own
-from .shared_memory import is_shared
+from .shared_memory import is_counter, is_shared
 
 _VALUES = frozenset((list, tuple, set, deque, np.ndarray, torch.Tensor, *MAPPINGS))
 """What a variable of a module may be to be put back, beside plain values and generators. Objects there are more than the loader's."""
@@ -74,6 +74,10 @@ class Holder:
             and not (in_worker and is_shared(value))
             and (self.reads or not is_read(value))
         ]
+
+    def shared(self) -> Iterator[tuple[str, Any]]:
+        """Counters and the like that several processes share."""
+        yield from ((self._called(name), value) for name, value in self.live().items() if is_counter(value))
 
     def values(self) -> Iterator[Any]:
         yield from (value for _, value in self._looked_at())

@@ -8,7 +8,7 @@ worker: samples ─▶ collate ─▶ (batch, worker, state) ─▶ `Heard` keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,20 +21,23 @@ from .loader_state import Own
 
 _own = Own()
 """What this worker's dataset and collate function have for themselves."""
+_shared: dict[str, bytes] | None = None
+"""What was in memory that it shares, after its last batch. None: the rank may rightly have changed it since, between two epochs."""
 
 
 class Generators:
     """What a worker's generators and counts were after a batch. (No tuple and no mapping: who puts batches into pinned memory leaves it
     as it is.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Sequence[str] = ()) -> None:
+        """moved: names of shared values that were changed for this batch, or since the last one."""
         host = collect_host()
         # A tensor would be sent as a file descriptor.
         self.state = {
             "host": {**host, "torch": host["torch"].numpy()},
             "own": _own.collect(),
         }
-        self.lost = _own.lost()
+        self.lost = [*_own.lost(), *moved]
         """What has changed, and cannot be put back."""
 
 
@@ -49,12 +52,20 @@ class Made(NamedTuple):
 class Telling:
     """A loader's `collate_fn`, in a worker."""
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
+    def __init__(self, collate: Callable[[Any], Any], stays: bool = False) -> None:
+        """stays: the worker does, from epoch to epoch."""
+        self.collate, self._stays = collate, stays
 
     def __call__(self, samples: Any) -> Any:
+        global _shared
+        before = _own.shared() if _shared is None else _shared
         batch, worker = self.collate(samples), get_worker_info()
-        return batch if worker is None else Made(batch, worker.id, Generators())
+        if worker is None:
+            return batch
+        now = _own.shared()
+        moved = [name for name, held in now.items() if before.get(name, held) != held]
+        _shared = None if self._stays else now
+        return Made(batch, worker.id, Generators(moved))
 
 
 class Beginning:
@@ -64,9 +75,10 @@ class Beginning:
         self.begin: Callable[[int], None] | None = None
         self.collate: Callable[[Any], Any] | None = None
         self.states: Mapping[int, Any] = {}
+        self.stays = False
 
     def __call__(self, worker: int) -> None:
-        global _own
+        global _own, _shared
         if self.begin is not None:
             self.begin(worker)
         info = get_worker_info()
@@ -76,6 +88,7 @@ class Beginning:
             state = self.states[worker]
             restore_host({**state["host"], "torch": torch.from_numpy(state["host"]["torch"])})
             _own.restore(state["own"])
+        _shared = None if self.stays else _own.shared()
 
 
 class Heard:

@@ -41,6 +41,13 @@ def installed(origin: str | None) -> bool:
     return any(Path(origin).is_relative_to(folder) and _holds_packages(folder) for folder in sys.path[1:])
 
 
+@functools.cache
+def is_scripts(module: str) -> bool:
+    """Whether it is the script, or a module that it has beside it."""
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    return module == "__main__" or not installed(origin)
+
+
 def module_file(kind: type) -> str | None:
     """Of the module that a class is in."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...warm.side_effects import is_scripts
 from ..values.borrowed_memory import Lenders, Loans
 from . import attribute_rules
-from .attribute_rules import Owner, is_constant, is_fixed, is_scripts, is_scripts_object, is_value, looked_at
+from .attribute_rules import Owner, is_constant, is_fixed, is_scripts_object, is_value, looked_at
 from .attribute_sources import borrows
 from .foreign_objects import Foreigners, is_foreign
 

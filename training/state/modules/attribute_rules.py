@@ -10,7 +10,6 @@ import copyreg
 import dis
 import enum
 import functools
-import sys
 import types
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
@@ -21,7 +20,7 @@ import torch
 from torch.nn import Module
 
 from ....checkpoint.format.pytree_walk import PLAIN, text
-from ...warm.side_effects import installed
+from ...warm.side_effects import is_scripts
 from ..values import type_adapters
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, has_a_name, kind_of
@@ -62,6 +61,8 @@ _OF_FRAMEWORKS = (
 """So begin private names that FSDP, DistributedDataParallel, Hugging Face's packages and DeepSpeed put onto layers of torch's."""
 _CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
 _VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
+
+_CHANGING_METHODS = frozenset(("append", "appendleft", "extend", "add", "update", "pop", "popleft", "clear"))
 
 
 class Owner(enum.Enum):
@@ -219,16 +220,29 @@ def declares(value: Any) -> bool:
     return is_scripts(kind.__module__) or isinstance(value, torch.amp.GradScaler)
 
 
+def why_lost(value: Any) -> str:
+    """Why no snapshot holds what moves on in an attribute, as seen at the beginning; empty: nothing is known."""
+    if declares(value):
+        return "it has a state_dict of its own: give it to the Session"
+    if isinstance(value, types.FunctionType) and (names := _changed(value.__code__)):
+        return f"it is a function that changes {', '.join(names)} from call to call. Make it an object of a class"
+    return ""
+
+
+def _changed(code: types.CodeType) -> list[str]:
+    """Variables from around a function that it sets, as by `nonlocal`, or of which it sets a part: `total[key] = …`, `seen.append(…)`."""
+    known = [*dis.get_instructions(code)] if code.co_freevars else []
+    found = {each.argval for each in known if each.opname == "STORE_DEREF"}
+    for loaded, of, then in zip(known, known[1:], known[2:], strict=False):
+        part = of.opname.startswith("LOAD_") and then.opname in ("STORE_SUBSCR", "COPY", "DUP_TOP_TWO")
+        if loaded.opname == "LOAD_DEREF" and (part or of.argval in _CHANGING_METHODS):
+            found.add(loaded.argval)
+    return [name for name in code.co_freevars if name in found]
+
+
 def is_made_late(value: Any) -> bool:
     """Whether it is an optimizer, a scheduler, or an object with a state_dict that is the script's: those of the beginning are sources."""
     return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
-
-
-@cache
-def is_scripts(module: str) -> bool:
-    """Whether it is the script, or a module that it has beside it."""
-    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
-    return module == "__main__" or not installed(origin)
 
 
 def _kind(value: Any) -> Any:

@@ -33,7 +33,16 @@ _OURS = frozenset(
     ("torch", "builtins", "megatron", "transformer_engine", "deepspeed", "apex", "accelerate", "lightning")
 )
 _OTHERS = frozenset((*_OURS, "pytorch_lightning", "lightning_fabric", "mt_resilient", "logging"))
-_TORCHS = ("torch.quasirandom", "torch.distributions")
+_PLAIN = (
+    "torch.quasirandom",
+    "torch.distributions",
+    "lightning_utilities",
+    "lightning.fabric.utilities.data",
+    "lightning_fabric.utilities.data",
+    "lightning.pytorch.utilities.parsing",
+    "pytorch_lightning.utilities.parsing",
+)
+"""Of these modules, objects are values: distributions; `AttributeDict`, the hyperparameters of a LightningModule."""
 _FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
 """Kinds, by id."""
@@ -48,7 +57,7 @@ def is_foreign(kind: Any) -> bool:
     module = kind.__module__
     if isinstance(kind, type) and issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, np.ndarray)):
         return False
-    if (module.partition(".")[0] in _OTHERS and not module.startswith(_TORCHS)) or hasattr(kind, "__del__"):
+    if (module.partition(".")[0] in _OTHERS and not module.startswith(_PLAIN)) or hasattr(kind, "__del__"):
         return False
     return _has_attributes(kind)
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from .attribute_rules import is_scripts, is_scripts_function, is_scripts_object
+from ...warm.side_effects import is_scripts
+from .attribute_rules import is_scripts_function, is_scripts_object
 from .module_tensors import join
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

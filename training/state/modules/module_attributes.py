@@ -99,7 +99,7 @@ class Attributes:
             self._beginnings.add_new(parameter)
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
-            self._say_what_declares(path, module)
+            self._say_what_is_lost(path, module)
         self._removals.of_modules(fresh)
         for place, held in hook_objects.of_modules(fresh):
             self._hooks.setdefault(place, held)
@@ -107,10 +107,10 @@ class Attributes:
         self._calm.clear()
         self._gone.clear()
 
-    def _say_what_declares(self, path: str, module: Module) -> None:
+    def _say_what_is_lost(self, path: str, module: Module) -> None:
         for name, value in attribute_rules.every(module).items():
-            if attribute_rules.declares(value) and id(value) not in self._lenders.names:
-                self._drop(path, name, "it has a state_dict of its own: give it to the Session")
+            if id(value) not in self._lenders.names and (why := attribute_rules.why_lost(value)):
+                self._drop(path, name, why)
 
     def collect(self) -> Any:
         """Empty where there is nothing to tell."""

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 
 from ....checkpoint.format.pytree_walk import PLAIN
+from ...warm.side_effects import is_scripts
 from ..values.class_adapters import OBJECT, has_a_name, kind_of
 from ..values.kind import is_source
 from ..values.sharded_tensors import is_sharded
 from ..values.type_adapters import is_bound
-from .attribute_rules import is_by_name, is_constant, is_scripts
+from .attribute_rules import is_by_name, is_constant
 
 _OF_A_PROCESS = (
     logging.Logger,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..modules.attribute_rules import WRAPPERS, is_by_name, is_scripts
+from ...warm.side_effects import is_scripts
+from ..modules.attribute_rules import WRAPPERS, is_by_name
 from ..modules.attribute_sources import members
 from ..tensors.in_place import Nested
 from ..values.session_parts import Parts

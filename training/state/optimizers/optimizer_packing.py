@@ -12,7 +12,7 @@ import threading
 import types
 from collections import defaultdict
 from collections.abc import Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..modules.module_source import Modules
 from ..tensors.in_place import fits, local, misfit, put
 from ..tensors.tensor_subclasses import only
 from ..values import type_adapters
-from ..values.array_views import Unsavable
+from ..values.array_views import Unsavable, address
 from ..values.class_adapters import NotFound
 from ..values.kind import has_state_dict, is_source
 from ..values.packing import Packing
@@ -70,6 +70,10 @@ class OptimizerPacking(Packing):
         self._lenient = self._strict = False
         self.strides: dict[int, list[int]] = {}
         """Of tensors that are not row-major, by number."""
+        self.within: dict[int, list[int]] = {}
+        """Of tensors that lie in another one of the optimizer's, by number: the number of that one, and how many elements before."""
+        self._wholes: dict[int, int] = {}
+        """By address, the number of the tensor that takes all the memory there."""
         self.left = False
         """Something stays where it is that only the optimizer's own state_dict knows how to save."""
 
@@ -93,7 +97,7 @@ class OptimizerPacking(Packing):
         try:
             kept = trial.pack(value)
             sources = {**self._apart, **self.parameters}
-            OptimizerUnpacking(self._name, sources, trial.strides, False, self._parts).unpack(kept, None)
+            OptimizerUnpacking(self._name, sources, trial.strides, False, self._parts, trial.within).unpack(kept, None)
         except (SnapshotError, LayoutError):
             return False
         return True
@@ -119,8 +123,16 @@ class OptimizerPacking(Packing):
         refuse(called(self._at), here)
         if not here.is_contiguous() and 0 not in here.stride():
             self.strides[len(self.met)] = list(here.stride())
+        self._lies_in(here, len(self.met))
         self._number(value)
         return here
+
+    def _lies_in(self, tensor: torch.Tensor, number: int) -> None:
+        whole = self._wholes.get(lies := address(tensor))
+        if whole is not None and self.met[whole].dtype == tensor.dtype:
+            self.within[number] = [whole, tensor.storage_offset()]
+        elif lies and tensor.nbytes == tensor.untyped_storage().nbytes():
+            self._wholes[lies] = number
 
     def _other(self, kind: type, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -158,11 +170,12 @@ class OptimizerUnpacking(Unpacking):
         strides: Mapping[int, list[int]],
         as_they_lie: bool,
         parts: Parts,
+        within: Mapping[int, list[int]] = MappingProxyType({}),
     ) -> None:
-        """sources, parts: parameters and containers, and modules, as `OptimizerPacking` has them. as_they_lie: nobody has told strides: a
-        live tensor lies as it does."""
+        """sources, parts: parameters and containers, and modules, as `OptimizerPacking` has them, and what lies `within` others.
+        as_they_lie: nobody has told strides: a live tensor lies as it does."""
         super().__init__(name, sources, parts=parts)
-        self._strides, self._as_they_lie = strides, as_they_lie
+        self._strides, self._as_they_lie, self._within = strides, as_they_lie, within
         self.device = torch.device("cpu")
         """Of new tensors."""
 
@@ -173,6 +186,9 @@ class OptimizerUnpacking(Unpacking):
         if type(kept) is np.ndarray:
             return super()._elements(kept, live)
         strides, where = self._strides.get(len(self.made)), self.device
+        if len(self.made) in self._within:
+            whole, offset = self._within[len(self.made)]
+            return self._own(self._part(whole, offset, kept, strides, live))
         if isinstance(live, torch.Tensor):
             where, here = live.device, only(live, self._name)
             lies = self._as_they_lie or (here.is_contiguous() if strides is None else [*here.stride()] == strides)
@@ -181,6 +197,13 @@ class OptimizerUnpacking(Unpacking):
                 return self._own(live)
         lying = list(kept.stride()) if strides is None else strides
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
+
+    def _part(self, whole: int, offset: int, kept: torch.Tensor, strides: list[int] | None, live: Any) -> torch.Tensor:
+        """The part of a tensor that has been filled already; the live one where it is that."""
+        around = only(self.made[whole], self._name)
+        made = around.as_strided(kept.shape, strides or kept.stride(), around.storage_offset() + offset)
+        there = isinstance(live, torch.Tensor) and live.data_ptr() == made.data_ptr()
+        return live if there and (live.shape, live.stride()) == (made.shape, made.stride()) else made
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
         device = tag == "torch.device" and isinstance(live, torch.device)  # this process's own may have another number

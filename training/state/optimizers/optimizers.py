@@ -208,7 +208,8 @@ def _collect(wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any]
     if (scaler := getattr(wrapper, "grad_scaler", None)) is not None:
         kept["scaler"] = scaler.state_dict()
     kept |= {"further": more} if more else {}
-    return kept | ({"strides": packing.strides} if packing.strides else {})
+    how = {"strides": packing.strides, "within": packing.within}
+    return kept | {name: told for name, told in how.items() if told}
 
 
 def _restore(
@@ -223,7 +224,9 @@ def _restore(
     for what it holds now."""
     strides, named = kept.get("strides", {}), packing.parameters
     as_they_lie = framework(inner) and not strides
-    unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules)
+    unpacking = OptimizerUnpacking(
+        "the optimizer", {**apart, **named}, strides, as_they_lie, modules, kept.get("within", {})
+    )
     for group, values in zip(inner.param_groups, kept["groups"], strict=True):
         parameters = group.pop("params")
         unpacking.device = device_of(parameters)
