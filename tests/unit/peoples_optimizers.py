@@ -214,6 +214,26 @@ class Kinds(Optimizer):
             self.done.add(group["params"][len(self.done) % len(group["params"])])
 
 
+class Flat(Optimizer):
+    """Its states are views of one buffer, which it makes at the first step; they have their count in common."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.buffer: Any = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        if self.buffer is None:
+            self.buffer, self.count = torch.zeros(sum(p.numel() for p in params)), torch.zeros(())
+            for p, part in zip(params, self.buffer.split([p.numel() for p in params]), strict=True):
+                self.state[p] = {"mean": part.view_as(p), "count": self.count}
+        self.count += 1
+        self.buffer.mul_(0.9).add_(torch.cat([p.grad.flatten() for p in params]), alpha=0.1)
+        for p in params:
+            p.sub_(self.state[p]["mean"] / (1 - 0.9 ** float(self.count)) * self.param_groups[0]["lr"])
+
+
 class Face(Optimizer):
     """State and groups are those of the optimizer within; a flag of its own beside them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -95,6 +96,11 @@ def user_dicts() -> Made:
 def omegaconf() -> Made:
     conf = pytest.importorskip("omegaconf")
     return of_other_people(lambda: conf.OmegaConf.create({"k": 0, "in": {"s": [1, 2]}}))
+
+
+def lightnings() -> Made:
+    data = pytest.importorskip("lightning_fabric.utilities.data")
+    return of_other_people(lambda: data.AttributeDict(k=0))
 
 
 def deleted() -> Made:
@@ -194,7 +200,7 @@ def of_torch() -> Made:
     return {"model": model, "layer": layer}, step, lambda: repr((model.count, norm.n_power_iterations))
 
 
-MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_dicts, omegaconf]
+MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_dicts, omegaconf, lightnings]
 
 
 @pytest.mark.parametrize("make", MADE)
@@ -245,6 +251,29 @@ def test_a_function_without_a_name_is_named_once_where_it_is_exchanged(capfd: py
     said = the_line(capfd)
     assert "model.act is not kept" in said
     assert "is a function" in said
+
+
+def averager() -> Any:
+    """As in EnCodec."""
+    total: dict[str, float] = collections.defaultdict(float)
+    calls, seen, rate = 0, [0], [0.9]
+
+    def average(value: float) -> float:
+        nonlocal calls
+        calls += 1
+        total["x"] += value * rate[0]
+        seen.append(calls)
+        return total["x"] / calls
+
+    return average
+
+
+def test_a_function_that_counts_is_named_when_the_loop_begins(capfd: pytest.CaptureFixture[str]) -> None:
+    model: Any = Net()
+    model.average, model.other = averager(), functools.partial(max, 1)
+    Life(model=model).snapshot()
+    assert "model.average is not kept" in (said := the_line(capfd))
+    assert "it is a function that changes calls, seen, total from call to call" in said
 
 
 def test_one_attribute_for_another_that_was_none_is_told() -> None:

@@ -191,6 +191,47 @@ def test_what_its_state_dict_leaves_out_or_turns_into_another_dtype_comes_back(
         assert thing.states is optimizer.state
 
 
+class Warmed(Scheduled):
+    """Its state is its optimizer's alone, as in many repositories. It learns from that whether it goes on from a checkpoint."""
+
+    resumed = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.fresh, self.place = True, "here"
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state)
+        self.fresh = False
+
+
+Warmed.__module__ = "__main__"
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_numbers_that_a_state_dict_leaves_out_come_back_and_what_the_load_sets_stays(again: bool, steps: int) -> None:
+    def made(place: str) -> tuple[Any, Life]:
+        thing = Warmed(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
+        thing.place = place
+        return thing, Life(thing=thing)
+
+    thing, life = made("here")
+    for _ in range(steps):
+        thing.step()
+    kept = life.snapshot()
+    thing.step()
+    thing.seen = 7
+    if again:
+        thing, life = made("there")
+    life.restore(kept)
+    assert (thing.count, thing.fresh) == (steps, False)
+    assert thing.place == ("there" if again else "here"), "what has not changed since the start is the script's"
+
+
 def test_methods_of_a_script_with_the_names_of_ours_are_not_called() -> None:
     collector = Collector()
     collector.collect()
