@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
@@ -43,6 +45,14 @@ def cli(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """`mt-resilient WORDS`, to its end."""
     command = [str(BIN / "mt-resilient"), *words]
     return subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=120)
+
+
+def some_of(cases: Collection[Any], every: int = 0) -> list[Any]:
+    """For `parametrize`: the first case and, of many, each `every`th. scripts/test --all takes the others, too."""
+    often = [at == 0 or (every > 0 and at % every == 0) for at, _ in enumerate(cases)]
+    return [
+        pytest.param(each, marks=() if now else pytest.mark.variant) for now, each in zip(often, cases, strict=True)
+    ]
 
 
 def undisturbed(script: Path, *arguments: str, ranks: int = 2, **extra: str) -> tuple[str, list[str]]:

@@ -13,6 +13,7 @@ ADAPTING = Path(__file__).parent / "adapting.py"
 ADDING = Path(__file__).parent / "adding.py"
 
 
+@pytest.mark.variant
 def test_it_comes_back_whole(tmp_path: Path) -> None:
     words = ["--steps", "60", "--step-delay", "0.02"]
     expected = undisturbed(CHANGING, *words)

@@ -11,6 +11,7 @@ from .campaign import play
 from .drawn import ROWS, WRITTEN
 
 
+@pytest.mark.variant
 def test_what_is_drawn_comes_back(tmp_path: Path) -> None:
     came = play(0, 30, tmp_path)
     assert not came.failed, came.failed

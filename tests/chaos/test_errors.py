@@ -265,6 +265,7 @@ for step in session.steps(6):
 """
 
 
+@pytest.mark.variant
 def test_a_buffer_that_can_for_a_while_not_be_saved_ends_no_training(tmp_path: Path) -> None:
     script = tmp_path / "sparse_buffer.py"
     script.write_text(SPARSE_BUFFER)
@@ -292,6 +293,7 @@ def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and
     assert "it is not dense (torch.sparse_coo)" in last
 
 
+@pytest.mark.variant
 def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)

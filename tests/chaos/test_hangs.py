@@ -56,7 +56,7 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
         pytest.param("sleep", "in sleeps_for_ever", marks=pytest.mark.variant),
         ("gil", "in keeps_the_gil"),
         pytest.param("loader", "in its data loader", marks=pytest.mark.variant),
-        ("stop", "stopped by a signal"),
+        pytest.param("stop", "stopped by a signal", marks=pytest.mark.variant),
     ],
 )
 def test_a_rank_that_hangs_is_named_and_started_again(

@@ -13,6 +13,7 @@ VARIANTS = (
     "compiled",
     "fabric",
     "curves",
+    "trainer",
     "progress",
     "gan",
     "accumulation",

@@ -119,6 +119,7 @@ def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expecte
     assert kept == [started, STEPS]
 
 
+@pytest.mark.variant
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["dp2", *(pytest.param(layout, marks=pytest.mark.variant) for layout in ("tp2", "pp2", "ep2"))]

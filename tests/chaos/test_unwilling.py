@@ -37,6 +37,7 @@ def refused(job: Job) -> None:
     assert not [*job.directory.glob("snapshots/*/REJECTED")]
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("where", [pytest.param("everywhere", marks=pytest.mark.variant), "rank 1"])
 @pytest.mark.parametrize("plain", [False, True], ids=["load_state_dict", "__setstate__"])
 def test_a_killed_rank(tmp_path: Path, where: str, plain: bool) -> None:

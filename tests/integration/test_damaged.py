@@ -23,6 +23,7 @@ from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES
 from mt_resilient.cli import main
 from mt_resilient.resilience.errors import ResilientError, SnapshotError
 
+from ..harness import some_of
 from ..hostile import encoded, read_as_zarr, reseal, sharded, sign_figures, sign_metadata, trained, write_manifest
 from .test_reshard import save, whole
 
@@ -321,7 +322,7 @@ def restored(snapshot: Files) -> int:
     return SOUND
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_of(CASES, every=4))
 def test_a_damaged_snapshot(name: str, snapshot: Files, capsys: Capture) -> None:
     damage, code, words = CASES[name]
     damage(snapshot)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import environment
+from ..harness import environment, some_of
 from .fresh.ending import WAYS
 from .fresh.expected import differences
 from .fresh.kept import KEPT_BY_A_FORK
@@ -118,7 +118,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
     return found
 
 
-@pytest.mark.parametrize("how", [COLD, WARM])
+@pytest.mark.parametrize("how", [pytest.param(COLD, marks=pytest.mark.variant), WARM])
 def test_a_rank_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], how: str) -> None:
     """In whatever way; those that a life has taken have left a second line in their files."""
     plain, ours = ({**endings[each], "ranks": [], "said": ""} for each in (PLAIN, how))
@@ -158,6 +158,7 @@ def forked(run: Run) -> list[dict[str, object]]:
     return [run.report(file.stem + ".life2") for file in sorted(run.out.glob("*.life2"))]
 
 
+@pytest.mark.variant
 def test_what_a_fork_keeps_is_as_in_a_fresh_interpreter(tmp_path: Path) -> None:
     runs = [littered(tmp_path, how, "kept", KEPT_BY_A_FORK) for how in (PLAIN, WARM)]
     (ours,) = forked(runs[1])
@@ -179,6 +180,7 @@ def test_what_a_fork_keeps_is_as_in_a_fresh_interpreter(tmp_path: Path) -> None:
     assert ours == plain
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("title", "seen", "ranks"),
     [
@@ -278,7 +280,7 @@ def started(
 ODD = (*ARGUMENTS, os.fsdecode(b"\xff\xfe"))
 
 
-@pytest.mark.parametrize("style", FORKED_STYLES)
+@pytest.mark.parametrize("style", some_of(FORKED_STYLES))
 def test_a_script_is_forked_as_torchrun_starts_it(tmp_path: Path, style: str) -> None:
     arrange, words = FORKED_STYLES[style]
     found, left = started(tmp_path, arrange, *words, "OUT", *ODD, forked=True)
@@ -286,7 +288,7 @@ def test_a_script_is_forked_as_torchrun_starts_it(tmp_path: Path, style: str) ->
     assert left == [0, 0]
 
 
-@pytest.mark.parametrize("style", COLD_STYLES)
+@pytest.mark.parametrize("style", some_of(COLD_STYLES))
 def test_a_script_that_is_not_forked_is_started_as_torchrun_starts_it(tmp_path: Path, style: str) -> None:
     def arrange(here: Path) -> None:
         COLD_STYLES[style][0](here)
@@ -316,6 +318,7 @@ VARIABLES = {
 }
 
 
+@pytest.mark.variant
 def test_what_the_environment_tells_python_it_tells_a_rank_too(tmp_path: Path) -> None:
     site = b"import os\nos.environ['OF_SITECUSTOMIZE'] = '1'\n"
     # Written beforehand, or each process would compile all of torch anew: 3 s of a core, ten times.

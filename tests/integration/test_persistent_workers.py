@@ -127,7 +127,7 @@ def ordinary(script: Any, steps: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     "script",
-    [evaluated, own, *(pytest.param(each, marks=pytest.mark.variant) for each in (alike, anew, before_the_loop))],
+    [evaluated, *(pytest.param(each, marks=pytest.mark.variant) for each in (own, alike, anew, before_the_loop))],
 )
 def test_workers_that_stay_draw_their_seed_once_whatever_goes_through_them(script: Any) -> None:
     expected = [*ordinary(script, 4 * STEPS)]

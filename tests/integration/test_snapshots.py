@@ -168,10 +168,11 @@ def test_a_rank_killed_while_staging_is_ignored(node):
 # Kills
 
 
-def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(node):
+@pytest.mark.parametrize("kills", [10, pytest.param(30, marks=pytest.mark.variant)])
+def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(kills, node):
     chance = random.Random(1)
     node.nbytes, step, torn = 2 << 20, 0, 0
-    for _ in range(30):
+    for _ in range(kills):
         process = node.drain(poll_s=0.001)
         step += node.snapshot(step + 1)
         process.events("durable")

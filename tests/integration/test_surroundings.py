@@ -71,7 +71,7 @@ def test_started_with_nohup_and_without_stdout(tmp_path: Path) -> None:
     assert (found["SigIgn"] & ~allowed, found["SigBlk"]) == (expected["SigIgn"], expected["SigBlk"])
 
 
-@pytest.mark.parametrize("warm", [[], ["--no-warm"]], ids=["warm", "cold"])
+@pytest.mark.parametrize("warm", [[], pytest.param(["--no-warm"], marks=pytest.mark.variant)], ids=["warm", "cold"])
 def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list[str]) -> None:
     made, left = tmp_path / "made", tmp_path / "left"
     job = Job(tmp_path, ["--nproc-per-node", "1", str(UNTIDY), str(made), str(left)], *warm)

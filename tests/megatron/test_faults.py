@@ -22,7 +22,7 @@ from .loops import (
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
-VARIANTS = (MEGATRON_OVERLAPPED, MEGATRON_INTERLEAVED)
+VARIANTS = (MEGATRON_DP2, MEGATRON_OVERLAPPED, MEGATRON_INTERLEAVED)
 ALL = [
     *(pytest.param(loop, id=loop.name, marks=pytest.mark.variant if loop in VARIANTS else ()) for loop in LOOPS),
     *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),

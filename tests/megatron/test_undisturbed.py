@@ -14,6 +14,7 @@ from .loops import (
     LETS_NAN_PASS,
     LOOPS,
     MEGATRON_DP2,
+    MEGATRON_TP2_PP2,
     Loop,
     Record,
     command,
@@ -24,8 +25,9 @@ from .loops import (
 
 pytestmark = pytest.mark.megatron
 
+OFTEN = (MEGATRON_TP2_PP2, BRIDGE_DP2)
 ALL = [
-    *(pytest.param(loop, id=loop.name) for loop in LOOPS),
+    *(pytest.param(loop, id=loop.name, marks=() if loop in OFTEN else pytest.mark.variant) for loop in LOOPS),
     *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),
 ]
 DATA_PARALLEL = [
@@ -71,6 +73,7 @@ def test_two_runs_are_the_same_to_the_bit(loop: Loop, tmp_path: Path) -> None:
     assert record == undisturbed(loop)[0]
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("loop", DATA_PARALLEL)
 def test_nemesis_poisons_one_gradient_once(loop: Loop, tmp_path: Path) -> None:
     code, output, record = run(loop, tmp_path / "run", *LETS_NAN_PASS, nemesis="nan-grad@4:1")
@@ -95,6 +98,7 @@ def test_megatron_itself_answers_nan_by_leaving(nemesis: str, exit_code: int, tm
     assert record.losses[0][4] == ("-", None)
 
 
+@pytest.mark.variant
 def test_nemesis_kills_in_the_middle_of_a_step(tmp_path: Path) -> None:
     code, output, record = run(MEGATRON_DP2, tmp_path / "run", nemesis="kill@4:0")
     assert code == 1

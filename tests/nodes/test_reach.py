@@ -32,6 +32,7 @@ def test_a_node_that_loses_etcd_alone_trains_on(cluster: Callable[..., Cluster])
     assert "the agent of n2 does not reach etcd" in spare.stdout
 
 
+@pytest.mark.variant
 def test_where_a_spare_takes_over_no_step_is_made_without_a_lease(cluster: Callable[..., Cluster]) -> None:
     job = cluster("1", "--spares", "1", "--durable-every", "10", hosts=2, etcds=1, script=train(500, 0.05))
     job.start()
