@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from ...resilience.errors import LayoutError, MachineError, SnapshotError, StateError
 from ...resilience.inprocess.tally import RANDOMNESS
+from .left_out import Declared, may_leave_out
 from .modules.attribute_sources import sources_within
 from .modules.module_source import Modules
 from .modules.module_tensors import named_modules
@@ -89,22 +90,46 @@ def collected(name: str, source: Source) -> Nested:
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
     """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
-    tried again by others. Models come first, and the script's own values behind: they may borrow memory of the others. What a rank has for
-    itself is last: gradients belong to tensors among these values."""
-    for name, source in sorted(sources.items(), key=_turn):
-        if name in kept:
-            try:
-                source.restore(kept[name])
-            except (MachineError, MemoryError, OSError, Unfilled):
-                raise
-            except Exception as error:  # of the script's own classes
-                cause = error.__cause__ if isinstance(error, SnapshotError) else None
-                raise Unfilled(name, cause if isinstance(cause, Exception) else error) from error
+    tried again by others. Models come first, then what the script loads itself, which may write into these: they get their state again. The
+    script's own values are behind: they may borrow memory of the others. What a rank has for itself is last: gradients belong to tensors
+    among these values."""
+    there = {name: source for name, source in sorted(sources.items(), key=_turn) if name in kept}
+    models = {name: source for name, source in there.items() if isinstance(source, Modules)}
+    loading = {name: source for name, source in there.items() if isinstance(source, Declared)}
+    _restore(models, kept)
+    if any(source.writes for source in loading.values()):
+        tensors = [each for model in models.values() for each in model.tensors().values()]
+        # A device may have no room for a second model.
+        were = [(each, each.detach().to("cpu", copy=True), each.requires_grad) for each in tensors]
+        parts = [each for model in models.values() for chunk in model.chunks for each in chunk.modules()]
+        modes = [(each, each.training) for each in parts]
+        _restore(loading, kept)
+        for part, mode in modes:
+            part.training = mode
+        for tensor, copied, trained in were:
+            tensor.data.copy_(copied)
+            if tensor.requires_grad != trained:
+                tensor.requires_grad_(trained)
+        _restore(models, kept)
+    else:
+        _restore(loading, kept)
+    _restore({name: source for name, source in there.items() if name not in models and name not in loading}, kept)
+
+
+def _restore(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
+    for name, source in sources.items():
+        try:
+            source.restore(kept[name])
+        except (MachineError, MemoryError, OSError, Unfilled):
+            raise
+        except Exception as error:  # of the script's own classes
+            cause = error.__cause__ if isinstance(error, SnapshotError) else None
+            raise Unfilled(name, cause if isinstance(cause, Exception) else error) from error
 
 
 def _turn(named: tuple[str, Source]) -> int:
     name, source = named
-    return 0 if isinstance(source, Modules) else 3 if name == RANDOMNESS else 2 if isinstance(source, Values) else 1
+    return 2 if name == RANDOMNESS else 1 if isinstance(source, Values) else 0
 
 
 def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool = True) -> dict[str, Source]:
@@ -149,7 +174,8 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         if isinstance(source, (Values, Stateful)):
             source.look_through(further)
             for path, thing in source.held() if isinstance(source, Stateful) else ():
-                around = (thing, getattr(thing, "optimizer", thing))
+                wraps = isinstance(thing, torch.optim.Optimizer) and hasattr(thing, "optimizer")
+                around = (thing, thing.optimizer) if wraps else (thing,)
                 if not there(*(thing.modules() if isinstance(thing, torch.nn.Module) else around)):
                     further(f"{name}.{path}", thing)
         elif isinstance(source, Modules):
@@ -194,7 +220,7 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
         return Attributes(thing)
     if is_source(kind):
         iterated = isinstance(thing, DataLoader) and hasattr(thing, "_get_iterator")
-        return (Iterated if iterated else Stateful)(name, thing, known)
+        return (Iterated if iterated else Declared if may_leave_out(thing) else Stateful)(name, thing, known)
     if isinstance(thing, MutableMapping) or changes(thing):
         return Values(name, thing, known)
     raise TypeError(f"Session({name}=…): {kind.__name__} is no module, no optimizer, no mapping and has no state_dict")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,10 +62,10 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 yield (key, *keys), found
 
 
-def members(value: Any) -> Iterable[tuple[Any, Any]]:
+def members(value: Any) -> Collection[tuple[Any, Any]]:
     """What a container holds, with its keys; nothing where all of it is plain values and tensors."""
     if not isinstance(value, (dict, list, tuple)):
         return ()
     if _EASY.issuperset(map(type, value.values() if isinstance(value, dict) else value)):
         return ()
-    return value.items() if isinstance(value, dict) else enumerate(value)
+    return value.items() if isinstance(value, dict) else [*enumerate(value)]

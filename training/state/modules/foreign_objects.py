@@ -6,8 +6,9 @@ snapshot: what has changed is told. What holds too many parts for that is left a
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from operator import is_
 from typing import Any
@@ -47,6 +48,7 @@ _FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
 """Kinds, by id."""
 _CONTAINERS = (dict, list, tuple)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState)
 _MADE_IN_PYTHON = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: no function, module or the like."""
 
@@ -62,15 +64,82 @@ def is_foreign(kind: Any) -> bool:
     return _has_attributes(kind)
 
 
-class _TooMany(Exception):
+class TooMany(Exception):
     """It has too many parts."""
+
+
+def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
+    """All that a value consists of, so that `alike` tells whether it has changed since. Raises what the value raises, and TooMany where it
+    has more than `room` parts, or its arrays and tensors more than `most_bytes`."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    size, made = 0, False
+    """made: tensors are made for this look, and told by what is in them."""
+
+    def down(value: Any) -> None:
+        nonlocal size, made
+        kind: Any = type(value)
+        if len(found) > room:
+            raise TooMany
+        found.append(kind)
+        if kind in PLAIN:
+            found.append(value)
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if kind is np.ndarray and value.dtype.hasobject:
+            found.extend(value.shape)
+            for each in value.flat:
+                down(each)
+            return
+        if kind in TENSORS or kind is np.ndarray:
+            size += value.nbytes
+            if size > most_bytes:
+                raise TooMany
+            if made or kind is np.ndarray:
+                found.append(bytes(np.asarray(value).tobytes()))
+            else:
+                found.extend((weakref.ref(value), _version(value)))
+            return
+        known = kind_of(kind)
+        if known is not None and id(known) in _CHANGING:
+            before, made = made, made or isinstance(value, _GENERATORS)
+            down(known.save(value))
+            made = before
+            return
+        if isinstance(value, _CONTAINERS):
+            items(value)
+        if _has_attributes(kind):
+            down(vars(value))
+        elif not isinstance(value, _CONTAINERS):
+            found.append(value)
+
+    def items(value: Any) -> None:
+        """As Python's own class has them: a Box of python-box gives others of its own."""
+        found.append(len(value))
+        if isinstance(value, dict):
+            for key, each in [*dict.items(value)]:
+                found.append(key)
+                down(each)
+        else:
+            for each in [*(list if isinstance(value, list) else tuple).__iter__(value)]:
+                down(each)
+
+    down(thing)
+    return found
+
+
+def alike(began: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether it is what it was, by two looks at its parts."""
+    return len(began) == len(now) and all(map(_alike, began, now))
 
 
 class Foreign:
     """One object, as it was when the loop began."""
 
     def __init__(self, thing: Any, room: int) -> None:
-        """room: so many parts may be looked at. Raises what the object raises, and _TooMany."""
+        """room: so many parts may be looked at. Raises what the object raises, and TooMany."""
         self.thing, self._room = thing, room
         values = list(vars(thing).values())
         flat = not isinstance(thing, _CONTAINERS) and all(map(_never_changes, values))
@@ -78,16 +147,16 @@ class Foreign:
         self.parts = 1 + len(values) // _FLAT
         self._began: list[Any] = []
         if self.parts > room:
-            raise _TooMany
+            raise TooMany
         if self._flat is None:
-            self._began = [weakref.ref(each) if isinstance(each, torch.Tensor) else each for each in self._now()]
+            self._began = self._now()
             self.parts += len(self._began)
         self._packed: Any = None
 
     def freeze(self, packed: Packed) -> None:
         """Hold what it consists of now, apart from it. Raises SnapshotError."""
         if self._flat is None:
-            self._packed = [packed.pack(packed.unpack(packed.pack(self.thing), None))]
+            self._packed = [copy.deepcopy(packed.pack(self.thing))]
 
     def has_changed(self) -> bool:
         try:
@@ -100,8 +169,7 @@ class Foreign:
         if self._flat is not None:
             keys, values = self._flat
             return not (len(held) == len(keys) and [*held] == keys and all(map(is_, held.values(), values)))
-        now = self._now()
-        return len(now) != len(self._began) or not all(map(_alike, self._began, now))
+        return not alike(self._began, self._now())
 
     def put_back(self, packed: Packed) -> None:
         """Make it as it was when the loop began."""
@@ -109,62 +177,10 @@ class Foreign:
             vars(self.thing).clear()
             vars(self.thing).update(zip(*self._flat, strict=True))
         elif self._packed and self.has_changed():
-            packed.unpack(self._packed[0], self.thing)
+            packed.unpack(copy.deepcopy(self._packed[0]), self.thing)
 
     def _now(self) -> list[Any]:
-        found: list[Any] = []
-        seen: set[int] = set()
-        size = 0
-
-        def down(value: Any) -> None:
-            nonlocal size
-            kind: Any = type(value)
-            if len(found) > self._room:
-                raise _TooMany
-            found.append(kind)
-            if kind in PLAIN:
-                found.append(value)
-                return
-            if id(value) in seen:
-                return
-            seen.add(id(value))
-            if kind is np.ndarray and value.dtype.hasobject:
-                found.extend(value.shape)
-                for each in value.flat:
-                    down(each)
-                return
-            if kind in TENSORS or kind is np.ndarray:
-                size += value.nbytes
-                if size > _MOST_BYTES:
-                    raise _TooMany
-                found.extend((value.tobytes(),) if kind is np.ndarray else (value, _version(value)))
-                return
-            known = kind_of(kind)
-            if known is not None and id(known) in _CHANGING:
-                down(known.save(value))
-                return
-            if isinstance(value, _CONTAINERS):
-                items(value)
-            if _has_attributes(kind):
-                down(vars(value))
-            elif not isinstance(value, _CONTAINERS):
-                found.append(value)
-
-        def items(value: Any) -> None:
-            """As Python's own class has them: a Box of python-box gives others of its own."""
-            found.append(len(value))
-            if isinstance(value, dict):
-                for key, each in [*dict.items(value)]:
-                    found.append(key)
-                    down(each)
-            else:
-                for each in [*(list if isinstance(value, list) else tuple).__iter__(value)]:
-                    down(each)
-
-        if isinstance(self.thing, _CONTAINERS):
-            items(self.thing)
-        down(vars(self.thing))
-        return found
+        return parts_of(self.thing, self._room)
 
 
 class Foreigners:
@@ -203,7 +219,7 @@ class Foreigners:
         known = self._known.get(id(thing))
         try:
             known or Foreign(thing, _MOST)
-        except _TooMany:
+        except TooMany:
             return "it holds too many parts, or too large ones. Give it to the Session"
         return ""
 
@@ -248,7 +264,7 @@ def _alike(began: Any, now: Any) -> bool:
     if began is now:
         return True
     if type(began) is weakref.ref:
-        return began() is now
+        return type(now) is weakref.ref and began() is now() is not None
     return type(began) in PLAIN and type(began) is type(now) and bool(began == now)
 
 

@@ -12,9 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ....checkpoint.format.pytree import Tagged
-from ....checkpoint.format.pytree_walk import PLAIN, text
 from ....resilience.errors import LayoutError, SnapshotError
-from ...warm.side_effects import is_scripts
 from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
 from .class_adapters import OBJECT, kind_of
@@ -26,9 +24,6 @@ from .unpacking import Unpacking, difference
 
 _PASSES = 3
 """One finds what lies in one memory, and the next one knows it; what a `state_dict` makes anew lies elsewhere each time."""
-
-_BESIDE = ""
-"""Marks what is kept beside what a `state_dict` says."""
 
 
 class Known:
@@ -130,14 +125,6 @@ class Stateful(Packed):
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
         self.thing = thing
-        self._began = self._plain()
-
-    def _plain(self) -> dict[str, Any]:
-        """Numbers and texts in attributes. A class of the script's often leaves them out of its `state_dict`: a count of steps."""
-        kind: Any = type(self.thing)
-        complete = getattr(kind, "state_dict", None) is LRScheduler.state_dict
-        held = {} if complete or not is_scripts(kind.__module__) else getattr(self.thing, "__dict__", {})
-        return {name: value for name, value in held.items() if type(value) in PLAIN}
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
         """Tell of each source that its state holds, as a scheduler that goes on with another one: `found` gives its name."""
@@ -152,18 +139,7 @@ class Stateful(Packed):
         return said if not isinstance(said, Mapping) or getattr(said, "__dict__", None) else dict(said)
 
     def collect(self) -> Any:
-        said = self._state()
-        named = said if isinstance(said, Mapping) else {}
-        beside = {
-            name: value
-            for name, value in self._plain().items()
-            if not (_same(named, name, value) or _same(self._began, name, value))
-        }
-        packed = self.pack(said)
-        return Tagged((_BESIDE, [packed, beside])) if beside else packed
-
-    def prove(self, kept: Any) -> None:
-        super().prove(_said_and_beside(kept)[0])
+        return self.pack(self._state())
 
     def held(self) -> Iterator[tuple[str, Any]]:
         """Models and optimizers in its attributes, and in lists and mappings there. Its `state_dict` may leave something of them out, and
@@ -177,21 +153,17 @@ class Stateful(Packed):
                     yield path, each
 
     def restore(self, kept: Any) -> None:
+        self._load(self.unpack(kept, None))
+
+    def _load(self, state: Any) -> None:
         # These optimizers are sources of their own, which fill groups and states in place, before this or after it.
         own = [
             each for _, each in self.held() if isinstance(each, torch.optim.Optimizer) and id(each) in self._known.names
         ]
-        groups = [(each.param_groups, each.state) for each in own]
-        said, beside = _said_and_beside(kept)
-        state, before = self.unpack(said, None), self._plain()
+        before = [(each.param_groups, each.state) for each in own]
         self.thing.load_state_dict(state)
-        for optimizer, was in zip(own, groups, strict=True):
+        for optimizer, was in zip(own, before, strict=True):
             self._same_objects(optimizer, *was)
-        after, named = self._plain(), state if isinstance(state, Mapping) else {}
-        for name, value in {**self._began, **beside}.items():
-            # What the `load_state_dict` sets is the script's business.
-            if (name in beside or name not in named) and _same(before, name, after.get(name, self)):
-                vars(self.thing)[name] = value
 
     def _same_objects(self, optimizer: Any, groups: Any, state: Any) -> None:
         """torch's `load_state_dict` makes new groups and a new mapping: the thing may share the old ones, as Apex's LARC does."""
@@ -200,15 +172,6 @@ class Stateful(Packed):
         for name, value in vars(self.thing).items():
             if value is new[0] or value is new[1]:
                 setattr(self.thing, name, groups if value is new[0] else state)
-
-
-def _said_and_beside(kept: Any) -> tuple[Any, dict[str, Any]]:
-    return tuple(kept[1]) if type(kept) is Tagged and kept[0] == _BESIDE else (kept, {})
-
-
-def _same(held: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Whether it has this plain value by this name."""
-    return name in held and type(held[name]) is type(value) and text(held[name]) == text(value)
 
 
 class Iterated(Stateful):

@@ -1,0 +1,297 @@
+"""Objects of scripts whose `state_dict` tells less than they have: after a restart and after a rewind in place they go on as before, or the
+rank says what their `load_state_dict` has made otherwise."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from .lives import Life
+from .test_things_of_scripts import Precise
+
+
+def of_a_script(kind: Any) -> Any:
+    kind.__module__ = "__main__"
+    setattr(sys.modules["__main__"], kind.__name__, kind)  # where a restart finds it
+    return kind
+
+
+@of_a_script
+class Meter:
+    def __init__(self) -> None:
+        self.count, self.last = 0, collections.deque([0.0], maxlen=3)
+
+
+class Stepping:
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> Any:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = state["steps"]
+
+    def looks(self) -> Any:
+        return self.steps
+
+
+@of_a_script
+class Containers(Stepping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[float] = []
+        self.best: dict[str, Any] = {"at": None}
+        self.mean, self.rows, self.pair = torch.zeros(2), np.zeros(2), (0, 0)
+        self.meter, self.names = Meter(), SimpleNamespace(n=0)
+        self.fixed = self.history
+
+    def step(self) -> None:
+        super().step()
+        self.history.append(self.steps / 3)
+        self.best["at"] = self.steps
+        self.mean += 1
+        self.rows += 2
+        self.pair = self.pair[1], self.steps
+        self.meter.count += 1
+        self.meter.last.append(self.steps)
+        self.names.n += 1
+
+    def looks(self) -> Any:
+        assert self.fixed is self.history
+        held = self.history, self.best, self.mean.tolist(), self.rows.tolist(), self.pair, self.names
+        return repr((held, self.meter.count, self.meter.last))
+
+
+@of_a_script
+class Drawing(Stepping):
+    """A sampler that tells its place alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+        self.order = torch.randperm(5, generator=self.generator)
+
+    def step(self) -> None:
+        super().step()
+        if self.steps % 5 == 0:
+            self.order = torch.randperm(5, generator=self.generator)
+
+    def looks(self) -> Any:
+        return self.order.tolist()
+
+
+@of_a_script
+class Slotted:
+    __slots__ = ("bad", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.bad = 0
+
+    step = Stepping.step
+    state_dict, load_state_dict = Stepping.state_dict, Stepping.load_state_dict
+
+    def looks(self) -> Any:
+        self.bad += self.steps
+        return self.bad
+
+
+@of_a_script
+class Lazy(Stepping):
+    def step(self) -> None:
+        super().step()
+        self.calls = getattr(self, "calls", 0) + 1
+
+    def looks(self) -> Any:
+        return getattr(self, "calls", 0)
+
+
+@of_a_script
+class Resetting(Stepping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad = 0
+
+    def step(self) -> None:
+        super().step()
+        self.bad += 1
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.bad = 0
+
+    def looks(self) -> Any:
+        return self.bad
+
+
+@of_a_script
+class Forgetting(Resetting):
+    def state_dict(self) -> Any:
+        return {"steps": self.steps, "bad": self.bad}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = state["steps"]
+
+
+KINDS = [Containers, Drawing, Slotted, Lazy, Resetting, Forgetting]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [0, 4])
+@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
+def test_goes_on_as_before(kind: Any, steps: int, again: bool) -> None:
+    def made() -> tuple[Any, Life]:
+        thing = kind()
+        life = Life(thing=thing)
+        life.snapshot()  # before the first step
+        return thing, life
+
+    thing, life = made()
+    for _ in range(steps):
+        thing.step()
+    kept = life.snapshot()
+    expected = []
+    for _ in range(7):
+        thing.step()
+        expected.append(thing.looks())
+    if again:
+        thing, life = made()
+    life.restore(kept)
+    found = []
+    for _ in range(7):
+        thing.step()
+        found.append(thing.looks())
+    assert found == expected
+
+
+@of_a_script
+class Agent:
+    def __init__(self) -> None:
+        self.model, self.noise = nn.Linear(2, 2).bfloat16(), 1.0
+        self.optimizer = Precise(self.model.parameters())
+
+
+@of_a_script
+class Trainer(Stepping):
+    """What it saves of the model is rounded, and its scheduler is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=2)
+        self.agents = [Agent()]
+        self.names = SimpleNamespace(average=nn.Linear(2, 2))
+
+    def step(self) -> None:
+        super().step()
+        given = torch.tensor([[1.0, 0.3]])
+        (agent,) = self.agents
+        for model, optimizer in ((self.model, self.optimizer), (agent.model, agent.optimizer)):
+            optimizer.zero_grad()
+            model(given.to(model.weight.dtype)).square().sum().backward()
+            optimizer.step()
+        agent.noise *= 0.9
+        self.plateau.step(1.0)
+        with torch.no_grad():
+            self.names.average.weight.lerp_(self.model.weight, 0.1)
+
+    def state_dict(self) -> Any:
+        model = {name: each.half() for name, each in self.model.state_dict().items()}
+        return {"steps": self.steps, "model": model, "agent": self.agents[0].optimizer.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.model.load_state_dict(state["model"])
+        self.agents[0].optimizer.load_state_dict(state["agent"])
+        self.model.eval()
+
+    def looks(self) -> Any:
+        held = [self.model.weight, self.agents[0].model.weight, self.names.average.weight]
+        held += [each["mean"] for each in self.agents[0].optimizer.state.values()]
+        told = self.agents[0].noise, self.plateau.num_bad_epochs, self.model.training
+        return repr(([(each.dtype, each.tolist()) for each in held], told, self.optimizer.param_groups[0]["lr"]))
+
+
+@pytest.mark.parametrize("given", ["alone", "with its model"])
+@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
+def test_what_a_trainer_holds_comes_back_to_the_bit_whatever_it_loads(given: str, again: bool) -> None:
+    def made() -> tuple[Any, Life]:
+        thing = Trainer()
+        life = Life(thing=thing) if given == "alone" else Life(model=thing.model, thing=thing)
+        life.snapshot()
+        return thing, life
+
+    def on(thing: Any, steps: int) -> list[Any]:
+        found = []
+        for _ in range(steps):
+            thing.step()
+            found.append(thing.looks())
+        return found
+
+    thing, life = made()
+    on(thing, 4)
+    kept = life.snapshot()
+    expected = on(thing, 6)
+    if again:
+        thing, life = made()
+    life.restore(kept)
+    assert on(thing, 6) == expected
+
+
+@of_a_script
+class Resumed(Stepping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.resumed = False
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.resumed = True
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
+def test_what_the_load_sets_otherwise_is_said(again: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    thing: Any = Resumed()
+    life = Life(thing=thing)
+    life.snapshot()
+    thing.step()
+    kept = life.snapshot()
+    if again:
+        thing = Resumed()
+        life = Life(thing=thing)
+    life.restore(kept)
+    assert thing.resumed
+    assert "thing.resumed is True now: its load_state_dict sets it so" in capfd.readouterr().err
+
+
+def test_what_cannot_be_kept_is_said_once_it_changes(capfd: pytest.CaptureFixture[str]) -> None:
+    thing: Any = of_a_script(type("Odd", (Stepping,), {}))()
+    thing.waits = [1]
+    life = Life(thing=thing)
+    life.snapshot()
+    assert not capfd.readouterr().err
+    thing.waits.append(iter([1, 2]))
+    for _ in range(2):
+        life.snapshot()
+    assert capfd.readouterr().err.count("thing.waits is not kept") == 1
+
+
+def test_a_long_list_is_data() -> None:
+    thing: Any = of_a_script(type("Long", (Stepping,), {}))()
+    thing.rows = list(range(100_000))
+    life = Life(thing=thing)
+    life.snapshot()
+    thing.rows.append(1)
+    assert len(life.snapshot()[0]) < 10_000

@@ -1,0 +1,249 @@
+"""What an object of the script's has in attributes, and its own `state_dict` may leave out: a count of steps, the last ten losses.
+
+Such an object comes back by its `load_state_dict`. Then each attribute that this has left alone gets what it had in the snapshot. What the
+`load_state_dict` sets is the script's business: where the step of the snapshot had something else, the rank says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...checkpoint.format.pytree import Tagged
+from ...checkpoint.format.pytree_walk import PLAIN, text
+from ...resilience.errors import SnapshotError
+from ..attach.rank_stderr import say
+from ..warm.side_effects import is_scripts
+from .modules.attribute_rules import declares
+from .modules.attribute_sources import is_wrapped, members
+from .modules.foreign_objects import alike, is_foreign, parts_of
+from .modules.unsaved_parts import note
+from .values.class_adapters import OBJECT, kind_of
+from .values.kind import is_source
+from .values.packing import MAPPINGS
+from .values.type_adapters import CHANGING
+from .values.value_source import Known, Packed, Stateful
+
+_MOST = 2000
+"""Parts of an attribute that is looked at. A longer list is data."""
+_MOST_BYTES = 1 << 20
+"""Of its tensors and arrays."""
+_LEVELS = 3
+"""Of objects within objects, down to what has a state of its own."""
+_FEW = 256
+"""Of a longer list nothing has a state of its own."""
+_FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
+_CHANGING = frozenset(map(id, CHANGING))
+_ABSENT: Any = object()
+
+
+def may_leave_out(thing: Any) -> bool:
+    """Whether its `state_dict` may not tell all. A scheduler that derives torch's leaves nothing out; objects of frameworks, and what gives
+    batches, belong to a process."""
+    kind: Any = type(thing)
+    if kind.state_dict is torch.optim.lr_scheduler.LRScheduler.state_dict:
+        return False
+    return is_scripts(kind.__module__) or (is_foreign(kind) and not hasattr(kind, "__iter__"))
+
+
+class Declared(Stateful):
+    """An object of the script's with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, name: str, thing: Any, known: Known) -> None:
+        super().__init__(name, thing, known)
+        self._stays: dict[str, Any] = {}
+        """Parts that no snapshot holds, and each start makes again."""
+        self._beside = Packed(name, Known(known.lenders, self._stays))
+        self._begun = False
+        """Whether the loop has; then"""
+        self._plain: dict[str, Any] = {}
+        """numbers and texts, by attribute,"""
+        self._looks: dict[str, list[Any]] = {}
+        """what other values consisted of,"""
+        self._copies: dict[str, Any] = {}
+        """and copies of them, packed."""
+        self._large: set[str] = set()
+        """Attributes that are not looked at again."""
+        self._told: set[str] = set()
+
+    def held(self) -> Iterator[tuple[str, Any]]:
+        """Models and what else has a state of its own, in its attributes and in objects of the script's there."""
+        held = getattr(self.thing, "__dict__", {})
+        found = ((name, *each) for name, value in held.items() for each in _sources(value, 1))
+        return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
+
+    @property
+    def writes(self) -> bool:
+        """Whether its `load_state_dict` may write into a model."""
+        return any(isinstance(each, torch.nn.Module) for _, each in self.held())
+
+    def collect(self) -> Any:
+        self._begin()
+        said = self._state()
+        named = said if isinstance(said, Mapping) else {}
+        beside = {name: value for name, value in self._now().items() if self._is_beside(name, value, named)}
+        packed = self.pack(said)
+        return Tagged(("", [packed, self._beside.pack(beside)])) if beside else packed
+
+    def prove(self, kept: Any) -> None:
+        super().prove(kept[1][0] if _has_more(kept) else kept)
+
+    def restore(self, kept: Any) -> None:
+        self._begin()
+        said, told = kept[1] if _has_more(kept) else (kept, {})
+        for name in self._now().keys() & self._plain.keys():  # the load finds what it finds after a restart
+            self._set(name, self._plain[name])
+        before = self._now()
+        looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}
+        state = self.unpack(said, None)
+        self._load(state)
+        now = self._now()
+        free = {name for name in before if name in now and self._is_still(name, before, looks, now)}
+        beside = self._beside.unpack(told, {name: now[name] for name in free})
+        named = {name: state[name] for name in self._plain if isinstance(state, Mapping) and name in state}
+        wanted = {**self._plain, **named, **beside}
+        for name, value in wanted.items():
+            if name in free or name not in now:
+                self._set(name, value)
+            elif _is_plain(value) and not _same(now, name, value):
+                self._say(
+                    name, f"is {now[name]!r:.40} now: its load_state_dict sets it so, and not as the training had it"
+                )
+        for name in free - wanted.keys():
+            if name not in self._looks:  # it has come since the snapshot
+                object.__delattr__(self.thing, name)
+            elif name in self._copies and not alike(self._looks[name], looks[name] or ()):
+                self._set(name, self._beside.unpack(copy.deepcopy(self._copies[name]), now[name]))
+
+    # -- attributes -------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        now = self._now()
+        note(self._stays, self._name, now)
+        for name, value in now.items():
+            if _is_plain(value):
+                self._plain[name] = value
+            elif (look := self._look(name, value)) is not None:
+                self._looks[name] = look
+                try:
+                    self._copies[name] = copy.deepcopy(self._beside.pack(value))
+                except SnapshotError:
+                    continue
+
+    def _now(self) -> dict[str, Any]:
+        """What may be state, by attribute."""
+        held = dict(getattr(self.thing, "__dict__", {}))
+        kind: Any = type(self.thing)
+        for slot in kind.__slots__ if isinstance(getattr(kind, "__slots__", ""), (tuple, list)) else ():
+            if hasattr(self.thing, slot) and slot != "__dict__":
+                held[slot] = getattr(self.thing, slot)
+        return {name: value for name, value in held.items() if _is_plain(value) or self._is_open(value)}
+
+    def _is_open(self, value: Any) -> bool:
+        kind: Any = type(value)
+        if id(value) in self._known.names or is_source(kind):
+            return False
+        if isinstance(value, torch.Tensor):
+            return kind is torch.Tensor and not value.requires_grad
+        return kind in _FILLED or id(kind_of(kind)) in _CHANGING or _is_own_object(value)
+
+    def _is_beside(self, name: str, value: Any, named: Mapping[Any, Any]) -> bool:
+        """Whether it goes into the snapshot beside what the `state_dict` says."""
+        if _is_plain(value):
+            return not _same(named, name, value) and (name in named or not _same(self._plain, name, value))
+        look = self._look(name, value)
+        if look is None or (name in self._looks and alike(self._looks[name], look)):
+            return False
+        try:
+            self._beside.prove(self._beside.pack(value))
+        except SnapshotError as error:
+            self._say(name, f"is not kept, and a recovery goes on with another one: {error}")
+            return False
+        return True
+
+    def _look(self, name: str, value: Any) -> list[Any] | None:
+        """None: it has too many parts, or does not let itself be looked at."""
+        if name in self._large:
+            return None
+        try:
+            return parts_of(value, _MOST, _MOST_BYTES)
+        except Exception:
+            self._large.add(name)
+            return None
+
+    def _is_still(
+        self, name: str, before: Mapping[str, Any], looks: Mapping[str, list[Any] | None], now: Mapping[str, Any]
+    ) -> bool:
+        """Whether the `load_state_dict` has left it alone."""
+        if name not in looks:
+            return _is_plain(now[name]) and _same(before, name, now[name])
+        was, look = looks[name], None if _is_plain(now[name]) else self._look(name, now[name])
+        return now[name] is before[name] and was is not None and look is not None and alike(was, look)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self.thing, name, value)  # a class may have its own, as a wrapper does
+
+    def _say(self, name: str, what: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            say(f"{self._name}.{name} {what}")
+
+
+def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What has a state of its own, with the keys that lead there."""
+    if isinstance(value, torch.optim.Optimizer):
+        found = not is_wrapped(value)
+    else:
+        found = isinstance(value, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
+    if found and (not declares(value) or _may_be_apart(value)):
+        yield (), value
+    elif level <= _LEVELS and not is_source(_kind(value)):
+        apart = isinstance(value, types.SimpleNamespace) or _is_own_object(value)
+        pairs = vars(value).items() if apart else members(value)
+        for key, each in [*pairs] if len(pairs) <= _FEW else ():
+            yield from (((key, *keys), thing) for keys, thing in _sources(each, level + 1))
+
+
+def _may_be_apart(thing: Any) -> bool:
+    """Whether it may be put back apart from what is around it: a sampler may count what its load tells it to leave out."""
+    if hasattr(type(thing), "__iter__") or hasattr(type(thing), "__getitem__"):
+        return False
+    try:
+        Stateful("", thing, Known()).collect()
+    except Exception:  # its own affair, as long as nobody has given it to the Session
+        return False
+    return True
+
+
+def _has_more(kept: Any) -> bool:
+    return type(kept) is Tagged and kept[0] == ""
+
+
+def _is_own_object(value: Any) -> bool:
+    """Whether it is one of the script's that has no state_dict."""
+    kind: Any = type(value)
+    known = None if _is_plain(value) or is_source(kind) else kind_of(kind)
+    return known is not None and known.name == OBJECT and is_scripts(kind.__module__) and hasattr(value, "__dict__")
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
+
+
+def _same(held: Mapping[Any, Any], name: str, value: Any) -> bool:
+    """Whether it has this plain value by this name."""
+    if name not in held or type(held[name]) is not type(value):
+        return False
+    return bool(held[name] == value) if type(value) is tuple else text(held[name]) == text(value)
+
+
+def _kind(value: Any) -> Any:
+    return type(value)
