@@ -22,7 +22,8 @@ from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
 from .boundary.loop_start import length, tell
-from .boundary.loop_variables import Generators, moved_on, sentence
+from .boundary.loop_variables import moved_on, sentence
+from .boundary.script_generators import Generators
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
@@ -47,6 +48,7 @@ class Session(Boundaries):
         super().__init__(**{name: thing for name, thing in sources.items() if name not in counting})
         if self._at is not None:
             self._tape.alone.counts = self._counts = StepCounts(counting)
+        self._given = [*sources.values()]
         self._figures = Figures()
         self._step = 0
         self._counting = False
@@ -111,7 +113,7 @@ class Session(Boundaries):
             self._beside.begins()
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
-            if self._handoff.resume_step < 0 and (names := moved_on(sys._getframe())):
+            if self._handoff.resume_step < 0 and (names := moved_on(sys._getframe(), [*self._given, data])):
                 tell(self._at, sentence(names))
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)

@@ -359,3 +359,160 @@ class CallingAndDeclaring(Calling):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict({key: value for key, value in state.items() if key != "version"})
+
+
+class FlatAnyhow(Optimizer):
+    """Its states lie in one memory that it makes at the first step, which is held in several ways, or by nobody."""
+
+    views: Any = None
+
+    def __init__(self, params: Any, way: str) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.way = way
+
+    def _make(self, params: list[torch.Tensor]) -> None:
+        size = sum(p.numel() for p in params)
+        bytes_ = torch.zeros(8 * size, dtype=torch.uint8)
+        match self.way:
+            case "padded":
+                flat = torch.zeros(size + 7)[3:-4]
+            case "pair":
+                flat, self.squares = torch.zeros(2, size).unbind(0)
+            case "bytes":
+                flat = bytes_[: 4 * size].view(torch.float32)
+                self.bytes = bytes_
+            case "bytes of nobody":
+                flat = bytes_[: 4 * size].view(torch.float32)
+            case _:
+                flat = torch.zeros(size)
+        views = [v.view_as(p) for v, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
+        if self.way == "views first":
+            self.views = views
+        for p, view in zip(params, views, strict=True):
+            self.state[p]["mean"] = view
+        if self.way == "last state":
+            self.state[params[-1]]["flat"] = flat
+        elif self.way == "chunks":
+            self.chunks = [*flat.split(7)]
+        else:
+            self.flat = [flat]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        if not self.state:
+            self._make(params)
+        flat = [self.state[params[-1]]["flat"]] if self.way == "last state" else vars(self).get("flat")
+        for part in self.chunks if flat is None else flat:
+            part.mul_(0.9)
+        for p in params:
+            p.sub_(self.state[p]["mean"].add_(p.grad, alpha=0.1), alpha=self.param_groups[0]["lr"])
+
+
+class Turning(Optimizer):
+    """The gradients of the last steps in rows of one memory, the oldest first: the rows change their order, and at last their memory."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.all = torch.zeros(3, sum(p.numel() for p in self.param_groups[0]["params"]))
+        self.rows = [*self.all]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        self.rows = [*self.rows[1:], self.rows[0]]
+        self.rows[-1].copy_(torch.cat([p.grad.flatten() for p in params]))
+        self.all.mul_(0.95)
+        total = self.rows[0] + 0.5 * self.rows[1] + 0.25 * self.rows[2]
+        for p, part in zip(params, total.split([p.numel() for p in params]), strict=True):
+            p.sub_(part.view_as(p), alpha=self.param_groups[0]["lr"])
+
+
+class Tied(Optimizer):
+    """One number for all, spread over rows; windows that overlap; and a look into each parameter's memory."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        for p in params:
+            state = self.state[p]
+            if not state:
+                one = self.state[params[0]].get("one", torch.zeros(1))
+                state |= {"row": one.expand(2, 3), "one": one, "weights": p.detach().view(-1)[:2]}
+                state |= {"line": torch.ones(5), "alone": torch.ones(2, 1).expand(2, 2)}
+                state["windows"] = state["line"].unfold(0, 3, 1)
+            state["one"].add_(p.grad.norm())
+            state["line"].add_(0.1)
+            state["weights"].mul_(0.99)
+            scale = state["row"].mean() + state["windows"].sum() + state["alone"].sum()
+            p.sub_(p.grad / scale, alpha=group_rate(self))
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.5})
+
+
+def group_rate(optimizer: Optimizer) -> float:
+    return float(optimizer.param_groups[0]["lr"])
+
+
+class FlatParameters(Optimizer):
+    """It makes views of one memory of its parameters, whose gradients it adds to all at once."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        params = self.param_groups[0]["params"]
+        self.flat = torch.cat([p.detach().flatten() for p in params])
+        self.tail: torch.Tensor | None = None
+        for p, part in zip(params, self.flat.split([p.numel() for p in params]), strict=True):
+            p.data = part.view_as(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+        self.flat.sub_(gradient, alpha=group_rate(self))
+        if self.tail is None:
+            self.tail = self.flat[-3:]
+        self.tail.mul_(0.99)
+
+
+class TensorStates(Optimizer):
+    """The state of a parameter is a tensor, no mapping."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p not in self.state:
+                self.state[p] = torch.zeros_like(p)  # type: ignore[assignment]
+            moment: Any = self.state[p]
+            p.sub_(moment.mul_(0.9).add_(p.grad), alpha=group_rate(self))
+
+
+class LateInner(Optimizer):
+    """The optimizer within comes at the first step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.inner: Optimizer | None = None
+
+    def step(self, closure: Any = None) -> None:
+        if self.inner is None:
+            self.inner = torch.optim.Adam(self.param_groups[0]["params"], 0.05)
+        self.inner.step()
+
+
+class CountingFunction(Counting):
+    """A function that counts its calls."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        calls = 0
+
+        def rate() -> float:
+            nonlocal calls
+            calls += 1
+            return 0.1 / calls
+
+        self.rate = rate

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque, namedtuple
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,23 +16,27 @@ import numpy as np
 import pytest
 import torch
 
-from mt_resilient.training.boundary import loop_variables
-from mt_resilient.training.boundary.loop_variables import Generators, moved_on
+from mt_resilient.training.boundary import loop_variables, script_generators
+from mt_resilient.training.boundary.loop_variables import moved_on
+from mt_resilient.training.boundary.script_generators import Generators
+from mt_resilient.training.data import script_code
 
 DRAWN = random.Random(8)
 NUMBER = 0
+LAZY: Any = None
 
 
 @pytest.fixture(autouse=True)
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the script."""
-    monkeypatch.setattr(loop_variables, "installed", lambda file: file != __file__)
-    monkeypatch.setattr(loop_variables, "_PYTHONS", ("/nowhere",))
+    for module in (loop_variables, script_generators, script_code):
+        monkeypatch.setattr(module, "installed", lambda file: file != __file__)
+    monkeypatch.setattr(script_generators, "_PYTHONS", ("/nowhere",))
 
 
 def asked(found: dict[str, Any], generators: Generators | None = None) -> Iterator[int]:
     """As a Session's steps."""
-    found["names"] = moved_on(sys._getframe().f_back)
+    found["names"] = moved_on(sys._getframe().f_back, found.get("held", ()))
     if generators is not None:
         generators.look(sys._getframe().f_back)
     yield from range(3)
@@ -70,12 +77,11 @@ def enumerated(found: dict[str, Any]) -> None:
 
 
 def nothing(found: dict[str, Any]) -> None:
-    losses, began_s = [], time.perf_counter()
+    loss, began_s = 0, time.perf_counter()
     for step in asked(found):
         loss = step * 2
         loss = loss + 1
-        losses.append(loss)
-        took = [each for each in losses if each]
+        took = [loss + 1 for loss in range(3)]
         now_s = time.perf_counter()
         spent_s, began_s = now_s - began_s, now_s
         del took, spent_s
@@ -86,6 +92,220 @@ def an_iterator(found: dict[str, Any]) -> None:
     for _ in asked(found):
         next(rest)
         rest = iter(range(9))
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.sum = self.last = 0.0
+        self.rows: list[float] = []
+        self.flag = False
+
+    def update(self, value: float) -> None:
+        self.sum += value
+
+    def show(self, value: float) -> None:
+        self.last = value
+
+    def reset(self) -> None:
+        self.sum = 0.0
+
+
+class CsvLogger(Meter):
+    pass
+
+
+class Module(torch.nn.Linear):
+    pass
+
+
+def on_a_condition(found: dict[str, Any]) -> None:
+    total, flag, since, teacher = 0.0, False, 0, torch.nn.Linear(2, 2)
+    for step in asked(found):
+        if step % 20 == 0:
+            total = 0.0
+            teacher = copy.deepcopy(teacher)
+        total += step
+        if step == 25:
+            flag = True
+        since = 0 if step % 2 else since + 1
+        print(flag, teacher.weight.sum())
+
+
+def under_one_condition(found: dict[str, Any]) -> None:
+    shown, either, seen, inner = 0, 0, 0, None
+    for step in asked(found):
+        if step % 10 == 0:
+            shown = step
+            print(shown)
+        if step % 3 == 0:
+            either = 1
+        elif step % 3 == 1:
+            either = 2
+        else:
+            continue
+        with torch.no_grad():
+            seen = either
+        for each in range(3):
+            inner = each
+        while step > 5 and seen:
+            seen = 0
+        print(seen, inner, either if step else seen)
+
+
+def in_a_long_body(found: dict[str, Any]) -> None:
+    count = late = 0
+    for step in asked(found):
+        if step % 7 == 0:
+            late = 1
+        a = (
+            step,
+            step + 1,
+            step + 2,
+            step + 3,
+            step + 4,
+            step + 5,
+            step + 6,
+            step + 7,
+            step + 8,
+            step + 9,
+            step + 10,
+            step + 11,
+        )
+        for at in a:
+            b = (
+                at,
+                at + 1,
+                at + 2,
+                at + 3,
+                at + 4,
+                at + 5,
+                at + 6,
+                at + 7,
+                at + 8,
+                at + 9,
+                at + 10,
+                at + 11,
+                at + 12,
+                at + 13,
+            )
+            c = [each * 2 if each % 2 else each * 3 for each in b if each % 5 and each % 7 and each % 11]
+            d = (
+                at - 1,
+                at - 2,
+                at - 3,
+                at - 4,
+                at - 5,
+                at - 6,
+                at - 7,
+                at - 8,
+                at - 9,
+                at - 10,
+                at - 11,
+                at - 12,
+                at - 13,
+                at - 14,
+            )
+            e = {
+                at: b,
+                at + 1: c,
+                at + 2: d,
+                at + 3: b,
+                at + 4: c,
+                at + 5: d,
+                at + 6: b,
+                at + 7: c,
+                at + 8: d,
+                at + 9: b,
+            }
+        count += len(e)
+        print(late)
+
+
+def in_place(found: dict[str, Any]) -> None:
+    rows, box, numbers, recent = [], [0], {"n": 0}, deque(maxlen=3)
+    sums, seen, kinds, rebound = defaultdict(float), set(), Counter(), []
+    ones, average, nested, table = np.zeros(3), torch.zeros(3), {"loss": [0.0]}, {}
+    for step in asked(found):
+        rows.append(step)
+        box[0] += 1
+        numbers["n"] += 1
+        recent.append(step)
+        sums[f"{step}"] += step if step else 1.0
+        seen.add(step)
+        kinds.update([step])
+        rebound = rebound + rows
+        ones += 1
+        average.mul_(0.9).add_(torch.ones(3), alpha=0.1)
+        nested["loss"].append(step)
+        table[step] = [each + 1 for each in rows]
+
+
+def of_objects(found: dict[str, Any]) -> None:
+    meter, space, shown, best = Meter(), SimpleNamespace(k=0, last=0), Meter(), {"acc": 0.0}
+    for step in asked(found):
+        meter.update(step)
+        meter.rows.append(step)
+        space.k += 1
+        space.last = step
+        shown.show(step)
+        if step == 1:
+            shown.flag = True
+        if step > best["acc"]:
+            best["acc"] = step
+
+
+def made_anew_in_place(found: dict[str, Any]) -> None:
+    model, log, buffer, row, meter, logs = Module(2, 2), CsvLogger(), torch.zeros(2), {}, Meter(), {}
+    weight, writer, bar = torch.zeros(2, requires_grad=True), None, None
+    groups = [{"lr": 0.1}]
+    found["held"] = [SimpleNamespace(groups=groups)]
+    for step in asked(found):
+        model.weight.data.mul_(0.9)
+        model.train()
+        log.update(step)
+        log.rows.append(step)
+        buffer.zero_()
+        buffer.add_(step)
+        buffer[:] = step
+        row = {}
+        row["step"] = step
+        meter.reset()
+        meter.update(step)
+        logs["loss"] = step
+        weight.data.add_(1)
+        names = []
+        names.append(step)
+        groups[0]["lr"] *= 0.5
+        writer = writer or CsvLogger()
+        bar = bar or CsvLogger()
+
+
+def held(found: dict[str, Any]) -> None:
+    best, given, hidden = {"acc": 0.0}, torch.zeros(2), torch.zeros(2)
+    rows: list[int] = []
+    found["held"] = [{"best": best, "rows": rows}, given, hidden]
+    for step in asked(found):
+        best["acc"] = max(best["acc"], step)
+        rows.append(step)
+        given += 1
+        hidden = hidden + 1
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.global_step, self.loss, self.best, self.history = 0, 0.0, None, [0.0]
+        self.model, self.state = torch.nn.Linear(2, 2), {"n": 0}
+
+    def run(self, found: dict[str, Any]) -> None:
+        found["held"] = [self.model, self.state]
+        for step in asked(found):
+            self.loss = step * 2.0
+            self.global_step += 1
+            if self.best is None or self.loss < self.best:
+                self.best = self.loss
+            self.history.append(self.loss)
+            self.state["n"] += 1
+            self.model.train()
 
 
 def no_loop(found: dict[str, Any]) -> None:
@@ -106,6 +326,30 @@ def no_loop(found: dict[str, Any]) -> None:
         (nothing, []),
         (an_iterator, []),
         (no_loop, []),
+        (on_a_condition, ["teacher", "total", "since", "flag"]),
+        (under_one_condition, []),
+        (in_a_long_body, ["count", "late"]),
+        (
+            in_place,
+            [
+                "rows",
+                "box",
+                "numbers",
+                "recent",
+                "sums",
+                "seen",
+                "kinds",
+                "rebound",
+                "ones",
+                "average",
+                "nested",
+                "table",
+            ],
+        ),
+        (of_objects, ["meter", "meter.rows", "space.k", "shown.flag", "best"]),
+        (made_anew_in_place, []),
+        (held, ["hidden"]),
+        (Loop().run, ["self.global_step", "self.best", "self.history"]),
     ],
 )
 def test_what_a_loop_goes_on_with_is_named(loop: Any, names: list[str]) -> None:
@@ -135,22 +379,180 @@ def test_generators_in_variables_come_back() -> None:
 
 
 def test_the_ranks_own_generators_and_those_of_other_classes_are_left_alone() -> None:
-    class Mine(random.Random):
+    class Bits(np.random.PCG64):
         pass
 
-    everybodys, mine, system = torch.default_generator, Mine(3), random.SystemRandom()
+    everybodys, mine, system = torch.default_generator, np.random.Generator(Bits(3)), random.SystemRandom()
+    alias, drawing = random.random, np.random.rand
     generators = Generators()
     for _ in asked({}, generators):
         break
-    before = mine.getstate()
+    before = mine.bit_generator.state
     generators.restore(generators.collect())
     mine.random()
     torch.rand(1)
-    drawn = everybodys.get_state()
+    drawn = everybodys.get_state(), alias.__self__.getstate(), drawing.__self__.get_state()[2]
     generators.put_back()
-    assert mine.getstate() != before
-    assert torch.equal(everybodys.get_state(), drawn)
+    assert mine.bit_generator.state != before
+    assert torch.equal(everybodys.get_state(), drawn[0])
+    assert alias.__self__.getstate() == drawn[1]
+    assert drawing.__self__.get_state()[2] == drawn[2]
     assert 0 <= system.random() < 1
+
+
+class Mine(random.Random):
+    pass
+
+
+class OfTheClass:
+    rng = np.random.default_rng(1)
+
+
+class Slots:
+    __slots__ = ("rng",)
+
+    def __init__(self) -> None:
+        self.rng = random.Random(2)
+
+
+def noise(rng: Any = random.Random(5), *, other: Any = random.Random(6)) -> float:  # noqa: B008
+    return float(rng.random() + other.random())
+
+
+@functools.lru_cache
+def cached(rng: Any = random.Random(7)) -> Any:  # noqa: B008
+    return rng
+
+
+def drawn_with(rng: Any) -> float:
+    return float(rng.random())
+
+
+def closing(rng: Any) -> Callable[[], float]:
+    def draw() -> float:
+        return float(rng.random())
+
+    return draw
+
+
+Pair = namedtuple("Pair", "rng other")
+PLACES: dict[str, Callable[[], tuple[Any, Callable[[], float]]]] = {
+    "dict": lambda: (held := {"a": random.Random(1)}, lambda: held["a"].random()),
+    "list": lambda: (held := [random.Random(1)], lambda: held[0].random()),
+    "deque": lambda: (held := deque([random.Random(1)]), lambda: held[0].random()),
+    "namedtuple": lambda: (held := Pair(random.Random(1), 2), lambda: held.rng.random()),
+    "attribute of an attribute": lambda: (
+        held := SimpleNamespace(aug=SimpleNamespace(rng=random.Random(1))),
+        lambda: held.aug.rng.random(),
+    ),
+    "dict of an attribute": lambda: (
+        held := SimpleNamespace(all={"a": [random.Random(1)]}),
+        lambda: held.all["a"][0].random(),
+    ),
+    "class attribute": lambda: (OfTheClass, OfTheClass.rng.random),
+    "class attribute of an object": lambda: (OfTheClass(), OfTheClass.rng.random),
+    "slots": lambda: (held := Slots(), lambda: held.rng.random()),
+    "default argument": lambda: (noise, noise),
+    "behind a decorator": lambda: (cached, lambda: cached().random()),
+    "closure": lambda: (held := closing(random.Random(3)), held),
+    "partial": lambda: (held := functools.partial(drawn_with, random.Random(3)), held),
+    "partial by name": lambda: (held := functools.partial(drawn_with, rng=random.Random(3)), held),
+    "bound method": lambda: (held := np.random.default_rng(3).random, held),
+    "bound method of python's": lambda: (held := random.Random(14).random, held),
+    "bound method of an object": lambda: (held := SimpleNamespace(f=Slots().rng.random), lambda: held.f()),
+    "subclass": lambda: (held := Mine(3), lambda: held.random()),
+    "subclass within": lambda: (held := [Mine(3)], lambda: held[0].random()),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_generators_within_what_variables_hold_come_back(place: str) -> None:
+    variable, draw = PLACES[place]()
+    generators = Generators()
+    for _ in asked({}, generators):
+        break
+    draw()
+    kept = generators.collect()
+    expected = draw(), draw()
+    generators.restore(kept)
+    generators.put_back()
+    assert (draw(), draw()) == expected
+    del variable
+
+
+def test_a_generator_that_is_made_anew_is_the_one_that_is_kept() -> None:
+    rng, other, inner = np.random.default_rng(0), random.Random(1), SimpleNamespace(rng=np.random.default_rng(0))
+    generators = Generators()
+    for _ in asked({}, generators):
+        break
+    rng, inner.rng, other = np.random.default_rng(1), np.random.default_rng(2), random.Random(2)
+    kept = generators.collect()
+    expected = rng.random(), inner.rng.random(), other.random()
+    rng, inner.rng, other = np.random.default_rng(3), np.random.default_rng(4), random.Random(5)
+    generators.restore(kept)
+    generators.put_back()
+    assert (rng.random(), inner.rng.random(), other.random()) == expected
+
+
+def test_in_a_new_life_the_first_generator_of_a_name_gets_what_its_last_one_had() -> None:
+    def life(kept: Any) -> Any:
+        rng = np.random.default_rng(0)
+        generators = Generators()
+        for _ in asked({}, generators):
+            if kept is None:
+                rng = np.random.default_rng(7)
+                return generators.collect(), rng.random()
+            generators.restore(kept)
+            generators.put_back()
+            return rng.random()
+        return None
+
+    kept, expected = life(None)
+    assert life(kept) == expected
+
+
+def test_a_generator_that_is_made_later_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "LAZY", None)
+    held = SimpleNamespace(rng=None)
+    generators = Generators()
+    for _ in asked({}, generators):
+        break
+    monkeypatch.setattr(module, "LAZY", np.random.default_rng(5))
+    monkeypatch.setattr(module, "NEW", random.Random(6), raising=False)
+    held.rng, held.other = random.Random(7), random.Random(8)
+    mine = random.Random(9)
+    kept = generators.collect()
+    expected = [each.random() for each in (LAZY, vars(module)["NEW"], held.rng, held.other, mine)]
+    generators.restore(kept)
+    generators.put_back()
+    assert [each.random() for each in (LAZY, vars(module)["NEW"], held.rng, held.other, mine)] == expected
+    monkeypatch.setattr(module, "LAZY", None)
+    monkeypatch.delattr(module, "NEW")
+    held = SimpleNamespace(rng=None)
+    again = Generators()
+    for _ in asked({}, again):
+        break
+    again.restore(kept)
+    again.put_back()
+    assert [each.random() for each in (LAZY, vars(module)["NEW"], held.rng, held.other)] == expected[:4]
+
+
+def test_the_look_is_bounded() -> None:
+    many = [random.Random(seed) for seed in range(200)]
+    long = [random.Random(seed) for seed in range(300)]
+    generators = Generators()
+    for _ in asked({}, generators):
+        break
+    before = many[0].getstate(), long[0].getstate(), many[150].getstate()
+    kept = generators.collect()
+    for each in (*many, *long):
+        each.random()
+    generators.restore(kept)
+    generators.put_back()
+    assert many[0].getstate() == before[0]
+    assert long[0].getstate() != before[1]
+    assert many[150].getstate() != before[2]
 
 
 def test_nothing_is_kept_alive_by_the_look() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -24,16 +25,23 @@ from .peoples_optimizers import (
     Calling,
     CallingAndDeclaring,
     Counting,
+    CountingFunction,
     Declaring,
     Face,
     Flat,
+    FlatAnyhow,
+    FlatParameters,
     Hiding,
     Kinds,
+    LateInner,
     Lists,
     Lookahead,
     Sam,
+    TensorStates,
     Ticking,
+    Tied,
     Turned,
+    Turning,
     warmed_up,
 )
 
@@ -61,6 +69,8 @@ def decay(optimizer: Any) -> None:
             group["lr"] = group["lr"] * 0.9 if not torch.is_tensor(group["lr"]) else group["lr"].mul_(0.97)
 
 
+FLAT = ("padded", "pair", "bytes", "bytes of nobody", "views first", "last state", "chunks")
+
 MADE: dict[str, Make] = {
     "numpy rate": lambda m: torch.optim.SGD(m.parameters(), lr=np.float64(0.05), momentum=np.float32(0.9)),  # type: ignore[arg-type]
     "numpy betas": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, betas=(np.float64(0.8), np.float64(0.9))),
@@ -82,6 +92,11 @@ MADE: dict[str, Make] = {
     "kinds": lambda m: Kinds(m.parameters()),
     "face": lambda m: Face(torch.optim.Adam(m.parameters(), 0.05)),
     "flat": lambda m: Flat(m.parameters()),
+    **{f"flat, {way}": lambda m, way=way: FlatAnyhow(m.parameters(), way) for way in FLAT},
+    "turning rows": lambda m: Turning(m.parameters()),
+    "tied": lambda m: Tied(m.parameters()),
+    "flat parameters": lambda m: FlatParameters(m.parameters()),
+    "tensor states": lambda m: TensorStates(m.parameters()),
     "by id": lambda m: ById(m.parameters()),
     "turned": lambda m: Turned(m.parameters()),
     "changed defaults": lambda m: warmed_up(torch.optim.AdamW(m.parameters(), 0.05)),
@@ -203,6 +218,69 @@ def test_tensors_are_filled_and_containers_stay_the_same() -> None:
     assert now is state
     assert now["history"] is held[0]
     assert now["blocks"]["left"][0] is held[1]
+
+
+@pytest.mark.parametrize("way", FLAT)
+def test_a_rewind_fills_the_shared_memory_that_is_there(way: str) -> None:
+    training = Training(MADE[f"flat, {way}"])
+    training.train(0, 2)
+    means = [state["mean"] for state in training.optimizer.state.values()]
+    kept, before = training.life.snapshot(), [each.clone() for each in means]
+    training.train(2, 4)
+    training.life.restore(kept)
+    assert all(state["mean"] is each for state, each in zip(training.optimizer.state.values(), means, strict=True))
+    assert all(map(torch.equal, means, before))
+
+
+def test_tensors_that_came_into_one_memory_since_part_again() -> None:
+    training = Training(MADE["counting"])
+    optimizer, weight = training.optimizer, training.model[0].weight
+    optimizer.one, optimizer.other, optimizer.old = torch.ones(2), torch.full((2,), 2.0), weight.detach().clone()
+    kept, began = training.life.snapshot(), weight.detach().clone()
+    optimizer.one, optimizer.other, optimizer.old = *torch.zeros(3).unfold(0, 2, 1), weight.detach()
+    weight.data.add_(1)
+    training.life.restore(kept)
+    optimizer.one.add_(1)
+    assert (optimizer.one.tolist(), optimizer.other.tolist()) == ([2.0, 2.0], [2.0, 2.0])
+    optimizer.old.add_(1)
+    assert torch.equal(weight, began)
+
+
+def test_a_snapshot_that_tells_nothing_of_shared_memory_is_restored() -> None:
+    """As those of before."""
+    training = Training(MADE["flat, pair"])
+    training.train(0, 3)
+    table, content = training.life.snapshot()
+    told = json.loads(table)
+    parts = next(inner for name, inner in told["skeleton"]["dict"] if name == "optimizer")
+    (part,) = [inner for _, inner in parts["dict"]]
+    before = len(part["dict"])
+    part["dict"] = [pair for pair in part["dict"] if pair[0] != "shared"]
+    assert len(part["dict"]) == before - 1
+    another = Training(MADE["flat, pair"])
+    another.life.restore((json.dumps(told).encode(), content))
+    means = [state["mean"].tolist() for state in another.optimizer.state.values()]
+    assert means == [state["mean"].tolist() for state in training.optimizer.state.values()]
+
+
+def test_an_optimizer_within_that_comes_on_the_way_is_told() -> None:
+    training = Training(lambda m: LateInner(m.parameters()))
+    training.life.snapshot()
+    assert not training.life.bound
+    training.train(0, 1)
+    training.life.snapshot()
+    assert re.search(r"the optimizer optimizer\.inner has come since.*before the Session", training.life.bound)
+    with pytest.raises(LayoutError, match="another kind"):
+        Training(lambda m: LateInner(m.parameters())).life.restore(training.life.snapshot())
+
+
+def test_a_function_that_changes_variables_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training(lambda m: CountingFunction(m.parameters()))
+    for _ in range(2):
+        training.life.snapshot()
+    said = capfd.readouterr().err
+    assert said.count("the attribute rate of optimizer is not kept") == 1
+    assert "a function that changes calls from call to call" in said
 
 
 def test_how_tensors_lie_in_memory_comes_back() -> None:

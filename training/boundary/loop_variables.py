@@ -1,19 +1,19 @@
-"""Variables of the script's own, around its training loop.
+"""Variables that the script's training loop carries from step to step, and no snapshot holds: they are named once.
 
-Random generators in them are kept, by the names of the variables. What else the loop carries from step to step no snapshot holds: that is
-named once. Which variables these are follows from the loop's code: it reads them before it sets them.
+Which these are follows from the loop's byte code: what it may read of the step before, since it has not set it yet in this one, and what it
+changes in place. Random generators are kept: `script_generators.py`.
 """
 
 from __future__ import annotations
 
-import dis
+import functools
 import inspect
-import os
-import sys
+import logging
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import CodeType, FrameType
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,133 +21,157 @@ import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
-from ..data.held_values import GENERATORS, OF_THE_RANK
 from ..data.script_code import installed, is_own
-from ..state.tensors.in_place import Nested
-from ..state.values.value_source import Known, Values
+from .loop_code import SOME, Carried, carried_in
+from .script_generators import attributes, is_scripts, part_at, variables_of
 
-_MOST = 64
-"""Generators: some kB each, in each snapshot."""
-_PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
-"""Where most modules are from. To ask of each whether it is installed takes 20 ms."""
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
 """What a clock gave so lately is a time that the loop measures from."""
+_FILLED = (list, dict, set, deque, torch.Tensor, np.ndarray)
+_CHANGES = frozenset(
+    (
+        *(
+            "append",
+            "appendleft",
+            "extend",
+            "extendleft",
+            "insert",
+            "pop",
+            "popleft",
+            "popitem",
+            "remove",
+            "sort",
+            "reverse",
+            "rotate",
+        ),
+        *("add", "discard", "update", "setdefault", "subtract", "__setitem__"),
+    )
+)
+"""Methods of lists, sets, mappings and the like."""
+_FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
+_FOR_THE_EYE = re.compile(r"log|writ|timer|profil|progress|print|stopwatch|^p?bar$", re.IGNORECASE)
+"""In names of classes, and of variables that are None yet."""
+_REACHED = 5000
+"""Objects that the Session holds, of which the loop may use one by a name of its own."""
 
 
-class Generators:
-    """Those in variables of the script, as a source of state of this rank alone."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
-        self._source = Values("the script's generators", self._found, Known())
-        self._kept: Nested | None = None
-
-    def look(self, frame: FrameType | None) -> None:
-        """When the loop begins. frame: what asks for its first step."""
-        for name, generator in _generators(frame):
-            if len(self._found) < _MOST and not any(generator is each for each in self._found.values()):
-                self._found.setdefault(name, generator)
-
-    def collect(self) -> Nested:
-        return self._source.collect()
-
-    def restore(self, kept: Nested) -> None:
-        """`put_back` has to follow."""
-        self._kept = kept
-
-    def put_back(self) -> None:
-        """Once the data is where it was: a loader may have drawn on its way there."""
-        if self._kept is not None:
-            self._source.restore(self._kept)
-            self._kept = None
-
-
-def moved_on(frame: FrameType | None) -> list[str]:
-    """Variables that the loop of the script takes from one step to the next, and no snapshot holds."""
-    while frame is not None and not _of_script(frame):
+def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
+    """Variables that the loop of the script takes from one step to the next, and no snapshot holds. held: what the Session holds."""
+    while frame is not None and not is_scripts(frame):
         frame = frame.f_back
     if frame is None:
         return []
-    around = {**frame.f_globals, **_variables(frame)}
-    return [name for name in _carried(frame.f_code, frame.f_lasti) if name in around and _is_state(around[name])]
+    around = {**frame.f_globals, **variables_of(frame)}
+    found = carried_in(frame.f_code, frame.f_lasti)
+    known = _reached(held) if found else frozenset()
+    return [*dict.fromkeys(name for each in found if (name := _named(each, around, known)))]
 
 
-def _is_state(value: Any) -> bool:
-    if isinstance(value, float) and any(0 <= clock() - value < _JUST_NOW_S for clock in _CLOCKS):
-        return False
-    return type(value) in PLAIN or isinstance(value, (torch.Tensor, np.ndarray, tuple))
-
-
-def _carried(code: CodeType, at: int) -> list[str]:
-    """What the loop whose iterator is asked at the offset `at` reads before it sets it, and sets."""
-    known = list(dis.get_instructions(code))
-    end = next((each.argval for each in known if each.offset == at and each.opname == "FOR_ITER"), at)
-    reads: dict[str, bool] = {}
-    """Whether it is read first."""
-    sets = set()
-    for each in known:
-        if not at < each.offset < end:
+def _reached(held: Iterable[Any]) -> Collection[int]:
+    """Ids of the objects within, those of few steps first."""
+    found: dict[int, Any] = {}
+    waiting = deque(held)
+    while waiting and len(found) < _REACHED:
+        each = waiting.popleft()
+        kind: Any = type(each)
+        if id(each) in found or kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
             continue
-        for access, name in _accesses(each):
-            reads.setdefault(name, access == "LOAD")
-            if access == "STORE":
-                sets.add(name)
-    return [name for name, first in reads.items() if first and name in sets]
+        found[id(each)] = each
+        if not issubclass(kind, (torch.Tensor, np.ndarray)):
+            waiting.extend(attributes(each).values())
+        if issubclass(kind, (list, tuple, set, deque, dict)):
+            waiting.extend(each.values() if issubclass(kind, dict) else each)
+    return found.keys()
 
 
-def _accesses(instruction: dis.Instruction) -> Iterator[tuple[str, str]]:
-    """Python 3.13 has instructions for two variables each: STORE_FAST_LOAD_FAST."""
-    words = [word for word in instruction.opname.split("_") if word in ("LOAD", "STORE")]
-    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-    if instruction.opname.partition("_")[2].startswith(("FAST", "NAME", "GLOBAL", "DEREF")):
-        yield from ((word, name) for word, name in zip(words, names, strict=False) if isinstance(name, str))
+def _named(carried: Carried, around: dict[str, Any], known: Collection[int]) -> str:
+    """What a sentence calls it; empty: it is no state, or the Session has it."""
+    path, method, anew = carried
+    name, *steps = path
+    if method is None and not steps:
+        unmade = around.get(name) is None and _FOR_THE_EYE.search(name)  # a writer that the loop makes
+        return name if name in around and not unmade and _is_state(around[name], anew, known) else ""
+    value, label, whole = around.get(name), name, False
+    for step in steps[:-1]:
+        if not _may_change(value, known):
+            return ""
+        value = _part(value, step)
+        whole = whole or step[0] == "["
+        label += "" if whole else f".{step[1]}"
+    if not _may_change(value, known):
+        return ""
+    if method is None:
+        kind, key = steps[-1]
+        if kind == "[":
+            return label if isinstance(value, _FILLED) else ""
+        if isinstance(value, _FILLED) or not _is_state(_part(value, steps[-1]), anew, known):
+            return ""
+        return f"{label}.{key}"
+    if isinstance(value, torch.Tensor) and method.endswith("_") and not method.endswith("__"):
+        return label if method not in _FLAGS else ""
+    if isinstance(value, _FILLED) and method in _CHANGES:
+        return label
+    own: Any = type(value)
+    return label if is_own(value) and _changes_itself(own, method) else ""
 
 
-def _generators(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    for name, variables in _scopes(frame):
-        for variable, value in variables.items():
-            if _draws(value):
-                yield f"{name}.{variable}", value
-            elif is_own(value):
-                parts: Mapping[str, Any] = getattr(value, "__dict__", {})
-                yield from ((f"{name}.{variable}.{at}", part) for at, part in parts.items() if _draws(part))
-
-
-def _scopes(frame: FrameType | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Functions that have begun and not ended, the innermost first, then modules: of the script."""
-    while frame is not None:
-        if _of_script(frame) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            yield frame.f_code.co_qualname, _variables(frame)
-        frame = frame.f_back
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and not file.startswith(_PYTHONS) and "-packages" not in file and not installed(file):
-            yield name, vars(module)
-
-
-def _variables(frame: FrameType) -> dict[str, Any]:
-    held = frame.f_locals
-    found = dict(held)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
-        held.clear()  # it stays with the frame, and would keep what the script lets go
+def _part(value: Any, step: tuple[str, Any]) -> Any:
+    kind, key = step
+    if step == SOME:
+        return next(iter(value.values() if isinstance(value, dict) else value), None)
+    found = part_at(value, step)
+    if found is None and kind == "." and not isinstance(value, type):
+        found = inspect.getattr_static(type(value), key, None)
     return found
 
 
-def _of_script(frame: FrameType) -> bool:
-    return not installed(frame.f_globals.get("__file__"))
-
-
-def _draws(value: Any) -> bool:
-    """Whether it is a generator that a snapshot can hold, and not one of the rank's."""
-    if type(value) not in GENERATORS or any(value is each for each in OF_THE_RANK):
+def _may_change(value: Any, known: Collection[int]) -> bool:
+    """Whether it is the script's to keep, and the Session does not."""
+    kind: Any = type(value)
+    if id(value) in known or _FOR_THE_EYE.search(kind.__name__) or isinstance(value, (logging.Logger, torch.nn.Module)):
         return False
-    return type(value) is not np.random.Generator or type(value.bit_generator).__module__.startswith("numpy.")
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        return False
+    if isinstance(value, ModuleType):
+        return not installed(getattr(value, "__file__", None))
+    if isinstance(value, FunctionType):
+        return not installed(value.__code__.co_filename)
+    return isinstance(value, (*_FILLED, tuple)) or is_own(value) or (isinstance(value, type) and _is_own_class(value))
+
+
+def _is_own_class(kind: type) -> bool:
+    return any(
+        not installed(each.__code__.co_filename) for each in vars(kind).values() if isinstance(each, FunctionType)
+    )
+
+
+@functools.cache
+def _changes_itself(kind: Any, method: str) -> bool:
+    """Whether the method of an own class goes on with what it has set in the object before."""
+    function: Any = inspect.getattr_static(kind, method, None)
+    if not isinstance(function, FunctionType) or installed(function.__code__.co_filename):
+        return False
+    itself = next(iter(function.__code__.co_varnames), "")
+    found = (each for each in carried_in(function.__code__) if each.path[0] == itself and len(each.path) > 1)
+    return any(each.method is None or each.method in _CHANGES or each.method.endswith("_") for each in found)
+
+
+def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
+    if isinstance(value, float) and any(0 <= clock() - value < _JUST_NOW_S for clock in _CLOCKS):
+        return False
+    if isinstance(value, _FILLED):
+        return anew or id(value) not in known
+    return (
+        type(value) in PLAIN
+        or isinstance(value, tuple)
+        or (anew and (isinstance(value, torch.nn.Module) or is_own(value)))
+    )
 
 
 def sentence(names: Sequence[str]) -> str:
     return (
         f"the loop carries variables from step to step that no snapshot holds: {', '.join(names)}. After a restart they begin with their "
         "first values. If the training depends on one of them, keep it in a mapping that the Session is given: "
-        f'state = {{"{names[0]}": …}}; Session(…, state=state)'
+        f'state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
     )

@@ -13,13 +13,13 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ...attach.rank_stderr import say
 from ..modules import hook_objects
-from ..modules.attribute_rules import is_private
+from ..modules.attribute_rules import is_private, why_lost
 from ..modules.hook_objects import Held
 from ..modules.hook_removals import Removals
 from ..values.borrowed_memory import Lenders
 from ..values.kind import is_source
 from ..values.value_source import Known, Packed
-from .nested_optimizers import of_every_optimizer
+from .nested_optimizers import framework, of_every_optimizer
 from .optimizer_packing import FUNCTIONS
 
 _GONE, _REMOVED = "..gone", "..removed"
@@ -43,6 +43,8 @@ class PutOn:
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Empty where there is nothing."""
+        if part not in self._began and not framework(optimizer):
+            self._say_what_is_lost(optimizer)
         held = _put_on(optimizer)
         gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
         held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
@@ -75,6 +77,15 @@ class PutOn:
                 delattr(optimizer, name)
         vars(optimizer).update(told)
 
+    def _say_what_is_lost(self, optimizer: Optimizer) -> None:
+        functions = {name: each for name, each in vars(optimizer).items() if isinstance(each, types.FunctionType)}
+        for name, function in functions.items():
+            if why := why_lost(function):
+                self._say_not_kept(name, why)
+
+    def _say_not_kept(self, name: str, why: Any) -> None:
+        say(f"the attribute {name} of {self._name} is not kept, and a recovery goes on with another one: {why}")
+
     def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Held]:
         if part not in self._hooks:
             self._hooks[part] = dict(hook_objects.of_optimizer(optimizer))
@@ -105,9 +116,7 @@ class PutOn:
                 self._kept[place] = True
             except SnapshotError as error:
                 self._kept[place] = False
-                say(
-                    f"the attribute {name} of {self._name} is not kept, and a recovery goes on with another one: {error}"
-                )
+                self._say_not_kept(name, error)
         return self._kept[place]
 
 

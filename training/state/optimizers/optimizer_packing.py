@@ -2,7 +2,8 @@
 their ids; what is no state (functions, modules that the Session does not know) stays where it is; and tensors are filled where they lie, a
 new one lies as its parameter does.
 
-A tensor that is not row-major is kept as a leaf, too, so that its place in other layouts is known by its name. How it lies is told beside.
+A tensor that is not row-major is kept as a leaf, too, so that its place in other layouts is known by its name. How it lies is told beside,
+and which ones lie in one memory (`shared_storage.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import logging
 import threading
 import types
 from collections import defaultdict
-from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Collection, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ..values.packing import Packing
 from ..values.session_parts import Parts
 from ..values.trail import called
 from ..values.unpacking import Unpacking
+from .shared_storage import Lying, Memories, Told
 
 HERE = Tagged(("here", ""))
 """In the place of what stays where it is."""
@@ -59,9 +61,15 @@ class OptimizerPacking(Packing):
     """One way down, for one optimizer."""
 
     def __init__(
-        self, name: str, parameters: Mapping[str, torch.Tensor], apart: Mapping[str, Any], parts: Parts
+        self,
+        name: str,
+        parameters: Mapping[str, torch.Tensor],
+        apart: Mapping[str, Any],
+        parts: Parts,
+        copied: Collection[int] = frozenset(),
     ) -> None:
-        """parameters: by their places in the groups. apart: containers that are kept by themselves, by name. parts: the modules."""
+        """parameters: by their places in the groups. apart: containers that are kept by themselves, by name. parts: the modules. copied:
+        addresses of memories whose tensors are copied."""
         places = dict(zip(map(id, parameters.values()), parameters, strict=True))
         self._pointed_to = {id(each): key for key, each in apart.items()} | places
         super().__init__(name, self._pointed_to, parts=parts)
@@ -70,10 +78,9 @@ class OptimizerPacking(Packing):
         self._lenient = self._strict = False
         self.strides: dict[int, list[int]] = {}
         """Of tensors that are not row-major, by number."""
-        self.within: dict[int, list[int]] = {}
-        """Of tensors that lie in another one of the optimizer's, by number: the number of that one, and how many elements before."""
-        self._wholes: dict[int, int] = {}
-        """By address, the number of the tensor that takes all the memory there."""
+        self.lying, self._copied = Lying(), copied
+        self.shared_memories: dict[int, Told] = {}
+        """By address, the memories that several of its tensors lie in, once all are packed."""
         self.left = False
         """Something stays where it is that only the optimizer's own state_dict knows how to save."""
 
@@ -97,7 +104,7 @@ class OptimizerPacking(Packing):
         try:
             kept = trial.pack(value)
             sources = {**self._apart, **self.parameters}
-            OptimizerUnpacking(self._name, sources, trial.strides, False, self._parts, trial.within).unpack(kept, None)
+            OptimizerUnpacking(self._name, sources, trial.strides, False, self._parts).unpack(kept, None)
         except (SnapshotError, LayoutError):
             return False
         return True
@@ -123,16 +130,9 @@ class OptimizerPacking(Packing):
         refuse(called(self._at), here)
         if not here.is_contiguous() and 0 not in here.stride():
             self.strides[len(self.met)] = list(here.stride())
-        self._lies_in(here, len(self.met))
+        self.lying.note(len(self.met), here)
         self._number(value)
-        return here
-
-    def _lies_in(self, tensor: torch.Tensor, number: int) -> None:
-        whole = self._wholes.get(lies := address(tensor))
-        if whole is not None and self.met[whole].dtype == tensor.dtype:
-            self.within[number] = [whole, tensor.storage_offset()]
-        elif lies and tensor.nbytes == tensor.untyped_storage().nbytes():
-            self._wholes[lies] = number
+        return here.detach().clone() if self._copied and address(here) in self._copied else here
 
     def _other(self, kind: type, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -170,12 +170,13 @@ class OptimizerUnpacking(Unpacking):
         strides: Mapping[int, list[int]],
         as_they_lie: bool,
         parts: Parts,
-        within: Mapping[int, list[int]] = MappingProxyType({}),
+        memories: Memories | None = None,
     ) -> None:
-        """sources, parts: parameters and containers, and modules, as `OptimizerPacking` has them, and what lies `within` others.
-        as_they_lie: nobody has told strides: a live tensor lies as it does."""
+        """sources, parts: parameters and containers, and modules, as `OptimizerPacking` has them. as_they_lie: nobody has told strides: a
+        live tensor lies as it does. memories: that several tensors lie in."""
         super().__init__(name, sources, parts=parts)
-        self._strides, self._as_they_lie, self._within = strides, as_they_lie, within
+        self._strides, self._as_they_lie = strides, as_they_lie
+        self._memories = Memories((), {}) if memories is None else memories
         self.device = torch.device("cpu")
         """Of new tensors."""
 
@@ -186,24 +187,20 @@ class OptimizerUnpacking(Unpacking):
         if type(kept) is np.ndarray:
             return super()._elements(kept, live)
         strides, where = self._strides.get(len(self.made)), self.device
-        if len(self.made) in self._within:
-            whole, offset = self._within[len(self.made)]
-            return self._own(self._part(whole, offset, kept, strides, live))
+        if self._memories.has(len(self.made)):
+            hint = None if id(live) in self._taken else live
+            found = self._memories.place(len(self.made), kept, hint, where)
+            put(only(found, self._name), kept)
+            return self._own(found)
         if isinstance(live, torch.Tensor):
             where, here = live.device, only(live, self._name)
             lies = self._as_they_lie or (here.is_contiguous() if strides is None else [*here.stride()] == strides)
-            if id(live) not in self._taken and (here.shape, here.dtype) == (kept.shape, kept.dtype) and lies:
+            free = id(live) not in self._taken and self._memories.may_fill(here)
+            if free and (here.shape, here.dtype) == (kept.shape, kept.dtype) and lies:
                 put(here, kept)
                 return self._own(live)
         lying = list(kept.stride()) if strides is None else strides
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
-
-    def _part(self, whole: int, offset: int, kept: torch.Tensor, strides: list[int] | None, live: Any) -> torch.Tensor:
-        """The part of a tensor that has been filled already; the live one where it is that."""
-        around = only(self.made[whole], self._name)
-        made = around.as_strided(kept.shape, strides or kept.stride(), around.storage_offset() + offset)
-        there = isinstance(live, torch.Tensor) and live.data_ptr() == made.data_ptr()
-        return live if there and (live.shape, live.stride()) == (made.shape, made.stride()) else made
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
         device = tag == "torch.device" and isinstance(live, torch.device)  # this process's own may have another number
@@ -228,6 +225,8 @@ def device_of(parameters: list[torch.Tensor]) -> torch.device:
 
 def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
     """Bring the state of one parameter into the form `described`: drop what is not in it, make what a fresh optimizer does not have yet."""
+    if not isinstance(inner.state.get(parameter, {}), dict):
+        del inner.state[parameter]
     state, own = inner.state[parameter], local(parameter)
     for key in set(state) - set(described):
         del state[key]

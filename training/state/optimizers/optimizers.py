@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 
 from ....resilience.errors import LayoutError
-from ..tensors.in_place import Nested, fits, local, put
+from ..tensors.in_place import Nested, fits, local
 from ..tensors.tensor_subclasses import only
 from ..values.array_views import TENSORS
 from ..values.borrowed_memory import STATE, Lenders, lent_by_groups
 from ..values.session_parts import Parts
-from .nested_optimizers import framework, further, inner_optimizers, load_declared, nested, put_further, state_of
+from .nested_optimizers import further, inner_optimizers, load_declared, nested, state_of
 from .optimizer_attributes import PutOn
-from .optimizer_packing import OptimizerPacking, OptimizerUnpacking, device_of, make_room
+from .optimizer_packing import OptimizerPacking, make_room
+from .optimizer_state import collect_part, restore_part
 from .param_groups import Groups, Objects
+from .shared_storage import Memories
 
 PUT_ON = "put on"
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
-"""What a parameter's state mostly is."""
-
 
 Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]
 
@@ -45,6 +43,10 @@ class Optimizers:
         """Of each part; none until the loop begins."""
         self.bound = ""
         """Why no new process could take what was collected last; empty where it could."""
+        self._begun: frozenset[str] = frozenset()
+        """Names of the parts that were collected first."""
+        self._lying_otherwise: dict[str, frozenset[int]] = {}
+        """Of each part, addresses of memories that several tensors lie in, and do not in the snapshot that is to be restored."""
         self._looked_at: list[torch.Tensor] = []
         self._orphans: frozenset[int] = frozenset()
         """Ids of those among them that no model of the session has."""
@@ -68,9 +70,13 @@ class Optimizers:
         return all(name.isdigit() and not further(inner, self._packing(name, inner, apart)) for name, _, inner in parts)
 
     def _packing(self, part: str, inner: torch.optim.Optimizer, apart: Mapping[str, Any]) -> OptimizerPacking:
+        copied = self._lying_otherwise.get(part, ())
+        return OptimizerPacking(self._called(part), dict(parameters_of(inner)), apart, Parts(self._lenders), copied)
+
+    def _called(self, part: str) -> str:
         index, dot, within = part.partition(".")
         called = f"{self._name}.chained_optimizers[{index}]" if len(self.wrappers) > 1 else self._name
-        return OptimizerPacking(f"{called}{dot}{within}", dict(parameters_of(inner)), apart, Parts(self._lenders))
+        return f"{called}{dot}{within}"
 
     def lent(self) -> dict[str, Any]:
         """What others may borrow: states of parameters, tensors in these, and among the values of groups, and parameters of its own."""
@@ -94,22 +100,37 @@ class Optimizers:
 
     def collect(self) -> Nested:
         kept: Nested = {}
-        met: set[int] = set()
         parts, bound = list(self.parts()), ""
-        apart, mains = _apart(parts), self._mains(parts)
-        for name, wrapper, inner in parts:
-            held = state_of(inner)
-            states = {} if id(held) in met else held
-            met.add(id(held))
-            kept[name] = _collect(wrapper, inner, states, self._packing(name, inner, apart))
+        mains = self._mains(parts)
+        for name, inner, _, collected in self._packed(parts):
+            kept[name] = collected
             kept[name]["main"] = {key: only(local(parameter), key) for key, parameter in mains[name].items()}
             kept[name] |= {PUT_ON: told} if (told := self._put_on.collect(name, inner)) else {}
             groups = self._groups_of(name, inner)
             changes = {"members": groups.changed(), "grown": groups.grown()}
             kept[name] |= {key: told for key, told in changes.items() if told}
             bound = bound or groups.bound
-        self.bound = bound
+        self._begun = self._begun or frozenset(kept)
+        self.bound = bound or self._other_parts({*kept})
         return kept
+
+    def _packed(self, parts: Iterable[Part]) -> Iterator[tuple[str, torch.optim.Optimizer, OptimizerPacking, Nested]]:
+        met: set[int] = set()
+        apart = _apart(parts)
+        for name, wrapper, inner in parts:
+            held, packing = state_of(inner), self._packing(name, inner, apart)
+            yield name, inner, packing, collect_part(wrapper, inner, {} if id(held) in met else held, packing)
+            met.add(id(held))
+
+    def _other_parts(self, now: set[str]) -> str:
+        """Why a restart could not make them, if they are others than at the beginning."""
+        for part in sorted(now ^ self._begun):
+            has = "has come" if part in now else "has gone"
+            return (
+                f"the optimizer {self._called(part)} {has} since the loop began: a restart can't make it so. Make all optimizers within "
+                f"{self._name} before the Session, and keep them"
+            )
+        return ""
 
     def objects(self) -> dict[str, Objects]:
         """All parameter groups, and the parameters of which they are made."""
@@ -179,6 +200,12 @@ class Optimizers:
                     if isinstance(wanted := described[name]["state"][key], dict):
                         make_room(f"optimizer {key}", inner, parameter, wanted)
             met.add(id(state_of(inner)))
+        self._lying_otherwise.clear()
+        if any("shared" in part for part in described.values()):
+            live = {name: packing.shared_memories for name, _, packing, _ in self._packed(parts)}
+            for name, shared in live.items():
+                if described[name].get("shared") not in (None, [*shared.values()]):
+                    self._lying_otherwise[name] = frozenset(shared)
 
     def restore(self, kept: Nested) -> None:
         parts = list(self.parts())
@@ -187,62 +214,11 @@ class Optimizers:
         for name, wrapper, inner in parts:
             part = kept[name] | ({"state": None} if id(state_of(inner)) in met else {})
             met.add(id(state_of(inner)))
-            _restore(wrapper, inner, part, self._packing(name, inner, apart), apart, Parts(self._lenders))
+            packing, otherwise = self._packing(name, inner, apart), self._lying_otherwise.get(name, ())
+            memories = Memories(part.get("shared", ()), packing.parameters, otherwise)
+            restore_part(wrapper, inner, part, packing, apart, Parts(self._lenders), memories)
             self._put_on.restore(name, inner, kept[name].get(PUT_ON, {}))
-
-
-def _collect(wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking) -> Nested:
-    """held: the states of parameters."""
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
-    kept: Nested = {
-        "groups": [packing.pack(group, f".param_groups[{n}]") for n, group in enumerate(groups)],
-        "state": {},
-        "main": {},
-    }
-    more, named = further(inner, packing), packing.parameters
-    states = {key: held.get(parameter, {}) for key, parameter in named.items()}
-    within = chain.from_iterable(state.values() for state in states.values())
-    if not framework(inner) or not _PLAIN.issuperset(map(type, within)):
-        states = {key: packing.pack(dict(state), f".state[parameter {key}]") for key, state in states.items()}
-    kept["state"] = states
-    if (scaler := getattr(wrapper, "grad_scaler", None)) is not None:
-        kept["scaler"] = scaler.state_dict()
-    kept |= {"further": more} if more else {}
-    how = {"strides": packing.strides, "within": packing.within}
-    return kept | {name: told for name, told in how.items() if told}
-
-
-def _restore(
-    wrapper: Any,
-    inner: torch.optim.Optimizer,
-    kept: Nested,
-    packing: OptimizerPacking,
-    apart: Mapping[str, Any],
-    modules: Parts,
-) -> None:
-    """In the order of `_collect`, in which things are numbered. kept: its state is None where a part before it has the same one. packing:
-    for what it holds now."""
-    strides, named = kept.get("strides", {}), packing.parameters
-    as_they_lie = framework(inner) and not strides
-    unpacking = OptimizerUnpacking(
-        "the optimizer", {**apart, **named}, strides, as_they_lie, modules, kept.get("within", {})
-    )
-    for group, values in zip(inner.param_groups, kept["groups"], strict=True):
-        parameters = group.pop("params")
-        unpacking.device = device_of(parameters)
-        made = dict(unpacking.unpack(values, group))
-        group.clear()
-        group.update({"params": parameters, **made})
-    unpacking.device = device_of([*named.values()])
-    put_further(inner, kept.get("further", {}), further(inner, packing), unpacking)
-    for key, parameter in named.items():
-        unpacking.device = parameter.device
-        if kept["state"] and (state := unpacking.unpack(kept["state"][key], state_of(inner).get(parameter))):
-            inner.state[parameter] = state
-        if key in kept["main"]:
-            put(local(parameter), kept["main"][key])
-    if "scaler" in kept:
-        wrapper.grad_scaler.load_state_dict(kept["scaler"])
+        self._lying_otherwise.clear()
 
 
 def parameters_of(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:

@@ -1,0 +1,299 @@
+"""Random generators in the script's own variables, kept by the names of these.
+
+When the loop begins, functions that have begun and modules of the script are looked through, with what their variables hold. Each snapshot
+looks the names up again: a name may have another generator by then, or its first one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..data.held_values import GENERATORS, OF_THE_RANK
+from ..data.script_code import BAGS, installed, is_own
+from ..data.value_holders import slots_of
+from ..state.tensors.in_place import Nested
+from ..state.values.type_adapters import packed, unpacked
+from ..state.values.value_source import Known, Values
+
+_MOST = 64
+"""Generators: some kB each, in each snapshot."""
+_ASKED = 16
+"""Objects that are asked at each snapshot whether they have got one."""
+_LONGEST = 256
+"""Lists and mappings with more parts are not looked through."""
+_DEEPEST = 7
+"""A function that a decorator holds in its closure: seven steps to a default argument."""
+_LOOKED_AT = 2000
+_NEWLY = 200
+"""Objects that are looked at: at the start, and where a snapshot finds new variables."""
+_PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
+"""Where most modules are from. To ask of each whether it is installed takes 20 ms."""
+_OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__closure__")
+_HOLDING: dict[Any, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    (MethodType, BuiltinFunctionType): ("__self__",),
+    (staticmethod, classmethod): ("__func__",),
+    CellType: ("cell_contents",),
+}
+_OF_THE_DATA = (Dataset, Sampler, DataLoader)
+"""What these hold deep within goes back with the data."""
+_NOTHING = frozenset((*PLAIN, torch.Tensor, torch.nn.Parameter, np.ndarray, ModuleType))
+Step = tuple[str, Any]
+"""`.` and an attribute, or `[` and a key."""
+
+
+class _Place(NamedTuple):
+    scope: int
+    steps: tuple[Step, ...]
+    """The first is a variable; none: all variables."""
+
+    def part(self, step: Step) -> _Place:
+        return _Place(self.scope, (*self.steps, step))
+
+
+@dataclass
+class _Scope:
+    label: str
+    code: CodeType | None
+    """Of a function."""
+    held: dict[str, Any] | None
+    """Of a module."""
+
+
+@dataclass
+class _Holder:
+    """A scope, or an object of the script's own, that may get a generator later."""
+
+    place: _Place
+    names: set[str] = field(default_factory=set)
+    empty: list[str] = field(default_factory=list)
+    """Of the names, those of None."""
+
+    def noted(self, held: Mapping[str, Any]) -> _Holder:
+        self.names, self.empty = {*held}, [name for name, value in [*held.items()] if value is None]
+        return self
+
+
+class Generators:
+    """Those in variables of the script, as a source of state of this rank alone."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+        self._source = Values("the script's generators", self._found, Known())
+        self._kept: Nested | None = None
+        self._scopes: list[_Scope] = []
+        self._holders: dict[str, _Holder] = {}
+        self._places: dict[str, _Place] = {}
+        self._last: dict[str, Any] = {}
+
+    def look(self, frame: FrameType | None) -> None:
+        """When the loop begins. frame: what asks for its first step."""
+        self._scopes = [*_scopes(frame)]
+        self._holders = {scope.label: _Holder(_Place(at, ())) for at, scope in enumerate(self._scopes)}
+        self._now(frame, _LOOKED_AT)
+
+    def collect(self) -> Nested:
+        self._fill(self._now(sys._getframe()))
+        return self._source.collect()
+
+    def restore(self, kept: Nested) -> None:
+        """`put_back` has to follow."""
+        self._kept = kept
+
+    def put_back(self) -> None:
+        """Once the data is where it was: a loader may have drawn on its way there."""
+        if self._kept is None:
+            return
+        live = self._now(sys._getframe())
+        self._fill(live)
+        self._source.restore(self._kept)
+        self._kept = None
+        for name, kept in self._found.items():
+            there = live.get(name)
+            if there is None:
+                self._put(name, kept)
+            elif type(there) not in GENERATORS and isinstance(kept, tuple):
+                there.setstate(unpacked(kept))
+
+    def _fill(self, live: Mapping[str, Any]) -> None:
+        self._found.clear()
+        for name, each in live.items():
+            self._found[name] = each if type(each) in GENERATORS else packed(each.getstate())
+
+    def _put(self, name: str, made: Any) -> None:
+        """A generator that the script makes later than this: into a variable of a module or an attribute, if that holds none yet."""
+        label, _, last = name.rpartition(".")
+        holder = self._holders.get(label)
+        if holder is None or type(made) not in GENERATORS:
+            return
+        held = self._scopes[holder.place.scope].held
+        if holder.place.steps:
+            held = getattr(self._resolved(holder.place, self._variables(sys._getframe())), "__dict__", None)
+        if type(held) is dict and last.isidentifier() and held.get(last) is None:
+            held[last] = made
+
+    def _now(self, frame: FrameType | None, most: int = _NEWLY) -> dict[str, Any]:
+        """By name, each once, those that the names have now."""
+        variables = self._variables(frame)
+        self._look_again(variables, most)
+        found: dict[int, tuple[str, Any]] = {}
+        for name, place in self._places.items():
+            live = self._resolved(place, variables) if place.scope in variables else self._last.get(name)
+            if draws(live):
+                found.setdefault(id(live), (name, live))
+        self._last = dict(found.values())
+        return dict(self._last)
+
+    def _variables(self, frame: FrameType | None) -> dict[int, dict[str, Any]]:
+        """By scope. A function is there as long as the frame is within it."""
+        found = {at: scope.held for at, scope in enumerate(self._scopes) if scope.held is not None}
+        waiting = {id(scope.code): at for at, scope in enumerate(self._scopes) if scope.code is not None}
+        while frame is not None and waiting:
+            if (at := waiting.pop(id(frame.f_code), None)) is not None:
+                found[at] = variables_of(frame)
+            frame = frame.f_back
+        return found
+
+    def _resolved(self, place: _Place, variables: Mapping[int, Mapping[str, Any]]) -> Any:
+        value: Any = variables.get(place.scope)
+        for step in place.steps:
+            value = part_at(value, step)
+        return value
+
+    def _look_again(self, variables: Mapping[int, Mapping[str, Any]], most: int) -> None:
+        """At what has come to the holders since the last look."""
+        queue: deque[tuple[str, _Place, Any]] = deque()
+        for label, holder in self._holders.items():
+            held = self._resolved(holder.place, variables)
+            queue.extend(self._new(label, holder, attributes(held) if holder.place.steps else held))
+        seen: set[int] = set()
+        while queue:
+            label, place, value = queue.popleft()
+            if draws(value):
+                if len(self._places) < _MOST:
+                    self._places.setdefault(label, place)
+                continue
+            if type(value) in _NOTHING or id(value) in seen or len(place.steps) >= _DEEPEST:
+                continue
+            seen.add(id(value))
+            if len(self._holders) < len(self._scopes) + _ASKED and is_own(value):
+                self._holders.setdefault(label, _Holder(place).noted(attributes(value)))
+            shallow = issubclass(type(value), _OF_THE_DATA)
+            for (kind, key), part in _parts(value) if most > 0 else ():
+                if not shallow or draws(part):
+                    most -= 1
+                    where = f"{label}.{key}" if kind == "." else f"{label}[{key!r:.40}]"
+                    queue.append((where, place.part((kind, key)), part))
+
+    def _new(self, label: str, holder: _Holder, held: Mapping[str, Any] | None) -> Iterator[tuple[str, _Place, Any]]:
+        filled = [name for name in holder.empty if held and held.get(name) is not None]
+        if held is None or (len(held) == len(holder.names) and not filled):
+            return
+        for name in [*(name for name in [*held] if name not in holder.names), *filled]:
+            yield f"{label}.{name}", holder.place.part(("." if holder.place.steps else "[", name)), held[name]
+        holder.noted(held)
+
+
+def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
+    """Functions that have begun and not ended, the innermost first, then modules: of the script."""
+    met = set()
+    while frame is not None:
+        code = frame.f_code
+        if is_scripts(frame) and code.co_flags & inspect.CO_OPTIMIZED and code not in met:
+            met.add(code)
+            yield _Scope(getattr(code, "co_qualname", code.co_name), code, None)
+        frame = frame.f_back
+    for name, module in list(sys.modules.items()):
+        if _is_script_file(getattr(module, "__file__", None)):
+            yield _Scope(name, None, vars(module))
+
+
+def _is_script_file(file: Any) -> bool:
+    return bool(file) and not file.startswith(_PYTHONS) and "-packages" not in file and not installed(file)
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    held = frame.f_locals
+    found = dict(held)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+        held.clear()  # it stays with the frame, and would keep what the script lets go
+    return found
+
+
+def is_scripts(frame: FrameType) -> bool:
+    return not installed(frame.f_globals.get("__file__"))
+
+
+def draws(value: Any) -> bool:
+    """Whether it is a generator that a snapshot can hold, and not one of the rank's."""
+    kind: Any = type(value)
+    if kind not in GENERATORS and (not issubclass(kind, random.Random) or issubclass(kind, random.SystemRandom)):
+        return False
+    if any(value is each for each in OF_THE_RANK):
+        return False
+    return kind is not np.random.Generator or type(value.bit_generator).__module__.startswith("numpy.")
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Without a call of its code."""
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
+
+
+def part_at(value: Any, step: Step) -> Any:
+    """None where there is none."""
+    kind, key = step
+    try:
+        if kind == "[":
+            return dict.get(value, key) if isinstance(value, dict) else value[key]
+        held = attributes(value)
+        return held[key] if key in held else object.__getattribute__(value, key)
+    except (LookupError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _parts(value: Any) -> Iterable[tuple[Step, Any]]:
+    kind: Any = type(value)
+    if not issubclass(kind, (list, tuple, deque, dict)):
+        return (((".", name), part) for name, part in attributes_of(value).items() if type(part) not in _NOTHING)
+    if len(value) > _LONGEST or PLAIN.issuperset(map(type, value.values() if issubclass(kind, dict) else value)):
+        return ()
+    pairs = [*value.items()] if issubclass(kind, dict) else enumerate(value)
+    return ((("[", key), part) for key, part in pairs if type(key) in PLAIN and type(part) not in _NOTHING)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Where the script may have put something, for which no code of it is called: attributes of its objects, classes and functions."""
+    kind: Any = type(value)  # isinstance would call code of the script's: a proxy
+    if issubclass(kind, (FunctionType, functools._lru_cache_wrapper)):
+        own = issubclass(kind, FunctionType) and not installed(value.__code__.co_filename)
+        named = _OF_FUNCTIONS if own else ()
+        held = vars(value) if own else {name: each for name, each in vars(value).items() if name == "__wrapped__"}
+        return {**{name: getattr(value, name) for name in named if getattr(value, name)}, **held}
+    for kinds, names in _HOLDING.items():
+        if issubclass(kind, kinds):
+            return {name: part_at(value, (".", name)) for name in names}
+    if issubclass(kind, type):
+        own = _is_script_file(getattr(sys.modules.get(value.__module__), "__file__", None))
+        return {**vars(value)} if own else {}
+    if issubclass(kind, ModuleType) or not is_own(value):
+        return {}
+    slots = {name: part_at(value, (".", name)) for name in slots_of(kind)}
+    return {**attributes(value), **slots, **({} if issubclass(kind, BAGS) else {"__class__": kind})}

@@ -1,0 +1,78 @@
+"""The state of one torch optimizer, or of a wrapper around it: collected, and put back in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ..tensors.in_place import Nested, local, put
+from ..values.session_parts import Parts
+from .nested_optimizers import framework, further, put_further, state_of
+from .optimizer_packing import OptimizerPacking, OptimizerUnpacking, device_of
+from .shared_storage import Memories
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
+"""What a parameter's state mostly is."""
+
+
+def collect_part(
+    wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking
+) -> Nested:
+    """held: the states of parameters."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
+    kept: Nested = {
+        "groups": [packing.pack(group, f".param_groups[{n}]") for n, group in enumerate(groups)],
+        "state": {},
+        "main": {},
+    }
+    more, named = further(inner, packing), packing.parameters
+    states = {key: held.get(parameter, {}) for key, parameter in named.items()}
+    within = chain.from_iterable(state.values() for state in states.values())
+    if not framework(inner) or not _PLAIN.issuperset(map(type, within)):
+        told = {k: dict(state) if isinstance(state, Mapping) else state for k, state in states.items()}
+        states = {key: packing.pack(state, f".state[parameter {key}]") for key, state in told.items()}
+    kept["state"] = states
+    if (scaler := getattr(wrapper, "grad_scaler", None)) is not None:
+        kept["scaler"] = scaler.state_dict()
+    kept |= {"further": more} if more else {}
+    packing.shared_memories = packing.lying.shared({} if framework(inner) else named)
+    if packing.shared_memories or not framework(inner):
+        kept["shared"] = [*packing.shared_memories.values()]
+    return kept | ({"strides": packing.strides} if packing.strides else {})
+
+
+def restore_part(
+    wrapper: Any,
+    inner: torch.optim.Optimizer,
+    kept: Nested,
+    packing: OptimizerPacking,
+    apart: Mapping[str, Any],
+    modules: Parts,
+    memories: Memories,
+) -> None:
+    """In the order of `collect_part`, in which things are numbered. kept: its state is None where a part before it has the same one.
+    packing: for what it holds now."""
+    strides, named = kept.get("strides", {}), packing.parameters
+    as_they_lie = framework(inner) and not strides
+    unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules, memories)
+    for group, values in zip(inner.param_groups, kept["groups"], strict=True):
+        parameters = group.pop("params")
+        unpacking.device = device_of(parameters)
+        made = dict(unpacking.unpack(values, group))
+        group.clear()
+        group.update({"params": parameters, **made})
+    unpacking.device = device_of([*named.values()])
+    put_further(inner, kept.get("further", {}), further(inner, packing), unpacking)
+    for key, parameter in named.items():
+        unpacking.device = parameter.device
+        if kept["state"]:
+            state = unpacking.unpack(kept["state"][key], state_of(inner).get(parameter))
+            if not (isinstance(state, dict) and not state):
+                inner.state[parameter] = state
+        if key in kept["main"]:
+            put(local(parameter), kept["main"][key])
+    if "scaler" in kept:
+        wrapper.grad_scaler.load_state_dict(kept["scaler"])

@@ -1,0 +1,108 @@
+"""Tensors of one optimizer that lie in one memory, whatever their order, type and gaps: which they are, and that memory again.
+
+Down: `Lying` notes each tensor, and tells which share a memory. Up: `Memories` gives each its place, in a live memory or a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from ....checkpoint.arena.staging import refuse
+from ....resilience.errors import SnapshotError
+from ..tensors.tensor_subclasses import only
+from ..values.array_views import address, memory_of
+
+Told: TypeAlias = list[Any]
+"""The bytes of a memory, and of each tensor in it: its number, or the place of a parameter; its first byte; its strides."""
+
+
+class Lying:
+    """Where tensors lie."""
+
+    def __init__(self) -> None:
+        self._in: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        """By address of memory."""
+
+    def note(self, number: int, tensor: torch.Tensor) -> None:
+        if lies := address(tensor):
+            self._in.setdefault(lies, []).append((number, tensor))
+
+    def shared(self, parameters: Mapping[str, torch.Tensor]) -> dict[int, Told]:
+        """By address, the memories that several lie in. parameters: of them, the first one in a memory is told."""
+        lenders: dict[int, tuple[str, torch.Tensor]] = {}
+        for place, parameter in parameters.items() if self._in else ():
+            here = _plain(parameter)
+            if here is not None and (lies := address(here)) in self._in:
+                lenders.setdefault(lies, (place, here))
+        found: dict[int, Told] = {}
+        for lies, inside in self._in.items():
+            all_in = [lenders[lies], *inside] if lies in lenders else inside
+            if len(all_in) > 1:
+                told = ([key, _first_byte(each), list(each.stride())] for key, each in all_in)
+                found[lies] = [inside[0][1].untyped_storage().nbytes(), *told]
+        return found
+
+
+class Memories:
+    """What was told of shared ones, for one way up."""
+
+    def __init__(
+        self, told: Sequence[Told], parameters: Mapping[str, torch.Tensor], apart: Collection[int] = frozenset()
+    ) -> None:
+        """apart: addresses of live memories that several tensors lie in now: none that was alone is filled there."""
+        self._told, self._apart, self._parameters = told, apart, parameters
+        self._places = {each[0]: (at, *each[1:]) for at, (_, *inside) in enumerate(told) for each in inside}
+        self._made: dict[int, torch.Tensor] = {}
+        live = (_plain(each) for each in parameters.values()) if told else ()
+        self._taken = {address(each) for each in live if each is not None}
+
+    def has(self, number: int) -> bool:
+        return number in self._places
+
+    def may_fill(self, live: torch.Tensor) -> bool:
+        return not self._apart or address(live) not in self._apart
+
+    def place(self, number: int, kept: torch.Tensor, live: Any, device: torch.device) -> Any:
+        """The tensor of this number, unfilled: the live one where it lies there."""
+        at, first, strides = self._places[number]
+        here = _plain(live) if isinstance(live, torch.Tensor) else None
+        if at not in self._made:
+            self._made[at] = self._memory(at, here, first, device if here is None else here.device)
+        storage = self._made[at].untyped_storage()
+        there = here is not None and (address(here), _first_byte(here)) == (storage.data_ptr(), first)
+        if there and (here.dtype, here.shape, [*here.stride()]) == (kept.dtype, kept.shape, strides):  # type: ignore[union-attr]
+            return live
+        made = torch.empty(0, dtype=kept.dtype, device=self._made[at].device)
+        return made.set_(storage, first // made.element_size(), kept.shape, strides)
+
+    def _memory(self, at: int, here: torch.Tensor | None, first: int, device: torch.device) -> torch.Tensor:
+        """All its bytes: a parameter's memory or the live tensor's, if it lies there as it did."""
+        size, (key, offset, _) = self._told[at][:2]
+        lender = _plain(self._parameters[key]) if key in self._parameters else None
+        if lender is not None and _fits(lender, size, offset):
+            return memory_of(lender)
+        if here is not None and _fits(here, size, first) and address(here) not in self._taken:
+            self._taken.add(address(here))
+            return memory_of(here)
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def _fits(tensor: torch.Tensor, size: int, first: int) -> bool:
+    return (tensor.untyped_storage().nbytes(), _first_byte(tensor)) == (size, first)
+
+
+def _first_byte(tensor: torch.Tensor) -> int:
+    return tensor.storage_offset() * tensor.element_size()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The one ordinary tensor that it is, if it has plain bytes."""
+    try:
+        here = only(tensor, "")
+        refuse("", here)
+    except SnapshotError:
+        return None
+    return here
