@@ -234,6 +234,23 @@ class Flat(Optimizer):
             p.sub_(self.state[p]["mean"] / (1 - 0.9 ** float(self.count)) * self.param_groups[0]["lr"])
 
 
+class LateFlatParameters(Optimizer):
+    """Makes the parameters parts of one buffer, at the first step, and moves that."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.whole: Any = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        if self.whole is None:
+            self.whole = torch.cat([p.flatten() for p in params])
+            for p, part in zip(params, self.whole.split([p.numel() for p in params]), strict=True):
+                p.data = part.view_as(p)
+        self.whole.sub_(torch.cat([p.grad.flatten() for p in params]), alpha=self.param_groups[0]["lr"])
+
+
 class Face(Optimizer):
     """State and groups are those of the optimizer within; a flag of its own beside them."""
 

@@ -31,15 +31,15 @@ class Lying:
             self._in.setdefault(lies, []).append((number, tensor))
 
     def shared(self, parameters: Mapping[str, torch.Tensor]) -> dict[int, Told]:
-        """By address, the memories that several lie in. parameters: of them, the first one in a memory is told."""
-        lenders: dict[int, tuple[str, torch.Tensor]] = {}
+        """By address, the memories that several lie in, and which of the `parameters` do."""
+        lenders: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for place, parameter in parameters.items() if self._in else ():
             here = _plain(parameter)
             if here is not None and (lies := address(here)) in self._in:
-                lenders.setdefault(lies, (place, here))
+                lenders.setdefault(lies, []).append((place, here))
         found: dict[int, Told] = {}
         for lies, inside in self._in.items():
-            all_in = [lenders[lies], *inside] if lies in lenders else inside
+            all_in = [*lenders.get(lies, ()), *inside]
             if len(all_in) > 1:
                 told = ([key, _first_byte(each), list(each.stride())] for key, each in all_in)
                 found[lies] = [inside[0][1].untyped_storage().nbytes(), *told]
@@ -81,13 +81,22 @@ class Memories:
     def _memory(self, at: int, here: torch.Tensor | None, first: int, device: torch.device) -> torch.Tensor:
         """All its bytes: a parameter's memory or the live tensor's, if it lies there as it did."""
         size, (key, offset, _) = self._told[at][:2]
-        lender = _plain(self._parameters[key]) if key in self._parameters else None
-        if lender is not None and _fits(lender, size, offset):
-            return memory_of(lender)
+        known = _plain(self._parameters[key]) if key in self._parameters else None
+        if known is not None and _fits(known, size, offset):
+            return memory_of(known)
         if here is not None and _fits(here, size, first) and address(here) not in self._taken:
             self._taken.add(address(here))
             return memory_of(here)
-        return torch.zeros(size, dtype=torch.uint8, device=device)
+        made = torch.zeros(size, dtype=torch.uint8, device=device)
+        for key, begins, strides in self._told[at][1:]:
+            lender: Any = self._parameters.get(key)
+            plain = lender is not None and _plain(lender) is lender
+            if plain:
+                # The optimizer has made it a part of its memory on the way, by `parameter.data = …`, as here.
+                part = torch.empty(0, dtype=lender.dtype, device=device)
+                part.set_(made.untyped_storage(), begins // lender.element_size(), lender.shape, strides)
+                lender.data = part.copy_(lender.detach())
+        return made
 
 
 def _fits(tensor: torch.Tensor, size: int, first: int) -> bool:
