@@ -254,11 +254,16 @@ def test_what_a_trainer_holds_comes_back_to_the_bit_whatever_it_loads(given: str
 class Resumed(Stepping):
     def __init__(self) -> None:
         super().__init__()
-        self.resumed = False
+        self.resumed, self.history, self.last = False, [0], [0]
+
+    def step(self) -> None:
+        super().step()
+        self.history.append(self.steps)
+        self.last = [self.steps]
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
-        self.resumed = True
+        self.resumed, self.history = True, []
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
@@ -273,7 +278,11 @@ def test_what_the_load_sets_otherwise_is_said(again: bool, capfd: pytest.Capture
         life = Life(thing=thing)
     life.restore(kept)
     assert thing.resumed
-    assert "thing.resumed is True now: its load_state_dict sets it so" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "thing.resumed is True now: its load_state_dict sets it so" in said
+    assert "thing.history is not as the training had it: its load_state_dict sets it" in said
+    assert thing.last == [1]
+    assert "thing.last" not in said
 
 
 def test_what_cannot_be_kept_is_said_once_it_changes(capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from .values.class_adapters import OBJECT, kind_of
 from .values.kind import is_source
 from .values.packing import MAPPINGS
 from .values.type_adapters import CHANGING
+from .values.unpacking import difference
 from .values.value_source import Known, Packed, Stateful
 
 _MOST = 2000
@@ -39,7 +40,6 @@ _FEW = 256
 """Of a longer list nothing has a state of its own."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
 _CHANGING = frozenset(map(id, CHANGING))
-_ABSENT: Any = object()
 
 
 def may_leave_out(thing: Any) -> bool:
@@ -119,6 +119,19 @@ class Declared(Stateful):
                 object.__delattr__(self.thing, name)
             elif name in self._copies and not alike(self._looks[name], looks[name] or ()):
                 self._set(name, self._beside.unpack(copy.deepcopy(self._copies[name]), now[name]))
+        self._compare(told)
+
+    def _compare(self, told: Mapping[str, Any]) -> None:
+        """Say what is otherwise than in the snapshot."""
+        now = {**self._now(), **{name: value for name, value in told.items() if _is_plain(value)}}
+        try:
+            again = self._beside.pack({name: now[name] for name in told if name in now})
+        except SnapshotError:
+            return
+        for name in told:
+            if where := difference(told[name], again.get(name), f"{self._name}.{name}"):
+                self._say(name, f"is not as the training had it: its load_state_dict sets it ({where})")
+                return  # what is behind it may be told by other numbers
 
     # -- attributes -------------------------------------------------------------------------------------------------------
 
