@@ -53,7 +53,7 @@ class Containers(Stepping):
         self.history: list[float] = []
         self.best: dict[str, Any] = {"at": None}
         self.mean, self.rows, self.pair = torch.zeros(2), np.zeros(2), (0, 0)
-        self.meter, self.names = Meter(), SimpleNamespace(n=0)
+        self.meter, self.names, self.turn = Meter(), SimpleNamespace(n=0), 1j
         self.fixed = self.history
 
     def step(self) -> None:
@@ -66,10 +66,11 @@ class Containers(Stepping):
         self.meter.count += 1
         self.meter.last.append(self.steps)
         self.names.n += 1
+        self.turn *= 1j
 
     def looks(self) -> Any:
         assert self.fixed is self.history
-        held = self.history, self.best, self.mean.tolist(), self.rows.tolist(), self.pair, self.names
+        held = self.history, self.best, self.mean.tolist(), self.rows.tolist(), self.pair, self.names, self.turn
         return repr((held, self.meter.count, self.meter.last))
 
 

@@ -23,10 +23,10 @@ from .modules.attribute_rules import declares
 from .modules.attribute_sources import is_wrapped, members
 from .modules.foreign_objects import alike, is_foreign, parts_of
 from .modules.unsaved_parts import note
-from .values.class_adapters import OBJECT, kind_of
+from .values.class_adapters import ENUM, OBJECT, VALUE, kind_of
 from .values.kind import is_source
 from .values.packing import MAPPINGS
-from .values.type_adapters import CHANGING
+from .values.type_adapters import CHANGELESS, CHANGING
 from .values.unpacking import difference
 from .values.value_source import Known, Packed, Stateful
 
@@ -39,7 +39,8 @@ _LEVELS = 3
 _FEW = 256
 """Of a longer list nothing has a state of its own."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
-_CHANGING = frozenset(map(id, CHANGING))
+_KNOWN = frozenset(map(id, (*CHANGING, *CHANGELESS, ENUM, VALUE)))
+"""Kinds, by id."""
 
 
 def may_leave_out(thing: Any) -> bool:
@@ -166,7 +167,7 @@ class Declared(Stateful):
             return False
         if isinstance(value, torch.Tensor):
             return kind is torch.Tensor and not value.requires_grad
-        return kind in _FILLED or id(kind_of(kind)) in _CHANGING or _is_own_object(value)
+        return kind in _FILLED or id(kind_of(kind)) in _KNOWN or _is_own_object(value)
 
     def _is_beside(self, name: str, value: Any, named: Mapping[Any, Any]) -> bool:
         """Whether it goes into the snapshot beside what the `state_dict` says."""
