@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..data.held_values import GENERATORS, OF_THE_RANK
 from ..data.script_code import BAGS, installed, is_own
-from ..data.value_holders import slots_of
 from ..state.tensors.in_place import Nested
+from ..state.values.class_adapters import slots_of
 from ..state.values.type_adapters import packed, unpacked
 from ..state.values.value_source import Known, Values
 

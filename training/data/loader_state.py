@@ -19,12 +19,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..state.values.class_adapters import slots_of
 from ..state.values.ctypes_values import is_c
 from ..state.values.value_source import Known
 from .held_values import GENERATORS, OF_THE_RANK
 from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script
 from .shared_memory import bytes_of
-from .value_holders import Bag, Given, Holder, OfClass, Variables, slots_of
+from .value_holders import Bag, Given, Holder, OfClass, Variables
 
 _HOLDERS = 1024
 """So many objects are looked through, in loaders and datasets that may hold everything."""

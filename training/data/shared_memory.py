@@ -6,7 +6,6 @@ others read them.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from typing import Any
 
@@ -14,7 +13,8 @@ import numpy as np
 import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..state.values.ctypes_values import is_c, raw_of, size_of
+from ..state.values import ctypes_values
+from ..state.values.ctypes_values import is_c, size_of
 
 _FEW = 256
 """Among so many values shared ones are looked for."""
@@ -48,8 +48,7 @@ def is_counter(value: Any) -> bool:
 
 def bytes_of(counter: Any) -> bytes:
     if is_c(type(counter)):
-        raw = raw_of(counter)
-        return ctypes.string_at(ctypes.addressof(raw), ctypes.sizeof(raw))
+        return ctypes_values.bytes_of(counter)
     array = counter.detach().numpy() if isinstance(counter, torch.Tensor) else counter
     return bytes(array.tobytes())
 

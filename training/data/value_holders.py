@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copyreg
 from collections import deque
 from collections.abc import Iterator, Mapping
-from functools import cache
 from operator import is_
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..state.values.class_adapters import slots_of
 from ..state.values.packing import MAPPINGS
 from ..state.values.value_source import Known
 from .held_values import ABSENT, GENERATORS, Kept, Place
@@ -228,8 +227,3 @@ class OfClass(Holder):
 
 def _is_value(thing: Any) -> bool:
     return type(thing) in PLAIN or type(thing) in _VALUES or isinstance(thing, GENERATORS)
-
-
-@cache
-def slots_of(kind: Any) -> list[str]:
-    return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 
 from ...checkpoint.format.pytree import Tagged
-from ...checkpoint.format.pytree_walk import PLAIN, text
+from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.errors import SnapshotError
 from ..attach.rank_stderr import say
 from ..warm.side_effects import is_scripts
-from .modules.attribute_rules import declares
+from .modules.attribute_rules import declares, same
 from .modules.attribute_sources import is_wrapped, members
 from .modules.foreign_objects import alike, is_foreign, parts_of
 from .modules.unsaved_parts import note
-from .values.class_adapters import ENUM, OBJECT, VALUE, kind_of
+from .tensors.in_place import Nested
+from .values.class_adapters import ENUM, OBJECT, VALUE, kind_of, slots_of
 from .values.kind import is_source
 from .values.packing import MAPPINGS
 from .values.type_adapters import CHANGELESS, CHANGING
@@ -70,6 +71,8 @@ class Declared(Stateful):
         """and copies of them, packed."""
         self._large: set[str] = set()
         """Attributes that are not looked at again."""
+        self._proved: set[tuple[str, type]] = set()
+        """Attributes that come back as they are, with their types."""
         self._told: set[str] = set()
 
     def held(self) -> Iterator[tuple[str, Any]]:
@@ -86,10 +89,18 @@ class Declared(Stateful):
     def collect(self) -> Any:
         self._begin()
         said = self._state()
-        named = said if isinstance(said, Mapping) else {}
-        beside = {name: value for name, value in self._now().items() if self._is_beside(name, value, named)}
         packed = self.pack(said)
-        return Tagged(("", [packed, self._beside.pack(beside)])) if beside else packed
+        try:
+            beside = self._collect_beside(said)
+        except SnapshotError:  # something in it has become what can't be kept
+            self._proved.clear()
+            beside = self._collect_beside(said)
+        return Tagged(("", [packed, beside])) if beside else packed
+
+    def _collect_beside(self, said: Any) -> Nested:
+        named = said if isinstance(said, Mapping) else {}
+        found = {name: value for name, value in self._now().items() if self._is_beside(name, value, named)}
+        return self._beside.pack(found) if found else {}
 
     def prove(self, kept: Any) -> None:
         super().prove(kept[1][0] if _has_more(kept) else kept)
@@ -155,10 +166,7 @@ class Declared(Stateful):
     def _now(self) -> dict[str, Any]:
         """What may be state, by attribute."""
         held = dict(getattr(self.thing, "__dict__", {}))
-        kind: Any = type(self.thing)
-        for slot in kind.__slots__ if isinstance(getattr(kind, "__slots__", ""), (tuple, list)) else ():
-            if hasattr(self.thing, slot) and slot != "__dict__":
-                held[slot] = getattr(self.thing, slot)
+        held |= {slot: getattr(self.thing, slot) for slot in slots_of(_kind(self.thing)) if hasattr(self.thing, slot)}
         return {name: value for name, value in held.items() if _is_plain(value) or self._is_open(value)}
 
     def _is_open(self, value: Any) -> bool:
@@ -176,11 +184,13 @@ class Declared(Stateful):
         look = self._look(name, value)
         if look is None or (name in self._looks and alike(self._looks[name], look)):
             return False
-        try:
-            self._beside.prove(self._beside.pack(value))
-        except SnapshotError as error:
-            self._say(name, f"is not kept, and a recovery goes on with another one: {error}")
-            return False
+        if (name, type(value)) not in self._proved:
+            try:
+                self._beside.prove(self._beside.pack(value))
+            except SnapshotError as error:
+                self._say(name, f"is not kept, and a recovery goes on with another one: {error}")
+                return False
+            self._proved.add((name, type(value)))
         return True
 
     def _look(self, name: str, value: Any) -> list[Any] | None:
@@ -217,7 +227,7 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
         found = not is_wrapped(value)
     else:
         found = isinstance(value, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
-    if found and (not declares(value) or _may_be_apart(value)):
+    if found:
         yield (), value
     elif level <= _LEVELS and not is_source(_kind(value)):
         apart = isinstance(value, types.SimpleNamespace) or _is_own_object(value)
@@ -226,8 +236,10 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield from (((key, *keys), thing) for keys, thing in _sources(each, level + 1))
 
 
-def _may_be_apart(thing: Any) -> bool:
+def may_be_apart(thing: Any) -> bool:
     """Whether it may be put back apart from what is around it: a sampler may count what its load tells it to leave out."""
+    if not declares(thing):
+        return True
     if hasattr(type(thing), "__iter__") or hasattr(type(thing), "__getitem__"):
         return False
     try:
@@ -254,9 +266,7 @@ def _is_plain(value: Any) -> bool:
 
 def _same(held: Mapping[Any, Any], name: str, value: Any) -> bool:
     """Whether it has this plain value by this name."""
-    if name not in held or type(held[name]) is not type(value):
-        return False
-    return bool(held[name] == value) if type(value) is tuple else text(held[name]) == text(value)
+    return name in held and same(held[name], value)
 
 
 def _kind(value: Any) -> Any:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from ...resilience.errors import LayoutError, MachineError, SnapshotError, StateError
 from ...resilience.inprocess.tally import RANDOMNESS
-from .left_out import Declared, may_leave_out
+from .left_out import Declared, may_be_apart, may_leave_out
 from .modules.attribute_sources import sources_within
 from .modules.module_source import Modules
 from .modules.module_tensors import named_modules
@@ -176,7 +176,8 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
             for path, thing in source.held() if isinstance(source, Stateful) else ():
                 wraps = isinstance(thing, torch.optim.Optimizer) and hasattr(thing, "optimizer")
                 around = (thing, thing.optimizer) if wraps else (thing,)
-                if not there(*(thing.modules() if isinstance(thing, torch.nn.Module) else around)):
+                known_already = there(*(thing.modules() if isinstance(thing, torch.nn.Module) else around))
+                if not known_already and may_be_apart(thing):
                     further(f"{name}.{path}", thing)
         elif isinstance(source, Modules):
             if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):

@@ -215,7 +215,7 @@ def _attributes(value: Any) -> Any:
         return "state", value.__getstate__()
     if getattr(value, "__dict__", None) is value:  # `self.__dict__ = self` of a dict whose keys are attributes
         return _ITSELF, None, {}
-    slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
+    slots = {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
     attributes = getattr(value, "__dict__", None)
     if attributes and _TYPED in attributes:
         attributes = {name: each for name, each in attributes.items() if name != _TYPED}
@@ -223,7 +223,7 @@ def _attributes(value: Any) -> Any:
 
 
 @cache
-def _slots(kind: Any) -> list[str]:
+def slots_of(kind: Any) -> list[str]:
     return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
@@ -240,7 +240,7 @@ def _set_attributes(live: Any, content: Any) -> None:
         vars(live).update(attributes | typed)
     kind: Any = type(live)
     for names in slots:
-        for name in _slots(kind):
+        for name in slots_of(kind):
             if name in names:
                 object.__setattr__(live, name, names[name])
             elif hasattr(live, name):

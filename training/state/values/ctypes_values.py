@@ -30,6 +30,11 @@ def raw_of(value: Any) -> Any:
     return value.get_obj() if isinstance(value, SynchronizedBase) else value
 
 
+def bytes_of(value: Any) -> bytes:
+    raw = raw_of(value)
+    return ctypes.string_at(ctypes.addressof(raw), ctypes.sizeof(raw))
+
+
 def size_of(value: Any) -> int:
     """In bytes."""
     return ctypes.sizeof(raw_of(value))
@@ -69,7 +74,7 @@ def _save(value: Any) -> Any:
     raw = raw_of(value)
     if not _holds_numbers(type(raw)):
         raise ValueError(f"a {type(raw).__name__} holds addresses")
-    return _said(type(raw)), ctypes.string_at(ctypes.addressof(raw), ctypes.sizeof(raw))
+    return _said(type(raw)), bytes_of(raw)
 
 
 def _make(content: Any) -> Any:
