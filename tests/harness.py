@@ -47,6 +47,19 @@ def cli(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=120)
 
 
+def exit_codes(rank: Callable[..., None], ranks: int, *arguments: Any) -> list[int]:
+    """Of `rank(number, *arguments)` in a fresh interpreter for each rank. Where this process forked them, a lock of another thread of its
+    could be held in them for ever."""
+    code = (
+        f"import ast, sys; from {rank.__module__} import {rank.__name__} as rank; rank(*ast.literal_eval(sys.argv[1]))"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, repr((number, *arguments))], cwd=ROOT, env=environment())
+        for number in range(ranks)
+    ]
+    return [process.wait() for process in running]
+
+
 def some_of(cases: Collection[Any], every: int = 0) -> list[Any]:
     """For `parametrize`: the first case and, of many, each `every`th. scripts/test --all takes the others, too."""
     often = [at == 0 or (every > 0 and at % every == 0) for at, _ in enumerate(cases)]

@@ -2,8 +2,6 @@
 and the training has the same bits whether it is noted or not."""
 
 import math
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mt_resilient.training.boundary.local_gradients import OwnGradients
+
+from .. import harness
 
 RANKS, STEPS = 3, 12
 
@@ -41,9 +41,9 @@ def _trained(rank: int, noted: bool) -> tuple[torch.Tensor, OwnGradients, list[f
     return torch.cat([p.detach().flatten() for p in model.parameters()]), own, alone
 
 
-def _rank(rank: int, file: Path) -> None:
+def _rank(rank: int, store: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=file.as_uri(), rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     (with_it, own, alone), (without, nothing, _) = _trained(rank, True), _trained(rank, False)
     assert torch.equal(with_it, without)
     assert nothing.times_usual(STEPS) == 0
@@ -55,20 +55,7 @@ def _rank(rank: int, file: Path) -> None:
 
 
 def test_it_is_this_ranks_own_and_changes_nothing(tmp_path: Path) -> None:
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                _rank(rank, tmp_path / "store")
-                code = 0
-            except BaseException as error:
-                print(repr(error), file=sys.stderr)
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * RANKS
+    assert harness.exit_codes(_rank, RANKS, (tmp_path / "store").as_uri()) == [0] * RANKS
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.complex128])

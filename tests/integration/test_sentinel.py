@@ -3,7 +3,6 @@
 import mmap
 import os
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.training.boundary.allreduce import Exchange, Group, Nodes, Pages
 from mt_resilient.training.boundary.cross_node import Rounds
+
+from .. import harness
 
 pytestmark = pytest.mark.timeout(180)  # where one has raised, those that are not connected with it wait for ever
 STEPS = 1000
@@ -53,26 +54,21 @@ def _exchange(way: str, rank: int, pages: list[Page], file: Path) -> Exchange:
     return Nodes(pages[rank], pages[first : first + shape[node]], rounds)
 
 
+def _rank(rank: int, way: str, there: str, leaves: int) -> None:
+    """leaves: this rank goes away in the middle."""
+    ranks, place = sum(SHAPES[way]), Path(there)
+    with (place / "pages").open("r+b") as file, mmap.mmap(file.fileno(), ranks * PAGE_BYTES) as memory:
+        pages = [Page(memoryview(memory)[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) for n in range(ranks)]
+        exchange = _exchange(way, rank, pages, place / "store")
+        _talk(exchange, rank, ranks, STEPS // 2 if rank == leaves else STEPS)
+        os._exit(9 if rank == leaves else 0)
+
+
 def _run(way: str, place: Path, leaves: int = -1) -> list[int]:
-    """Exit codes by rank. leaves: this rank goes away in the middle."""
+    """Exit codes by rank."""
     ranks = sum(SHAPES[way])
-    memory = mmap.mmap(-1, ranks * PAGE_BYTES)
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                pages = [Page(memoryview(memory)[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) for n in range(ranks)]
-                exchange = _exchange(way, rank, pages, place / "store")
-                _talk(exchange, rank, ranks, STEPS // 2 if rank == leaves else STEPS)
-                code = 9 if rank == leaves else 0
-            except BaseException as error:
-                print(error, file=sys.stderr)
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    (place / "pages").write_bytes(bytes(ranks * PAGE_BYTES))
+    return harness.exit_codes(_rank, ranks, way, str(place), leaves)
 
 
 @pytest.mark.parametrize(
