@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -113,8 +114,12 @@ class Session(Boundaries):
             self._beside.begins()
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
-            if self._handoff.resume_step < 0 and (names := moved_on(sys._getframe(), [*self._given, data])):
-                tell(self._at, sentence(names))
+            if self._handoff.resume_step < 0:
+                names = []
+                with suppress(Exception):  # whatever there may be in people's variables, it harms no training
+                    names = moved_on(sys._getframe(), [*self._given, data])
+                if names:
+                    tell(self._at, sentence(names))
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
         if self._at is not None:

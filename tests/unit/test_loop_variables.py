@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import heapq
+import itertools
 import random
 import sys
 import time
@@ -280,6 +282,93 @@ def made_anew_in_place(found: dict[str, Any]) -> None:
         bar = bar or CsvLogger()
 
 
+CALLS = UNCALLED = SET = 0
+HISTORY: list[float] = []
+COUNTER = itertools.count()
+HEAP: list[float] = []
+LIMITS = {"most": 3}
+
+
+class Stats:
+    total = 0
+
+    def note(self) -> None:
+        Stats.total += 1
+
+
+def warmup() -> float:
+    global CALLS
+    CALLS += 1
+    return min(1.0, CALLS / LIMITS["most"])
+
+
+@torch.no_grad()
+def remembered(loss: float) -> None:
+    global SET
+    SET = int(loss)
+    HISTORY.append(loss)
+
+
+def uncalled() -> None:
+    global UNCALLED
+    UNCALLED += 1
+
+
+def rate() -> float:
+    """It calls the one that counts."""
+    return 0.1 * warmup()
+
+
+class Counting(torch.nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * next(COUNTER)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.steps, self.stats, self.kept = 0, Stats(), {"n": 0}
+
+    def step(self) -> None:
+        self._count()
+        self.stats.note()
+
+    def keep(self) -> None:
+        self.kept["n"] += 1
+
+    def _count(self) -> None:
+        self.steps += 1
+
+
+def by_what_it_calls(found: dict[str, Any]) -> None:
+    inner = 0
+
+    def nested() -> None:
+        nonlocal inner
+        inner += 1
+
+    trainer, keeping, push = Trainer(), Trainer(), functools.partial(heapq.heappush, HEAP)
+    model, calls = torch.nn.Sequential(Counting(1, 1)), [uncalled]
+    found["held"] = [keeping.kept]
+    for step in asked(found):
+        print(rate(), model(torch.zeros(1)), calls, push)
+        remembered(step)
+        heapq.heappush(HEAP, step)
+        each = sorted([step], key=lambda _: nested())
+        trainer.step()
+        keeping.keep()
+        del each
+
+
+def schedule() -> Iterator[float]:
+    yield from (1 / step for step in range(1, 100))
+
+
+def by_counters(found: dict[str, Any]) -> None:
+    rates, numbers, batches = schedule(), itertools.count(), iter(torch.utils.data.DataLoader([1, 2, 3]))
+    for _ in asked(found):
+        print(next(rates), next(numbers), next(batches))
+
+
 def held(found: dict[str, Any]) -> None:
     best, given, hidden = {"acc": 0.0}, torch.zeros(2), torch.zeros(2)
     rows: list[int] = []
@@ -348,6 +437,8 @@ def no_loop(found: dict[str, Any]) -> None:
         ),
         (of_objects, ["meter", "meter.rows", "space.k", "shown.flag", "best"]),
         (made_anew_in_place, []),
+        (by_what_it_calls, ["HEAP", "trainer", "COUNTER", "HISTORY", "inner", "CALLS", "Stats.total"]),
+        (by_counters, ["rates", "numbers"]),
         (held, ["hidden"]),
         (Loop().run, ["self.global_step", "self.best", "self.history"]),
     ],

@@ -1,6 +1,6 @@
-"""Variables that the script's training loop carries from step to step, and no snapshot holds: they are named once.
+"""Variables that the script's training loop, and what it calls, carry from step to step, and no snapshot holds: they are named once.
 
-Which these are follows from the loop's byte code: what it may read of the step before, since it has not set it yet in this one, and what it
+Which these are follows from the byte code: what it may read of the step before, since it has not set it yet in this one, and what it
 changes in place. Random generators are kept: `script_generators.py`.
 """
 
@@ -8,64 +8,102 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from types import FrameType, FunctionType, ModuleType
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
+from ..code_flow.carried import Carried, carried_in, named_in
+from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own
-from .loop_code import SOME, Carried, carried_in
 from .script_generators import attributes, is_scripts, part_at, variables_of
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
 """What a clock gave so lately is a time that the loop measures from."""
 _FILLED = (list, dict, set, deque, torch.Tensor, np.ndarray)
-_CHANGES = frozenset(
-    (
-        *(
-            "append",
-            "appendleft",
-            "extend",
-            "extendleft",
-            "insert",
-            "pop",
-            "popleft",
-            "popitem",
-            "remove",
-            "sort",
-            "reverse",
-            "rotate",
-        ),
-        *("add", "discard", "update", "setdefault", "subtract", "__setitem__"),
-    )
-)
-"""Methods of lists, sets, mappings and the like."""
-_FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
 _FOR_THE_EYE = re.compile(r"log|writ|timer|profil|progress|print|stopwatch|^p?bar$", re.IGNORECASE)
 """In names of classes, and of variables that are None yet."""
+_CALLED = 500
+"""Functions that are looked through."""
 _REACHED = 5000
 """Objects that the Session holds, of which the loop may use one by a name of its own."""
 
 
 def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
-    """Variables that the loop of the script takes from one step to the next, and no snapshot holds. held: what the Session holds."""
+    """Variables that the loop of the script, and the functions that it calls, take from one step to the next, and no snapshot holds. held:
+    what the Session holds."""
     while frame is not None and not is_scripts(frame):
         frame = frame.f_back
     if frame is None:
         return []
     around = {**frame.f_globals, **variables_of(frame)}
-    found = carried_in(frame.f_code, frame.f_lasti)
-    known = _reached(held) if found else frozenset()
-    return [*dict.fromkeys(name for each in found if (name := _named(each, around, known)))]
+    look = _Look(_reached(held))
+    found = [look.name_of(each, around) for each in carried_in(frame.f_code, frame.f_lasti)]
+    for function in _called(frame.f_code, frame.f_lasti, around):
+        code, around = function.__code__, _around(function)
+        outer = (each for each in carried_in(code) if each.path[0] in {*code.co_names, *code.co_freevars})
+        found += [name for each in outer if not _FOR_THE_EYE.search(name := look.name_of(each, around))]
+    return [*dict.fromkeys(filter(None, found))]
+
+
+def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[FunctionType]:
+    """Functions of the script that a loop calls, or one of these, by their names: also methods, and `forward` of modules."""
+    found: dict[FunctionType, None] = {}
+    waiting: deque[tuple[CodeType, int, Mapping[str, Any]]] = deque([(code, at, around)])
+    while waiting and len(found) < _CALLED:
+        code, at, around = waiting.popleft()
+        for path, method in named_in(code, at):
+            value = around.get(path[0])
+            for step in path[1:]:
+                value = _part(value, step)
+            for owner, function in _functions(value, method):
+                if function not in found and not installed(function.__code__.co_filename):
+                    found[function] = None
+                    itself = {} if owner is None else dict.fromkeys(function.__code__.co_varnames[:1], owner)
+                    waiting.append((function.__code__, -1, {**_around(function), **itself}))
+    return found
+
+
+def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
+    """What a call of `value`, or of its method, may begin with: each with the object whose method it is."""
+    kind: Any = type(value)
+    if issubclass(kind, functools.partial):
+        yield from _functions(value.func, "")
+    elif issubclass(kind, MethodType):
+        yield from _functions(value.__self__, value.__func__.__name__)
+    elif method and issubclass(kind, (ModuleType, type)):
+        yield from _functions(part_at(value, (".", method)), "")
+    elif method:
+        function = inspect.getattr_static(kind, method, None)
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType):
+            yield value, inspect.unwrap(function)
+    elif issubclass(kind, FunctionType):
+        yield None, inspect.unwrap(value)
+    elif issubclass(kind, torch.nn.Module):
+        for each in value.modules():
+            yield from _functions(each, "forward")
+    elif is_own(value):
+        yield from _functions(value, "__call__")
+
+
+def _around(function: FunctionType) -> dict[str, Any]:
+    """The variables of modules and functions around it."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {**function.__globals__, **{name: part_at(cell, (".", "cell_contents")) for name, cell in cells}}
 
 
 def _reached(held: Iterable[Any]) -> Collection[int]:
@@ -85,41 +123,57 @@ def _reached(held: Iterable[Any]) -> Collection[int]:
     return found.keys()
 
 
-def _named(carried: Carried, around: dict[str, Any], known: Collection[int]) -> str:
-    """What a sentence calls it; empty: it is no state, or the Session has it."""
-    path, method, anew = carried
-    name, *steps = path
-    if method is None and not steps:
-        unmade = around.get(name) is None and _FOR_THE_EYE.search(name)  # a writer that the loop makes
-        return name if name in around and not unmade and _is_state(around[name], anew, known) else ""
-    value, label, whole = around.get(name), name, False
-    for step in steps[:-1]:
-        if not _may_change(value, known):
+@dataclass
+class _Look:
+    known: Collection[int]
+    """Ids of what the Session has."""
+    met: set[tuple[int, str]] = field(default_factory=set)
+    """Methods that are being looked at."""
+
+    def name_of(self, carried: Carried, around: Mapping[str, Any]) -> str:
+        """What a sentence calls it; empty: it is no state, or the Session has it."""
+        (name, *steps), method, anew = carried
+        value, label, whole = around.get(name), name, False
+        if method is None and not steps:
+            unmade = value is None and _FOR_THE_EYE.search(name)  # a writer that the loop makes
+            return name if name in around and not unmade and _is_state(value, anew, self.known) else ""
+        for step in steps[:-1]:
+            if not _may_change(value, self.known):
+                return ""
+            value = _part(value, step)
+            whole = whole or step[0] == "["
+            label += "" if whole else f".{step[1]}"
+        if not _may_change(value, self.known):
             return ""
-        value = _part(value, step)
-        whole = whole or step[0] == "["
-        label += "" if whole else f".{step[1]}"
-    if not _may_change(value, known):
-        return ""
-    if method is None:
+        if method is not None:
+            filled = carried.fills and (isinstance(value, _FILLED) or _counts(value))
+            return label if filled or self._changes_itself(value, method) else ""
         kind, key = steps[-1]
         if kind == "[":
             return label if isinstance(value, _FILLED) else ""
-        if isinstance(value, _FILLED) or not _is_state(_part(value, steps[-1]), anew, known):
+        if isinstance(value, _FILLED) or not _is_state(_part(value, steps[-1]), anew, self.known):
             return ""
         return f"{label}.{key}"
-    if isinstance(value, torch.Tensor) and method.endswith("_") and not method.endswith("__"):
-        return label if method not in _FLAGS else ""
-    if isinstance(value, _FILLED) and method in _CHANGES:
-        return label
-    own: Any = type(value)
-    return label if is_own(value) and _changes_itself(own, method) else ""
+
+    def _changes_itself(self, value: Any, method: str) -> bool:
+        """Whether the method of an own object goes on with what it has set in the object before."""
+        function = inspect.getattr_static(type(value), method, None)
+        if (id(value), method) in self.met or not isinstance(function, FunctionType) or not is_own(value):
+            return False
+        self.met.add((id(value), method))
+        code = function.__code__
+        itself = dict.fromkeys(code.co_varnames[:1], value)
+        own = (each for each in carried_in(code) if each.path[0] in itself and len(each.path) > 1)
+        changes = not installed(code.co_filename) and any(self.name_of(each, itself) for each in own)
+        self.met.discard((id(value), method))
+        return changes
 
 
 def _part(value: Any, step: tuple[str, Any]) -> Any:
     kind, key = step
     if step == SOME:
-        return next(iter(value.values() if isinstance(value, dict) else value), None)
+        parts: Any = value.values() if isinstance(value, dict) else value
+        return next(iter(parts), None) if isinstance(value, (list, tuple, set, deque, dict)) else value
     found = part_at(value, step)
     if found is None and kind == "." and not isinstance(value, type):
         found = inspect.getattr_static(type(value), key, None)
@@ -137,7 +191,12 @@ def _may_change(value: Any, known: Collection[int]) -> bool:
         return not installed(getattr(value, "__file__", None))
     if isinstance(value, FunctionType):
         return not installed(value.__code__.co_filename)
-    return isinstance(value, (*_FILLED, tuple)) or is_own(value) or (isinstance(value, type) and _is_own_class(value))
+    return (
+        isinstance(value, (*_FILLED, tuple))
+        or _counts(value)
+        or is_own(value)
+        or (isinstance(value, type) and _is_own_class(value))
+    )
 
 
 def _is_own_class(kind: type) -> bool:
@@ -146,15 +205,14 @@ def _is_own_class(kind: type) -> bool:
     )
 
 
-@functools.cache
-def _changes_itself(kind: Any, method: str) -> bool:
-    """Whether the method of an own class goes on with what it has set in the object before."""
-    function: Any = inspect.getattr_static(kind, method, None)
-    if not isinstance(function, FunctionType) or installed(function.__code__.co_filename):
-        return False
-    itself = next(iter(function.__code__.co_varnames), "")
-    found = (each for each in carried_in(function.__code__) if each.path[0] == itself and len(each.path) > 1)
-    return any(each.method is None or each.method in _CHANGES or each.method.endswith("_") for each in found)
+def _counts(value: Any) -> bool:
+    """Whether it is a counter, or a generator of the script's that gives no batches: of these the data tells."""
+    if not isinstance(value, GeneratorType):
+        return isinstance(value, itertools.count)
+    held = value.gi_frame.f_locals.values() if value.gi_frame is not None else ()
+    return not installed(value.gi_code.co_filename) and not any(
+        isinstance(each, (DataLoader, _BaseDataLoaderIter)) for each in held
+    )
 
 
 def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
@@ -171,7 +229,7 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
 
 def sentence(names: Sequence[str]) -> str:
     return (
-        f"the loop carries variables from step to step that no snapshot holds: {', '.join(names)}. After a restart they begin with their "
-        "first values. If the training depends on one of them, keep it in a mapping that the Session is given: "
+        f"the training carries variables from step to step that no snapshot holds: {', '.join(names)}. After a restart they begin with "
+        "their first values. If the training depends on one of them, keep it in a mapping that the Session is given: "
         f'state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
     )

@@ -20,6 +20,7 @@ import torch
 from torch.nn import Module
 
 from ....checkpoint.format.pytree_walk import PLAIN, text
+from ...code_flow.carried import carried_in
 from ...warm.side_effects import is_scripts
 from ..values import type_adapters
 from ..values.array_views import TENSORS
@@ -61,8 +62,6 @@ _OF_FRAMEWORKS = (
 """So begin private names that FSDP, DistributedDataParallel, Hugging Face's packages and DeepSpeed put onto layers of torch's."""
 _CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
 _VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
-
-_CHANGING_METHODS = frozenset(("append", "appendleft", "extend", "add", "update", "pop", "popleft", "clear"))
 
 
 class Owner(enum.Enum):
@@ -230,13 +229,11 @@ def why_lost(value: Any) -> str:
 
 
 def _changed(code: types.CodeType) -> list[str]:
-    """Variables from around a function that it sets, as by `nonlocal`, or of which it sets a part: `total[key] = …`, `seen.append(…)`."""
-    known = [*dis.get_instructions(code)] if code.co_freevars else []
-    found = {each.argval for each in known if each.opname == "STORE_DEREF"}
-    for loaded, of, then in zip(known, known[1:], known[2:], strict=False):
-        part = of.opname.startswith("LOAD_") and then.opname in ("STORE_SUBSCR", "COPY", "DUP_TOP_TWO")
-        if loaded.opname == "LOAD_DEREF" and (part or of.argval in _CHANGING_METHODS):
-            found.add(loaded.argval)
+    """Variables from around a function that it sets, as by `nonlocal`, or changes: `total[key] = …`, `seen.append(…)`, `next(count)`."""
+    found = {each.path[0] for each in carried_in(code) if each.method is None or each.fills}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found.update(_changed(inner))
     return [name for name in code.co_freevars if name in found]
 
 

@@ -1,0 +1,146 @@
+"""What a loop takes from one step to the next, or a function from one call to the next: what it may read before it has set it in this step,
+and what it changes.
+
+Forward, over the jumps, it follows what each instruction can be sure is set. Handlers of exceptions are left out.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
+from typing import NamedTuple
+
+from .variable_uses import ALL, ALWAYS_JUMPS, CHANGING_FUNCTIONS, ENDS, JUMPS, Path, Use, uses_of
+
+_CHANGES = frozenset(
+    (
+        *("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "sort"),
+        *("reverse", "rotate", "add", "discard", "update", "setdefault", "subtract", "__setitem__"),
+    )
+)
+"""Methods of lists, sets, mappings and the like."""
+_FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
+
+
+class Carried(NamedTuple):
+    path: Path
+    """Ends with ALL where a method is called, or a part is set that the code does not name."""
+    method: str | None
+    anew: bool
+    """Another object is set: not the very one that an operator has changed in place."""
+
+    @property
+    def fills(self) -> bool:
+        """Whether the method is one by which containers and tensors change."""
+        return self.method is not None and _is_change(self.method)
+
+
+def _is_change(method: str) -> bool:
+    """Whether containers and tensors change by a method of this name."""
+    in_place = method.endswith("_") and not method.endswith("__") and method not in _FLAGS
+    return in_place or method in _CHANGES or method in CHANGING_FUNCTIONS
+
+
+def carried_in(code: CodeType, at: int = -1) -> list[Carried]:
+    """What the loop whose iterator is asked at the offset `at` may take from one step to the next; -1: what the code as a whole takes from
+    one call to the next."""
+    body, targets, uses = _looked_at(code, at)
+    return _flowed(body, at, targets, uses) if body else []
+
+
+def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:
+    """What the loop, or the code as a whole, reads, and methods that it calls (else ""): with the functions that are written within."""
+    body, _, uses = _looked_at(code, at)
+    for each in body:
+        yield from (
+            (use.path[:-1] if use.method else use.path, use.method or "") for use in uses[each.offset] if use.reads
+        )
+        if each.opname == "LOAD_CONST" and isinstance(each.argval, CodeType):
+            yield from named_in(each.argval)
+
+
+def _looked_at(code: CodeType, at: int) -> tuple[list[dis.Instruction], dict[int, int], Mapping[int, Sequence[Use]]]:
+    """The instructions, where they jump to, and what each does with variables."""
+    known, begins, real = [], {}, 0
+    for each in dis.get_instructions(code):
+        begins[each.offset] = real = real or each.offset
+        if each.opname != "EXTENDED_ARG":
+            known.append(each)
+            real = 0
+    starts = {begins[each.offset]: each.offset for each in known}
+    targets = {each.offset: starts.get(each.argval, each.argval) for each in known if each.opcode in JUMPS}
+    end = next((each.argval for each in known if each.offset == at and each.opname == "FOR_ITER"), at)
+    return [each for each in known if at < each.offset < end or at < 0], targets, uses_of(known, targets)
+
+
+def _flowed(
+    body: Sequence[dis.Instruction], at: int, targets: Mapping[int, int], found: Mapping[int, Sequence[Use]]
+) -> list[Carried]:
+    """An inner loop counts as gone through at least once."""
+    uses = [found[each.offset] for each in body]
+    bits: dict[Path, int] = {}
+    for path in (use.path[:length] for each in uses for use in each for length in range(1, len(use.path) + 1)):
+        bits.setdefault(path, 1 << len(bits))
+    masks = {path: _mask(path, bits) for path in bits}
+    sets = [functools.reduce(int.__or__, (bits[use.path] for use in each if use.sets), 0) for each in uses]
+    states, last = _settled(body, at, targets, sets, (1 << len(bits)) - 1)
+    carried: dict[tuple[Path, str | None], None] = {}
+    anew: dict[Path, bool] = defaultdict(bool)
+    kept = set()
+    """Parts that are set, but not in each step."""
+    for state, each in zip(states, uses, strict=True):
+        for use in each:
+            if use.reads and not state & masks[use.path]:
+                carried[use.path, use.method] = None
+            if use.sets:
+                if use.method is None:
+                    anew[use.path] |= use.anew
+                    if (
+                        len(use.path) > 1
+                        and use.path[-1] != ALL
+                        and not (state & masks[use.path[:-1]] or last & masks[use.path])
+                    ):
+                        kept.add(use.path)
+                        carried[use.path, None] = None
+                state |= bits[use.path]
+    return [
+        Carried(path, method, anew[path])
+        for path, method in carried
+        if method is not None or path in anew or path in kept
+    ]
+
+
+def _mask(path: Path, bits: Mapping[Path, int]) -> int:
+    """Of it and what it is part of."""
+    around = [path[:length] for length in range(1, len(path) + 1)]
+    return sum(bits.get(each, 0) for each in {*around, *((*each, ALL) for each in around[:-1])})
+
+
+def _settled(
+    body: Sequence[dis.Instruction], at: int, targets: Mapping[int, int], sets: Sequence[int], every: int
+) -> tuple[list[int], int]:
+    """What is sure to be set before each instruction, and at the end of a step."""
+    places = {each.offset: place for place, each in enumerate(body)}
+    to = {place: places.get(targets[each.offset]) for place, each in enumerate(body) if each.offset in targets}
+    repeated = {target for place, target in to.items() if target is not None and target <= place}
+    ahead, back, last = [every] * len(body), [every] * len(body), every
+    ahead[0] = 0
+    waiting = [0]
+    while waiting:
+        place = waiting.pop()
+        each = body[place]
+        after = ahead[place] & back[place] | sets[place]
+        following = [] if each.opname in ENDS | ALWAYS_JUMPS else [(place + 1, after)]
+        if (target := to.get(place)) is not None:
+            following.append((target, back[place] if each.opname == "FOR_ITER" and place in repeated else after))
+        if each.opname.startswith("RETURN") if at < 0 else targets.get(each.offset, at + 1) <= at:
+            last &= after
+        for target, state in following:
+            into = back if target <= place else ahead
+            if target < len(body) and state & into[target] != into[target]:
+                into[target] &= state
+                waiting.append(target)
+    return [one & other for one, other in zip(ahead, back, strict=True)], last
