@@ -27,8 +27,8 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
 from ..code_flow.carried import Carried, carried_in, named_in
 from ..code_flow.variable_uses import SOME
-from ..data.script_code import installed, is_own
-from .script_generators import attributes, is_scripts, part_at, variables_of
+from ..data.script_code import installed, is_own, of_script
+from .script_generators import attributes, of_a_script, part_at, variables_of
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
@@ -45,7 +45,7 @@ _REACHED = 5000
 def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
     """Variables that the loop of the script, and the functions that it calls, take from one step to the next, and no snapshot holds. held:
     what the Session holds."""
-    while frame is not None and not is_scripts(frame):
+    while frame is not None and not of_a_script(frame):
         frame = frame.f_back
     if frame is None:
         return []
@@ -195,13 +195,7 @@ def _may_change(value: Any, known: Collection[int]) -> bool:
         isinstance(value, (*_FILLED, tuple))
         or _counts(value)
         or is_own(value)
-        or (isinstance(value, type) and _is_own_class(value))
-    )
-
-
-def _is_own_class(kind: type) -> bool:
-    return any(
-        not installed(each.__code__.co_filename) for each in vars(kind).values() if isinstance(each, FunctionType)
+        or (isinstance(value, type) and of_script(value))
     )
 
 

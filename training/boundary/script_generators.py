@@ -214,7 +214,7 @@ def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
     met = set()
     while frame is not None:
         code = frame.f_code
-        if is_scripts(frame) and code.co_flags & inspect.CO_OPTIMIZED and code not in met:
+        if of_a_script(frame) and code.co_flags & inspect.CO_OPTIMIZED and code not in met:
             met.add(code)
             yield _Scope(getattr(code, "co_qualname", code.co_name), code, None)
         frame = frame.f_back
@@ -235,7 +235,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def is_scripts(frame: FrameType) -> bool:
+def of_a_script(frame: FrameType) -> bool:
     return not installed(frame.f_globals.get("__file__"))
 
 
