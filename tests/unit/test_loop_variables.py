@@ -359,6 +359,39 @@ def by_what_it_calls(found: dict[str, Any]) -> None:
         del each
 
 
+def by_functions_of_all_kinds(found: dict[str, Any]) -> None:
+    counts, box, meter = {"n": 0}, SimpleNamespace(n=0), Meter()
+
+    def deeper() -> None:
+        def inner() -> None:
+            counts["n"] += 1
+
+        inner()
+
+    def with_a_default(value: int, *, rows: list[int] = [], fresh: Any = None) -> None:  # noqa: B006
+        fresh = [value]
+        fresh.append(value)
+        rows.append(value)
+
+    def itself() -> None:
+        itself.calls += 1  # type: ignore[attr-defined]
+
+    def of_an_object() -> None:
+        box.n += 1
+        meter.update(1.0)
+
+    itself.calls = 0  # type: ignore[attr-defined]
+    holder, model = Trainer(), Module(1, 1)
+    holder.hook, holder.partial = of_an_object, functools.partial(with_a_default, 3)  # type: ignore[attr-defined]
+    model.told = lambda: [counts.update(n=0)]
+    for _ in asked(found):
+        deeper()
+        itself()
+        holder.hook()  # type: ignore[attr-defined]
+        holder.partial()  # type: ignore[attr-defined]
+        model.told()
+
+
 def schedule() -> Iterator[float]:
     yield from (1 / step for step in range(1, 100))
 
@@ -438,6 +471,7 @@ def no_loop(found: dict[str, Any]) -> None:
         (of_objects, ["meter", "meter.rows", "space.k", "shown.flag", "best"]),
         (made_anew_in_place, []),
         (by_what_it_calls, ["HEAP", "trainer", "COUNTER", "HISTORY", "inner", "CALLS", "Stats.total"]),
+        (by_functions_of_all_kinds, ["counts", "itself.calls", "box.n", "meter", "rows"]),
         (by_counters, ["rates", "numbers"]),
         (held, ["hidden"]),
         (Loop().run, ["self.global_step", "self.best", "self.history"]),

@@ -25,9 +25,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
-from ..code_flow.carried import Carried, carried_in, named_in
+from ..code_flow.carried import Carried, carried_from_outside, carried_in, named_in
 from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own, of_script
+from ..state.modules.attribute_rules import why_lost
 from .script_generators import attributes, of_a_script, part_at, variables_of
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
@@ -53,9 +54,9 @@ def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
     look = _Look(_reached(held))
     found = [look.name_of(each, around) for each in carried_in(frame.f_code, frame.f_lasti)]
     for function in _called(frame.f_code, frame.f_lasti, around):
-        code, around = function.__code__, _around(function)
-        outer = (each for each in carried_in(code) if each.path[0] in {*code.co_names, *code.co_freevars})
-        found += [name for each in outer if not _FOR_THE_EYE.search(name := look.name_of(each, around))]
+        around, defaults = _around(function)
+        carried = carried_from_outside(function.__code__, defaults)
+        found += [name for each in carried if not _FOR_THE_EYE.search(name := look.name_of(each, around))]
     return [*dict.fromkeys(filter(None, found))]
 
 
@@ -73,7 +74,7 @@ def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[Fu
                 if function not in found and not installed(function.__code__.co_filename):
                     found[function] = None
                     itself = {} if owner is None else dict.fromkeys(function.__code__.co_varnames[:1], owner)
-                    waiting.append((function.__code__, -1, {**_around(function), **itself}))
+                    waiting.append((function.__code__, -1, {**_around(function)[0], **itself}))
     return found
 
 
@@ -87,6 +88,10 @@ def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
     elif method and issubclass(kind, (ModuleType, type)):
         yield from _functions(part_at(value, (".", method)), "")
     elif method:
+        if (held := attributes(value).get(method)) is not None:
+            said = issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and why_lost(held)
+            yield from () if said else _functions(held, "")
+            return
         function = inspect.getattr_static(kind, method, None)
         function = getattr(function, "__func__", function)
         if isinstance(function, FunctionType):
@@ -100,10 +105,20 @@ def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
         yield from _functions(value, "__call__")
 
 
-def _around(function: FunctionType) -> dict[str, Any]:
-    """The variables of modules and functions around it."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {**function.__globals__, **{name: part_at(cell, (".", "cell_contents")) for name, cell in cells}}
+def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
+    """What stays from call to call: variables of modules and of functions around it, and defaults of parameters. The names of these follow
+    once more."""
+    code, given = function.__code__, function.__defaults__ or ()
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    variables = {**function.__globals__, **{name: part_at(cell, (".", "cell_contents")) for name, cell in cells}}
+    names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+    defaults = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
+    defaults = {
+        name: value
+        for name, value in defaults.items()
+        if isinstance(value, (*_FILLED, itertools.count)) or is_own(value)
+    }
+    return {**variables, **defaults}, defaults.keys()
 
 
 def _reached(held: Iterable[Any]) -> Collection[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import NamedTuple
 
@@ -49,6 +49,17 @@ def carried_in(code: CodeType, at: int = -1) -> list[Carried]:
     one call to the next."""
     body, targets, uses = _looked_at(code, at)
     return _flowed(body, at, targets, uses) if body else []
+
+
+def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list[Carried]:
+    """What a function, with those written within it, takes from one call to the next in variables that are not its own. defaults:
+    parameters of its own that have one object at each call."""
+    own = {*code.co_varnames, *code.co_cellvars}.difference(defaults)
+    found = [each for each in carried_in(code) if each.path[0] not in own]
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found += (each for each in carried_from_outside(inner) if each.path[0] not in code.co_cellvars)
+    return found
 
 
 def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:

@@ -20,7 +20,7 @@ import torch
 from torch.nn import Module
 
 from ....checkpoint.format.pytree_walk import PLAIN, text
-from ...code_flow.carried import carried_in
+from ...code_flow.carried import carried_from_outside
 from ...warm.side_effects import is_scripts
 from ..values import type_adapters
 from ..values.array_views import TENSORS
@@ -223,18 +223,11 @@ def why_lost(value: Any) -> str:
     """Why no snapshot holds what moves on in an attribute, as seen at the beginning; empty: nothing is known."""
     if declares(value):
         return "it has a state_dict of its own: give it to the Session"
-    if isinstance(value, types.FunctionType) and (names := _changed(value.__code__)):
-        return f"it is a function that changes {', '.join(names)} from call to call. Make it an object of a class"
+    if isinstance(value, types.FunctionType):
+        found = {each.path[0] for each in carried_from_outside(value.__code__) if each.method is None or each.fills}
+        if names := [name for name in value.__code__.co_freevars if name in found]:
+            return f"it is a function that changes {', '.join(names)} from call to call. Make it an object of a class"
     return ""
-
-
-def _changed(code: types.CodeType) -> list[str]:
-    """Variables from around a function that it sets, as by `nonlocal`, or changes: `total[key] = …`, `seen.append(…)`, `next(count)`."""
-    found = {each.path[0] for each in carried_in(code) if each.method is None or each.fills}
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            found.update(_changed(inner))
-    return [name for name in code.co_freevars if name in found]
 
 
 def is_made_late(value: Any) -> bool:
