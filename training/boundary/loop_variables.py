@@ -66,7 +66,7 @@ def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[Fu
     waiting: deque[tuple[CodeType, int, Mapping[str, Any]]] = deque([(code, at, around)])
     while waiting and len(found) < _CALLED:
         code, at, around = waiting.popleft()
-        for path, method in named_in(code, at):
+        for path, method in dict.fromkeys(named_in(code, at)):
             value = around.get(path[0])
             for step in path[1:]:
                 value = _part(value, step)
@@ -99,7 +99,7 @@ def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
     elif issubclass(kind, FunctionType):
         yield None, inspect.unwrap(value)
     elif issubclass(kind, torch.nn.Module):
-        for each in value.modules():
+        for each in {type(each): each for each in torch.nn.Module.modules(value)}.values():
             yield from _functions(each, "forward")
     elif is_own(value):
         yield from _functions(value, "__call__")
