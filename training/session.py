@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
 from .boundary.loop_start import length, tell
-from .boundary.loop_variables import moved_on, sentence
-from .boundary.script_generators import Generators
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
@@ -34,6 +34,10 @@ from .state.optimizers.optimizers import Optimizers
 from .state.step_counts import StepCounts, counts_steps
 from .state.tensors.finite_check import sums
 from .state.tensors.in_place import local
+from .variables import changed_objects, loop_variables
+from .variables.changed_objects import ChangedObjects
+from .variables.loop_variables import moved_on
+from .variables.script_generators import Generators
 
 _CHANGES_THE_MODEL = (
     "going back in the data has changed the model: begin_epoch= does that, or the loader. A recovery within an epoch calls begin_epoch "
@@ -50,6 +54,9 @@ class Session(Boundaries):
         if self._at is not None:
             self._tape.alone.counts = self._counts = StepCounts(counting)
         self._given = [*sources.values()]
+        self._missing: list[Optimizer | LRScheduler] = []
+        self._named: list[str] = []
+        self._changed = ChangedObjects()
         self._figures = Figures()
         self._step = 0
         self._counting = False
@@ -114,12 +121,11 @@ class Session(Boundaries):
             self._beside.begins()
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
-            if self._handoff.resume_step < 0:
-                names = []
+            if self._looks:
                 with suppress(Exception):  # whatever there may be in people's variables, it harms no training
-                    names = moved_on(sys._getframe(), [*self._given, data])
-                if names:
-                    tell(self._at, sentence(names))
+                    self._named = moved_on(sys._getframe(), [*self._given, data])
+                if self._named:
+                    tell(self._at, loop_variables.sentence(self._named))
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
         if self._at is not None:
@@ -159,6 +165,7 @@ class Session(Boundaries):
                 last = step == total
                 judgement = self.boundary(step, self._figures, judged_now=last, last=last)
                 self._figures = Figures()
+                self._look_for_changes(data)
             elif crossed:
                 last, judgement = True, self.close(step)
             else:
@@ -173,6 +180,19 @@ class Session(Boundaries):
                 return
         self.complete = True
         self.finish()
+
+    @property
+    def _looks(self) -> bool:
+        """Whether this rank looks for what no snapshot holds: one rank, at the job's first start."""
+        return self._at is not None and self._at.rank == 0 and self._handoff.resume_step < 0
+
+    def _look_for_changes(self, data: Batches | None) -> None:
+        if self._looks:
+            names: list[str] = []
+            with suppress(Exception):
+                names = self._changed.stepped(sys._getframe(), [*self._given, *self._missing, data], self._named)
+            if names:
+                say(changed_objects.sentence(names))
 
     def _take(self, data: Batches) -> Any:
         wanted = self.data_step

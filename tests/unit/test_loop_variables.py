@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from mt_resilient.training.boundary import loop_variables, script_generators
-from mt_resilient.training.boundary.loop_variables import moved_on
-from mt_resilient.training.boundary.script_generators import Generators
 from mt_resilient.training.data import script_code
+from mt_resilient.training.variables import loop_variables, script_objects
+from mt_resilient.training.variables.loop_variables import moved_on
+from mt_resilient.training.variables.script_generators import Generators
 
 DRAWN = random.Random(8)
 NUMBER = 0
@@ -31,9 +31,9 @@ LAZY: Any = None
 @pytest.fixture(autouse=True)
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the script."""
-    for module in (loop_variables, script_generators, script_code):
+    for module in (loop_variables, script_objects, script_code):
         monkeypatch.setattr(module, "installed", lambda file: file != __file__)
-    monkeypatch.setattr(script_generators, "_PYTHONS", ("/nowhere",))
+    monkeypatch.setattr(script_objects, "_PYTHONS", ("/nowhere",))
 
 
 def asked(found: dict[str, Any], generators: Generators | None = None) -> Iterator[int]:

@@ -134,8 +134,9 @@ def _leave(page: Page) -> None:
 def farewell(page: Page, error: BaseException) -> None:
     """Say on the board why this rank ends. An error that knows its `farewell` (a dict) adds it."""
     text = "".join(traceback.format_exception(error))
-    last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    words = {"error": last[:300], "traceback": text, **getattr(error, "farewell", {})}
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    said = " ".join(lines[:2]) if lines[0].endswith((":", ": ")) else lines[0]
+    words = {"error": said[:300], "traceback": text, **getattr(error, "farewell", {})}
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}, line {error.lineno}"
         words |= {"kind": "broken", "error": f"{type(error).__name__} in {where}: {error.msg}"}

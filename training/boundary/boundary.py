@@ -145,7 +145,7 @@ class Boundaries:
             self._first = False
             self._rescue.check()
             first_boundary(self._at, self._course.windows, self.cure if self.fixed_data else "")
-            tell_of_what_is_missing(self._at, self._sources.values())
+            self._missing = tell_of_what_is_missing(self._at, self._sources.values())
             self._page.first_step = step
             self._page.stepped_ns = entered  # from here on the agent may start the warm process
         if step == self._handoff.replay_until:

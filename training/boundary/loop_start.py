@@ -91,21 +91,23 @@ def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> d
     return found
 
 
-def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None:
-    """Name what the training moves on with and no snapshot holds, after its first step. Only at the job's first start: later this look
-    would cost a recovery 0.15 s, and all has been told."""
+def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list[Optimizer | LRScheduler]:
+    """Name optimizers, schedulers and hooks that the training moves on with and no snapshot holds, after its first step; returns the
+    optimizers and schedulers. Only at the job's first start: later this look would cost a recovery 0.15 s, and all has been told."""
     if at.handoff.resume_step >= 0:
-        return
+        return []
     objects = gc.get_objects()
     models = [source for source in sources if isinstance(source, Modules)]
     wrappers = [each for each in objects if issubclass(type(each), DistributedDataParallel)]
-    for optimizer in _strangers([each for each in objects if issubclass(type(each), Optimizer)], models, sources):
+    strangers = [*_strangers([each for each in objects if issubclass(type(each), Optimizer)], models, sources)]
+    for optimizer in strangers:
         tell(
             at,
             f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. If the loop "
             "uses it, a recovery goes on with a fresh one, and with other results. Then give it: Session(…, optimizer=optimizer)",
         )
-    for scheduler in _forgotten([each for each in objects if issubclass(type(each), LRScheduler)], sources):
+    forgotten = [*_forgotten([each for each in objects if issubclass(type(each), LRScheduler)], sources)]
+    for scheduler in forgotten:
         tell(
             at,
             f"the Session was not given the scheduler {type(scheduler).__name__} of its optimizer. If the loop uses it, a recovery goes on "
@@ -117,6 +119,7 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> None
             f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "
             "step to step, as PowerSGD does, a training that was recovered ends with other bits",
         )
+    return [*strangers, *forgotten]
 
 
 def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -> Iterator[LRScheduler]:

@@ -105,7 +105,8 @@ def _functions(method: Any) -> Iterator[FunctionType]:
     else:
         parts = (getattr(method, "__func__", getattr(method, "func", method)),)
     for part in parts:
-        part = getattr(part, "__wrapped__", part) if isinstance(part, functools._lru_cache_wrapper) else part
+        if isinstance(part, FunctionType | functools._lru_cache_wrapper):  # a decorator's
+            part = vars(part).get("__wrapped__", part)
         if isinstance(part, FunctionType):
             yield part
 
@@ -126,8 +127,8 @@ def is_own(thing: Any) -> bool:
 
 def apart(thing: Any) -> bool:
     """Whether it is the training's, one of ours, or one of torch's iterators."""
-    if isinstance(thing, torch.nn.Module):
-        return next(thing.parameters(), None) is not None
+    if issubclass(type(thing), torch.nn.Module):  # whose own parameters() may be another function
+        return next(torch.nn.Module.parameters(thing), None) is not None
     ours = str(type(thing).__module__).startswith(f"{__package__.partition('.')[0]}.")
     return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
 

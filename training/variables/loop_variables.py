@@ -1,7 +1,7 @@
 """Variables that the script's training loop, and what it calls, carry from step to step, and no snapshot holds: they are named once.
 
 Which these are follows from the byte code: what it may read of the step before, since it has not set it yet in this one, and what it
-changes in place. Random generators are kept: `script_generators.py`.
+changes in place. Random generators are kept: `script_generators.py`. What changes in place elsewhere: `changed_objects.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import inspect
 import itertools
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,14 +28,13 @@ from ..code_flow.carried import Carried, carried_from_outside, carried_in, named
 from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own, of_script
 from ..state.modules.attribute_rules import why_lost
-from .script_generators import attributes, of_a_script, part_at, variables_of
+from .script_objects import attributes, for_the_eye, is_a, items_of, of_a_script, part_at, reached, variables_of
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
 """What a clock gave so lately is a time that the loop measures from."""
 _FILLED = (list, dict, set, deque, torch.Tensor, np.ndarray)
-_FOR_THE_EYE = re.compile(r"log|writ|timer|profil|progress|print|stopwatch|^p?bar$", re.IGNORECASE)
-"""In names of classes, and of variables that are None yet."""
+_DECORATORS = 8
 _CALLED = 500
 """Functions that are looked through."""
 _REACHED = 5000
@@ -51,13 +49,20 @@ def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
     if frame is None:
         return []
     around = {**frame.f_globals, **variables_of(frame)}
-    look = _Look(_reached(held))
+    look = _Look(reached(held, _REACHED).keys())
     found = [look.name_of(each, around) for each in carried_in(frame.f_code, frame.f_lasti)]
     for function in _called(frame.f_code, frame.f_lasti, around):
         around, defaults = _around(function)
         carried = carried_from_outside(function.__code__, defaults)
-        found += [name for each in carried if not _FOR_THE_EYE.search(name := look.name_of(each, around))]
+        found += [look.name_of(each, around) for each in carried if not _is_of_no_weight(each, around)]
     return [*dict.fromkeys(filter(None, found))]
+
+
+def _is_of_no_weight(carried: Carried, around: Mapping[str, Any]) -> bool:
+    """Whether a function keeps a constant there that it makes once, a warning that it has given, or something for the eye."""
+    variable = carried.path[0]
+    made_once = len(carried.path) == 1 and (around.get(variable) is None or around[variable] is False)
+    return made_once or for_the_eye(variable)
 
 
 def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[FunctionType]:
@@ -92,17 +97,25 @@ def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
             said = issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and why_lost(held)
             yield from () if said else _functions(held, "")
             return
-        function = inspect.getattr_static(kind, method, None)
-        function = getattr(function, "__func__", function)
-        if isinstance(function, FunctionType):
-            yield value, inspect.unwrap(function)
+        if function := _unwrapped(inspect.getattr_static(kind, method, None)):
+            yield value, function
     elif issubclass(kind, FunctionType):
-        yield None, inspect.unwrap(value)
+        if function := _unwrapped(value):
+            yield None, function
     elif issubclass(kind, torch.nn.Module):
         for each in {type(each): each for each in torch.nn.Module.modules(value)}.values():
             yield from _functions(each, "forward")
     elif is_own(value):
         yield from _functions(value, "__call__")
+
+
+def _unwrapped(function: Any) -> FunctionType | None:
+    """The function that decorators stand around, as `torch.no_grad()` does; None: it is none of Python's."""
+    for _ in range(_DECORATORS):
+        function = (
+            attributes(inner).get("__wrapped__", inner) if (inner := getattr(function, "__func__", function)) else None
+        )
+    return function if issubclass(type(function), FunctionType) else None
 
 
 def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
@@ -114,28 +127,9 @@ def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
     names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
     defaults = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
     defaults = {
-        name: value
-        for name, value in defaults.items()
-        if isinstance(value, (*_FILLED, itertools.count)) or is_own(value)
+        name: value for name, value in defaults.items() if is_a(value, (*_FILLED, itertools.count)) or is_own(value)
     }
     return {**variables, **defaults}, defaults.keys()
-
-
-def _reached(held: Iterable[Any]) -> Collection[int]:
-    """Ids of the objects within, those of few steps first."""
-    found: dict[int, Any] = {}
-    waiting = deque(held)
-    while waiting and len(found) < _REACHED:
-        each = waiting.popleft()
-        kind: Any = type(each)
-        if id(each) in found or kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
-            continue
-        found[id(each)] = each
-        if not issubclass(kind, (torch.Tensor, np.ndarray)):
-            waiting.extend(attributes(each).values())
-        if issubclass(kind, (list, tuple, set, deque, dict)):
-            waiting.extend(each.values() if issubclass(kind, dict) else each)
-    return found.keys()
 
 
 @dataclass
@@ -150,7 +144,7 @@ class _Look:
         (name, *steps), method, anew = carried
         value, label, whole = around.get(name), name, False
         if method is None and not steps:
-            unmade = value is None and _FOR_THE_EYE.search(name)  # a writer that the loop makes
+            unmade = value is None and for_the_eye(name)  # a writer that the loop makes
             return name if name in around and not unmade and _is_state(value, anew, self.known) else ""
         for step in steps[:-1]:
             if not _may_change(value, self.known):
@@ -161,19 +155,19 @@ class _Look:
         if not _may_change(value, self.known):
             return ""
         if method is not None:
-            filled = carried.fills and (isinstance(value, _FILLED) or _counts(value))
+            filled = carried.fills and (is_a(value, _FILLED) or _counts(value))
             return label if filled or self._changes_itself(value, method) else ""
         kind, key = steps[-1]
         if kind == "[":
-            return label if isinstance(value, _FILLED) else ""
-        if isinstance(value, _FILLED) or not _is_state(_part(value, steps[-1]), anew, self.known):
+            return label if is_a(value, _FILLED) else ""
+        if is_a(value, _FILLED) or not _is_state(_part(value, steps[-1]), anew, self.known):
             return ""
         return f"{label}.{key}"
 
     def _changes_itself(self, value: Any, method: str) -> bool:
         """Whether the method of an own object goes on with what it has set in the object before."""
-        function = inspect.getattr_static(type(value), method, None)
-        if (id(value), method) in self.met or not isinstance(function, FunctionType) or not is_own(value):
+        function = _unwrapped(inspect.getattr_static(type(value), method, None))
+        if (id(value), method) in self.met or function is None or not is_own(value):
             return False
         self.met.add((id(value), method))
         code = function.__code__
@@ -185,55 +179,43 @@ class _Look:
 
 
 def _part(value: Any, step: tuple[str, Any]) -> Any:
-    kind, key = step
     if step == SOME:
-        parts: Any = value.values() if isinstance(value, dict) else value
-        return next(iter(parts), None) if isinstance(value, (list, tuple, set, deque, dict)) else value
-    found = part_at(value, step)
-    if found is None and kind == "." and not isinstance(value, type):
-        found = inspect.getattr_static(type(value), key, None)
-    return found
+        return next((part for _, part in items_of(value)), None)
+    return part_at(value, step)
 
 
 def _may_change(value: Any, known: Collection[int]) -> bool:
     """Whether it is the script's to keep, and the Session does not."""
     kind: Any = type(value)
-    if id(value) in known or _FOR_THE_EYE.search(kind.__name__) or isinstance(value, (logging.Logger, torch.nn.Module)):
+    if id(value) in known or for_the_eye(kind.__name__) or is_a(value, (logging.Logger, torch.nn.Module)):
         return False
-    if isinstance(value, torch.Tensor) and value.requires_grad:
+    if is_a(value, torch.Tensor) and value.requires_grad:
         return False
-    if isinstance(value, ModuleType):
+    if is_a(value, ModuleType):
         return not installed(getattr(value, "__file__", None))
-    if isinstance(value, FunctionType):
+    if is_a(value, FunctionType):
         return not installed(value.__code__.co_filename)
-    return (
-        isinstance(value, (*_FILLED, tuple))
-        or _counts(value)
-        or is_own(value)
-        or (isinstance(value, type) and of_script(value))
-    )
+    return is_a(value, (*_FILLED, tuple)) or _counts(value) or is_own(value) or (is_a(value, type) and of_script(value))
 
 
 def _counts(value: Any) -> bool:
     """Whether it is a counter, or a generator of the script's that gives no batches: of these the data tells."""
-    if not isinstance(value, GeneratorType):
-        return isinstance(value, itertools.count)
+    if not is_a(value, GeneratorType):
+        return is_a(value, itertools.count)
     held = value.gi_frame.f_locals.values() if value.gi_frame is not None else ()
     return not installed(value.gi_code.co_filename) and not any(
-        isinstance(each, (DataLoader, _BaseDataLoaderIter)) for each in held
+        is_a(each, (DataLoader, _BaseDataLoaderIter)) for each in held
     )
 
 
 def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
-    if isinstance(value, float) and any(0 <= clock() - value < _JUST_NOW_S for clock in _CLOCKS):
+    if type(value) in (int, float) and any(
+        0 <= clock() - seconds < _JUST_NOW_S for clock in _CLOCKS for seconds in (value, value / 1e9)
+    ):
         return False
-    if isinstance(value, _FILLED):
+    if is_a(value, _FILLED):
         return anew or id(value) not in known
-    return (
-        type(value) in PLAIN
-        or isinstance(value, tuple)
-        or (anew and (isinstance(value, torch.nn.Module) or is_own(value)))
-    )
+    return type(value) in PLAIN or is_a(value, tuple) or (anew and (is_a(value, torch.nn.Module) or is_own(value)))
 
 
 def sentence(names: Sequence[str]) -> str:

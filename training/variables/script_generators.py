@@ -6,16 +6,17 @@ looks the names up again: a name may have another generator by then, or its firs
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
 import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    CodeType,
+    FrameType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +25,20 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..data.held_values import GENERATORS, OF_THE_RANK
-from ..data.script_code import BAGS, installed, is_own
+from ..data.script_code import is_own
 from ..state.tensors.in_place import Nested
-from ..state.values.class_adapters import slots_of
 from ..state.values.type_adapters import packed, unpacked
 from ..state.values.value_source import Known, Values
+from .script_objects import (
+    Step,
+    attributes,
+    attributes_of,
+    is_script_file,
+    items_of,
+    of_a_script,
+    part_at,
+    variables_of,
+)
 
 _MOST = 64
 """Generators: some kB each, in each snapshot."""
@@ -41,20 +51,9 @@ _DEEPEST = 7
 _LOOKED_AT = 2000
 _NEWLY = 200
 """Objects that are looked at: at the start, and where a snapshot finds new variables."""
-_PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
-"""Where most modules are from. To ask of each whether it is installed takes 20 ms."""
-_OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__closure__")
-_HOLDING: dict[Any, tuple[str, ...]] = {
-    functools.partial: ("func", "args", "keywords"),
-    (MethodType, BuiltinFunctionType): ("__self__",),
-    (staticmethod, classmethod): ("__func__",),
-    CellType: ("cell_contents",),
-}
 _OF_THE_DATA = (Dataset, Sampler, DataLoader)
 """What these hold deep within goes back with the data."""
 _NOTHING = frozenset((*PLAIN, torch.Tensor, torch.nn.Parameter, np.ndarray, ModuleType))
-Step = tuple[str, Any]
-"""`.` and an attribute, or `[` and a key."""
 
 
 class _Place(NamedTuple):
@@ -219,24 +218,8 @@ def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
             yield _Scope(getattr(code, "co_qualname", code.co_name), code, None)
         frame = frame.f_back
     for name, module in list(sys.modules.items()):
-        if _is_script_file(getattr(module, "__file__", None)):
+        if is_script_file(getattr(module, "__file__", None)):
             yield _Scope(name, None, vars(module))
-
-
-def _is_script_file(file: Any) -> bool:
-    return bool(file) and not file.startswith(_PYTHONS) and "-packages" not in file and not installed(file)
-
-
-def variables_of(frame: FrameType) -> dict[str, Any]:
-    held = frame.f_locals
-    found = dict(held)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
-        held.clear()  # it stays with the frame, and would keep what the script lets go
-    return found
-
-
-def of_a_script(frame: FrameType) -> bool:
-    return not installed(frame.f_globals.get("__file__"))
 
 
 def draws(value: Any) -> bool:
@@ -249,51 +232,9 @@ def draws(value: Any) -> bool:
     return kind is not np.random.Generator or type(value.bit_generator).__module__.startswith("numpy.")
 
 
-def attributes(value: Any) -> dict[str, Any]:
-    """Without a call of its code."""
-    try:
-        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
-    except AttributeError:
-        return {}
-
-
-def part_at(value: Any, step: Step) -> Any:
-    """None where there is none."""
-    kind, key = step
-    try:
-        if kind == "[":
-            return dict.get(value, key) if isinstance(value, dict) else value[key]
-        held = attributes(value)
-        return held[key] if key in held else object.__getattribute__(value, key)
-    except (LookupError, AttributeError, TypeError, ValueError):
-        return None
-
-
 def _parts(value: Any) -> Iterable[tuple[Step, Any]]:
-    kind: Any = type(value)
-    if not issubclass(kind, (list, tuple, deque, dict)):
+    if not issubclass(type(value), (list, tuple, deque, dict)):
         return (((".", name), part) for name, part in attributes_of(value).items() if type(part) not in _NOTHING)
-    if len(value) > _LONGEST or PLAIN.issuperset(map(type, value.values() if issubclass(kind, dict) else value)):
+    if len(value) > _LONGEST or PLAIN.issuperset(type(part) for _, part in items_of(value)):
         return ()
-    pairs = [*value.items()] if issubclass(kind, dict) else enumerate(value)
-    return ((("[", key), part) for key, part in pairs if type(key) in PLAIN and type(part) not in _NOTHING)
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Where the script may have put something, for which no code of it is called: attributes of its objects, classes and functions."""
-    kind: Any = type(value)  # isinstance would call code of the script's: a proxy
-    if issubclass(kind, (FunctionType, functools._lru_cache_wrapper)):
-        own = issubclass(kind, FunctionType) and not installed(value.__code__.co_filename)
-        named = _OF_FUNCTIONS if own else ()
-        held = vars(value) if own else {name: each for name, each in vars(value).items() if name == "__wrapped__"}
-        return {**{name: getattr(value, name) for name in named if getattr(value, name)}, **held}
-    for kinds, names in _HOLDING.items():
-        if issubclass(kind, kinds):
-            return {name: part_at(value, (".", name)) for name in names}
-    if issubclass(kind, type):
-        own = _is_script_file(getattr(sys.modules.get(value.__module__), "__file__", None))
-        return {**vars(value)} if own else {}
-    if issubclass(kind, ModuleType) or not is_own(value):
-        return {}
-    slots = {name: part_at(value, (".", name)) for name in slots_of(kind)}
-    return {**attributes(value), **slots, **({} if issubclass(kind, BAGS) else {"__class__": kind})}
+    return ((("[", key), part) for key, part in items_of(value) if type(key) in PLAIN and type(part) not in _NOTHING)

@@ -1,0 +1,234 @@
+"""Objects that the script's loop changes in place, and that no snapshot holds, are named after some steps; healthy ones are not."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from mt_resilient.training.data import script_code
+from mt_resilient.training.variables import changed_objects, script_objects
+from mt_resilient.training.variables.changed_objects import ChangedObjects, sentence
+
+
+@pytest.fixture(autouse=True)
+def script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file is the script."""
+    for module in (script_objects, script_code):
+        monkeypatch.setattr(module, "installed", lambda file: file != __file__)
+    monkeypatch.setattr(script_objects, "_PYTHONS", ("/nowhere",))
+
+
+def steps(number: int, logs: list[list[str]], *held: Any, named: tuple[str, ...] = ()) -> Iterator[int]:
+    changed = ChangedObjects()
+    for step in range(number):
+        yield step
+        logs.append(changed.stepped(sys._getframe(), held, named))
+
+
+class Average:
+    """Of the weights, as most people write it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+        self.decay, self.updates, self.last = 0.9, 0, 0.0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        self.updates += 1
+        self.last = float(self.updates)
+        for name, each in model.named_parameters():
+            self.shadow[name].data.mul_(self.decay).add_(each.data, alpha=1 - self.decay)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.meters = defaultdict(list)  # type: ignore[var-annotated]
+        self.model = nn.Linear(2, 2)
+        self.total = self.shown = 0.0
+        self.count = itertools.count()
+
+
+class Counts(Holder):
+    def note(self, value: float) -> None:
+        self.total += value
+        self.shown = value
+
+
+class Added(Counts):
+    def note(self, value: float) -> None:
+        super().note(value)
+        next(self.count)
+
+
+class Slotted:
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows = [0.0]
+
+
+class Environment:
+    """Of a package, as the test below has it."""
+
+    def __init__(self) -> None:
+        self.place, self.rng = np.zeros(3), [1]
+
+
+def trained(model: nn.Linear, value: float) -> None:
+    with torch.no_grad():
+        model.weight.add_(value)
+
+
+KINDS: dict[str, Callable[[nn.Linear], tuple[Any, Callable[[], Any]]]] = {
+    "teacher": lambda model: (teacher := copy.deepcopy(model), lambda: trained(teacher, 0.1)),
+    "average of torch": lambda model: (average := AveragedModel(model), lambda: average.update_parameters(model)),
+    "list of tensors": lambda model: (held := [torch.zeros(2)], lambda: held[0].data.add_(1)),
+    "array": lambda model: (held := np.zeros((3, 3)), lambda: np.add(held, 1, out=held)),
+    "long array": lambda model: (held := np.zeros(100_000), lambda: np.add(held, 1, out=held)),
+    "tensor in part": lambda model: (held := torch.zeros(100_000), lambda: held[5:6].add_(1)),
+    "meters": lambda model: (held := [Slotted(), Slotted()], lambda: held[1].rows.append(1.0)),
+    "long deque": lambda model: (held := deque(range(9000), 9000), lambda: held.append(3)),
+    "set": lambda model: (held := {0}, lambda: held.add(len(held))),
+    "mapping": lambda model: (held := {"a": {"b": [1.0]}}, lambda: held["a"]["b"].append(2.0)),
+    "namespace": lambda model: (held := SimpleNamespace(n=[0]), lambda: held.n.append(1)),
+    "optimizer": lambda model: (
+        held := torch.optim.Adam([nn.Parameter(torch.ones(2))]),
+        lambda: (held.param_groups[0]["params"][0].grad is None, held.state.update({len(held.state): 1})),
+    ),
+    "schedule": lambda model: (
+        held := torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 2),
+        held.step,
+    ),
+    "counter": lambda model: (held := itertools.count(), lambda: next(held)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_within_a_variable_is_named_once(kind: str) -> None:
+    model, logs = nn.Linear(2, 2), []  # type: ignore[var-annotated]
+    thing, change = KINDS[kind](model)
+    for _ in steps(12, logs, model):
+        trained(model, 0.01)
+        change()
+    assert (logs[2], sum(map(len, logs))) == (["thing.n" if kind == "namespace" else "thing"], 1)
+    del thing
+
+
+def test_attributes_of_an_object_are_told_apart() -> None:
+    model, logs = nn.Linear(2, 2), []  # type: ignore[var-annotated]
+    average, holder, added = Average(model), Holder(), Added()
+    for step in steps(4, logs, model):
+        trained(model, 0.01)
+        average.update(model)
+        holder.meters["loss"].append(step)
+        holder.shown = step
+        added.note(step)
+    assert logs[2] == ["average.shadow", "average.updates", "holder.meters", "added.total", "added.count"]
+
+
+def test_what_comes_later_is_named_then() -> None:
+    logs: list[list[str]] = []
+    rows: dict[str, int] = {}
+    for step in steps(101, logs):
+        if step == 60:
+            rows["late"] = step
+    assert [at for at, names in enumerate(logs, 1) if names] == [100]
+    assert logs[99] == ["rows"]
+
+
+def test_a_change_in_an_object_of_a_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Environment, "__module__", "gymnasium.environment")
+    envs, logs = [Environment()], []  # type: ignore[var-annotated]
+    for _ in steps(3, logs):
+        envs[0].place += 1
+    assert logs[2] == ["envs"]
+
+
+class Trap:
+    """Code of the script's that nobody is to call."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SystemExit("called")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise SystemExit("called")
+
+    __iter__ = __len__ = __repr__ = __hash__ = __getitem__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit("called")
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit("called")
+
+    @property
+    def loud(self) -> Any:
+        raise SystemExit("called")
+
+
+class TrapList(list):  # type: ignore[type-arg]
+    __iter__ = __len__ = __getitem__ = Trap.__getitem__  # type: ignore[assignment]
+
+
+class TrapDict(dict):  # type: ignore[type-arg]
+    __iter__ = __len__ = __getitem__ = items = values = keys = Trap.__getitem__  # type: ignore[assignment]
+
+
+class Parameters(nn.Module):
+    def parameters(self) -> Any:  # type: ignore[override]
+        raise SystemExit("called")
+
+    def modules(self) -> Any:
+        raise SystemExit("called")
+
+
+def test_what_does_not_change_or_is_known_is_not_named_and_no_code_is_called() -> None:
+    model, logs = nn.Linear(2, 2), []  # type: ignore[var-annotated]
+    optimizer = torch.optim.Adam(model.parameters())
+    parameters, flat, view = [*model.parameters()], model.weight.detach().view(-1), {"w": model.weight.data}
+    wrapped, held, kept = nn.Sequential(model), {"best": [1.0]}, [torch.zeros(2)]
+    generator, logger, pbar, rest = random.Random(1), [0], [0], iter(range(9))
+    data = torch.utils.data.TensorDataset(torch.zeros(3))
+    traps = [Trap(), TrapList([1]), TrapDict(a=1), Parameters()]
+    nan, constant, loss, batch = [float("nan")], {"lr": 0.1}, 0.0, torch.zeros(2)
+    for step in steps(12, logs, model, optimizer, held, kept):
+        batch = torch.full((2,), float(step))
+        model(batch).sum().backward()
+        optimizer.step()
+        loss = step * 2.0
+        held["best"].append(loss)
+        kept[0].add_(1)
+        generator.random()
+        logger.append(1)
+        pbar.append(1)
+        next(rest, None)
+        data.tensors[0].add_(1)
+    assert logs == [[]] * 12
+    del parameters, flat, view, wrapped, traps, nan, constant, batch
+
+
+def test_names_that_were_said_before_are_left_out() -> None:
+    logs: list[list[str]] = []
+    rows, holder = [0], Holder()
+    for _ in steps(12, logs, named=("rows", "holder")):
+        rows.append(1)
+        holder.meters["a"].append(1)
+    assert logs == [[]] * 12
+
+
+def test_the_sentence_says_what_to_give() -> None:
+    assert "Session(…, shadow=average.shadow)" in sentence(["average.shadow", "envs"])
+    assert tuple(sorted(changed_objects._LOOKS)) == changed_objects._LOOKS

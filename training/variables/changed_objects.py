@@ -1,0 +1,199 @@
+"""Objects in the script's variables that change while it trains, and that no snapshot holds: the ranks name them after the first steps.
+
+An average of the weights, a target network, an environment, an optimizer that the Session was not given: the loop binds their variables to
+the same objects all the time, and these change within. Where the byte code shows how, `loop_variables.py` names them at the start. Here the
+first rank marks each one after step 1 and compares the marks after a few steps. It reads no more than samples of each, and calls no code
+of the script's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..code_flow.carried import carried_in
+from ..data.script_code import is_own, methods
+from ..state.modules.attribute_rules import WRAPPERS
+from ..state.values.class_adapters import slots_of
+from .script_generators import draws
+from .script_objects import attributes, for_the_eye, items_of, part_at, reached, scopes_of
+
+_LOOKS = (3, 10, 100, 1000)
+"""Steps after which the marks are compared: a target network may follow its model each hundred steps."""
+_SAMPLES = 256
+"""Numbers of a tensor, and parts at either end of a list or mapping."""
+_MOST = 3000
+"""Objects within one variable."""
+_PLACES = 500
+"""Variables, and attributes of objects in them."""
+_HELD = 300_000
+"""Objects of the Session: a module of torch's is about 20."""
+_LEFT_ALONE = (
+    *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, logging.Logger, io.IOBase, threading.Thread),
+    *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
+)
+"""What keeps no state of the training's, or goes back with the data."""
+_OURS = __package__.partition(".")[0]
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+class _Place(NamedTuple):
+    anchor: Any
+    """The object that has to be the same one at the next look."""
+    mark: bytes
+
+
+class ChangedObjects:
+    """What has changed in the variables of one rank's script."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, _Place] = {}
+        self._said: set[str] = set()
+        self._steps = 0
+
+    def stepped(self, frame: FrameType | None, held: Iterable[Any], named: Collection[str]) -> list[str]:
+        """Names of objects that have changed since step 1, each once; to be called after each step. frame: of the loop. held: what the
+        Session holds. named: variables that have been named."""
+        self._steps += 1
+        if self._steps not in (1, *_LOOKS):
+            return []
+        known = _Known(held)
+        places = {name: _Place(anchor, known.mark(value)) for name, anchor, value in _places(frame, known)}
+        if self._steps == 1:
+            self._first = places
+        self._said.update(named)
+        changed = [
+            name
+            for name, place in places.items()
+            if (first := self._first.get(name)) and first.anchor is place.anchor and first.mark != place.mark
+        ]
+        found = [name for name in changed if self._said.isdisjoint((name, name.partition(".")[0]))]
+        self._said.update(found)
+        if self._steps == _LOOKS[-1]:
+            self._first = {}
+        return found
+
+
+class _Known:
+    """What the Session holds, and memory of its tensors."""
+
+    def __init__(self, held: Iterable[Any]) -> None:
+        self._ids = reached(held, _HELD)
+        tensors = (each for each in self._ids.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
+        self._memory = {_memory(each) for each in tensors} - {0}
+
+    def may_change(self, value: Any) -> bool:
+        """Whether it may have a state that is the script's, and that the Session does not have."""
+        kind: Any = type(value)
+        if kind in PLAIN or id(value) in self._ids or issubclass(kind, _LEFT_ALONE) or for_the_eye(kind.__name__):
+            return False
+        if kind.__module__.partition(".")[0] in (_OURS, *WRAPPERS) or kind.__module__.startswith("torch.nn.parallel"):
+            return False
+        return not draws(value) and (issubclass(kind, itertools.count) or not hasattr(kind, "__next__"))
+
+    def mark(self, value: Any) -> bytes:
+        """Of what is within: two marks differ where it has changed, as far as samples show."""
+        told = hashlib.blake2b(digest_size=16)
+        seen: set[int] = set()
+        waiting: deque[Any] = deque([value])
+        while waiting and len(seen) < _MOST:
+            each = waiting.popleft()
+            kind: Any = type(each)
+            if kind in PLAIN or issubclass(kind, (np.generic, itertools.count)):
+                told.update(f"{len(each)} {each[:200]!r}".encode() if kind in (str, bytes) else repr(each).encode())
+            elif id(each) not in seen and self.may_change(each):
+                seen.add(id(each))
+                if issubclass(kind, (torch.Tensor, np.ndarray)):
+                    told.update(b"" if kind is torch.Tensor and _memory(each) in self._memory else _sample(each))
+                else:
+                    parts = _parts(each)
+                    told.update(str(len(parts)).encode())
+                    waiting.extend(parts)
+        return told.digest()
+
+
+def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, Any]]:
+    """The name of a variable, or of an attribute of an object of the script's in one, the object that has it, and its value."""
+    met: set[int] = set()
+    for variables in scopes_of(frame):
+        for name, value in [*variables.items()]:
+            if len(met) >= _PLACES:
+                return
+            if name[:2] == "__" or for_the_eye(name) or id(value) in met or not known.may_change(value):
+                continue
+            met.add(id(value))
+            if issubclass(type(value), torch.nn.Module) or not is_own(value):
+                yield name, value, value
+                continue
+            for attribute, part in [*attributes(value).items()]:
+                if type(part) in PLAIN:
+                    if _goes_on_with(type(value), attribute):
+                        yield f"{name}.{attribute}", value, part
+                elif id(part) not in met and not for_the_eye(attribute) and known.may_change(part):
+                    met.add(id(part))
+                    yield f"{name}.{attribute}", part, part
+
+
+def _goes_on_with(kind: type, attribute: str) -> bool:
+    """Whether a method of the class may read what an earlier call has set there."""
+    codes = (function.__code__ for _, function in methods(kind))
+    return any(
+        each.path[:2] == (code.co_varnames[0], (".", attribute))
+        for code in codes
+        if code.co_argcount
+        for each in carried_in(code)
+    )
+
+
+def _parts(value: Any) -> list[Any]:
+    kind: Any = type(value)
+    if issubclass(kind, torch.nn.Module):
+        return [attributes(value).get(name) for name in _OF_MODULES]
+    parts = [part for _, part in items_of(value)]
+    if issubclass(kind, (set, frozenset)):
+        return [len(parts)]
+    slots = [part_at(value, (".", name)) for name in slots_of(kind)]
+    return [len(parts), *parts[:_SAMPLES], *parts[_SAMPLES:][-_SAMPLES:], *attributes(value).values(), *slots]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except Exception:  # sparse, fake, of another package
+        return 0
+
+
+def _sample(value: Any) -> bytes:
+    """Of an array or tensor with its numbers in a row: some of them."""
+    if isinstance(value, np.ndarray):
+        flat = value.reshape(-1) if value.flags.c_contiguous and value.dtype != object else np.empty(0)
+        return repr(value.shape).encode() + flat[:: max(1, flat.size // _SAMPLES)][: 2 * _SAMPLES].tobytes()
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or value.is_meta:
+        return b""
+    told = f"{value.shape} {value._version}".encode()
+    if not value.is_contiguous() or not value.numel():
+        return told
+    flat = value.detach().view(-1)
+    some = flat[:: max(1, flat.numel() // _SAMPLES)][: 2 * _SAMPLES].cpu()
+    return told + some.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def sentence(names: Sequence[str]) -> str:
+    return (
+        f"what these variables hold changes while the script trains, and no snapshot holds it: {', '.join(names)}. After a restart it "
+        "begins as the script makes it. If the training depends on one of them, give it to the Session: "
+        f"Session(…, {names[0].rpartition('.')[2]}={names[0]})"
+    )

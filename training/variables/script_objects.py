@@ -1,0 +1,178 @@
+"""What the script's variables and objects hold, seen without a call of the script's code: no property, `__getitem__` or `__iter__` of its
+classes, and no `isinstance`, which asks a proxy for its `__class__`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..data.script_code import BAGS, installed, is_own
+from ..state.values.class_adapters import slots_of
+
+_PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
+"""Where most modules are from. To ask of each whether it is installed takes 20 ms."""
+_OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__closure__")
+_HOLDING: dict[Any, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    (MethodType, BuiltinFunctionType): ("__self__",),
+    (staticmethod, classmethod): ("__func__",),
+    CellType: ("cell_contents",),
+}
+_CONTAINERS: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_FOR_THE_EYE = frozenset(
+    (
+        *(
+            "log",
+            "logs",
+            "logger",
+            "logging",
+            "writer",
+            "timer",
+            "profiler",
+            "progress",
+            "printer",
+            "print",
+            "stopwatch",
+        ),
+        *("bar", "pbar", "tqdm", "warned", "wandb"),
+    )
+)
+Step = tuple[str, Any]
+"""`.` and an attribute, or `[` and a key."""
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    return issubclass(type(value), kinds)
+
+
+def for_the_eye(name: str) -> bool:
+    """Whether a class, or variable, of this name is one for logs, timers and progress bars."""
+    words = {each.lower() for each in _WORDS.findall(name)}
+    return not words.isdisjoint(_FOR_THE_EYE) or name.lower().endswith(("logger", "writer", "timer", "profiler"))
+
+
+def scopes_of(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """Variables of the script's functions that have begun, the innermost first, then those of its modules."""
+    while frame is not None:
+        if of_a_script(frame) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            yield variables_of(frame)
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        if is_script_file(getattr(module, "__file__", None)):
+            yield vars(module)
+
+
+def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
+    """By id, objects within these, those of few steps first."""
+    found: dict[int, Any] = {}
+    waiting = deque(held)
+    while waiting and len(found) < most:
+        each = waiting.popleft()
+        kind: Any = type(each)
+        if id(each) in found or kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
+            continue
+        found[id(each)] = each
+        if not issubclass(kind, (torch.Tensor, np.ndarray)):
+            waiting.extend(part for part in attributes(each).values() if type(part) not in PLAIN)
+            parts = itertools.islice(items_of(each), most)
+            waiting.extend(part for _, part in parts if type(part) not in PLAIN)
+    return found
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    held = frame.f_locals
+    found = dict(held)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+        held.clear()  # it stays with the frame, and would keep what the script lets go
+    return found
+
+
+def of_a_script(frame: FrameType) -> bool:
+    return not installed(frame.f_globals.get("__file__"))
+
+
+def is_script_file(file: Any) -> bool:
+    return bool(file) and not file.startswith(_PYTHONS) and "-packages" not in file and not installed(file)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Without a call of its code."""
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
+
+
+def part_at(value: Any, step: Step) -> Any:
+    """None where there is none, or where only code of the script's could tell."""
+    kind, key = step
+    try:
+        if kind == "[":
+            return _at(value, key)
+        if key in (held := attributes(value)):
+            return held[key]
+        found = inspect.getattr_static(value if issubclass(type(value), type) else type(value), key, None)
+        if issubclass(type(found), (MemberDescriptorType, GetSetDescriptorType)):
+            return found.__get__(value)
+        found = getattr(found, "__func__", found)
+        return None if issubclass(type(found), property) else found
+    except (LookupError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _at(value: Any, key: Any) -> Any:
+    if issubclass(type(value), dict):
+        return dict.get(value, key)
+    return next((base.__getitem__(value, key) for base in (list, tuple, deque) if issubclass(type(value), base)), None)
+
+
+def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and parts of a list, tuple, deque, set or mapping, without a call of its code: what else has none."""
+    kind: Any = type(value)
+    if issubclass(kind, dict):
+        return dict.items(value)
+    return enumerate(next((base.__iter__(value) for base in _CONTAINERS if issubclass(kind, base)), iter(())))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Where the script may have put something, for which no code of it is called: attributes of its objects, classes and functions."""
+    kind: Any = type(value)  # isinstance would call code of the script's: a proxy
+    if issubclass(kind, (FunctionType, functools._lru_cache_wrapper)):
+        own = issubclass(kind, FunctionType) and not installed(value.__code__.co_filename)
+        named = _OF_FUNCTIONS if own else ()
+        held = vars(value) if own else {name: each for name, each in vars(value).items() if name == "__wrapped__"}
+        return {**{name: getattr(value, name) for name in named if getattr(value, name)}, **held}
+    for kinds, names in _HOLDING.items():
+        if issubclass(kind, kinds):
+            return {name: part_at(value, (".", name)) for name in names}
+    if issubclass(kind, type):
+        own = is_script_file(getattr(sys.modules.get(value.__module__), "__file__", None))
+        return {**vars(value)} if own else {}
+    if issubclass(kind, ModuleType) or not is_own(value):
+        return {}
+    slots = {name: part_at(value, (".", name)) for name in slots_of(kind)}
+    return {**attributes(value), **slots, **({} if issubclass(kind, BAGS) else {"__class__": kind})}
