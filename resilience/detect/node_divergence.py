@@ -36,9 +36,7 @@ def parted(told: Mapping[NodeId, str]) -> list[Parted]:
     alike = _alike(told)
     found = []
     for texts in _by_model(alike).values():
-        if len({_last(text) for text in texts}) < len(
-            texts
-        ):  # else the nodes only differ in how far they have reported
+        if len({_last(text) for text in texts}) < len(texts):  # else some nodes have only reported more
             found.append(_apart(_groups(texts, alike)))
     return [each for each in found if each]
 
