@@ -200,7 +200,7 @@ def run_job(
 
 
 def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
-    """Say that the job is finished already; return 0. A scheduler has started its node again, and need not do so once more."""
+    """Report that the job is finished already; return 0. A scheduler has restarted this node, and need not do so again."""
     run.finished.touch()
     telling.say(
         f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "

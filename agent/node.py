@@ -186,8 +186,8 @@ class Node:
             self.copies.fetching = None
 
     def clear(self, generation: int, since: int = 0, *, last: bool = False) -> None:
-        """Call `stop_group`, then check what the next group may go on from. Free snapshots of generations before `since`: this node had no
-        part in the training between."""
+        """Call `stop_group`, then check what the next group may go on from. Free snapshots of generations before `since`: they are older
+        than this node's last absence, in which the lineage may have changed."""
         self.stop_group(last=last)
         if self._in_order and not last:  # the job goes on all the same
             self._in_order = False
@@ -294,7 +294,7 @@ class Node:
 
     @property
     def untold(self) -> bool:
-        """Whether ranks run, but none of their loops tells its steps: then no snapshot holds their state."""
+        """Whether ranks run, but none of their loops reports its steps: then no snapshot holds their state."""
         return (
             self.group is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
         )

@@ -92,7 +92,7 @@ class RunDirectory:
 
     @property
     def _last_endpoint(self) -> Path:
-        """With several nodes: what an agent had published that has left in order."""
+        """With several nodes: what an agent had published before it left in order."""
         return self.root / "endpoint.last"
 
     @property

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from ...resilience.report.journal import Journal
 
 _MOST = 100_000
-"""Most lines that wait for a reader, or for the disk."""
+"""Limit of lines that wait for a reader, or for the disk."""
 LAST_S = 2.0
 """How long `finish` waits for the last lines to be written."""
 

@@ -1,4 +1,4 @@
-"""How a process ended that is not our child: a descriptor to wait on, and the exit code from where the kernel keeps it.
+"""Tells how a process has ended that is not our child: gives a descriptor to wait on, and the exit code that the kernel keeps.
 
 The descriptor is a pidfd. If the kernel refuses pidfds, it is a pipe that a thread closes after polling /proc. Until its parent reaps the
 process, `/proc/<pid>/stat` has the exit code (field 52, any Linux). Afterwards its pidfd has it, from Linux 6.15 on.

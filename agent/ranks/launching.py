@@ -1,4 +1,4 @@
-"""Starts the launcher of one generation: forked from the warm process if that is ready, else started as torchrun itself."""
+"""Starts the launcher of one generation: forked from the warm process if that is ready, else as a fresh torchrun."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Orphans:
         self._dead: set[int] = set()
         self._next_s = 0.0
         self._tidying: dict[psutil.Process, float] = {}
-        """Processes that clean up, and since when the agent has let them."""
+        """Clean-up processes, and since when the agent has waited for them."""
 
     def end(self, spare: Collection[int], tidy_s: float = 0.0) -> None:
         """SIGKILL every process below the agent except those in `spare`; return when all are gone and reaped. It waits at most `tidy_s` for

@@ -175,8 +175,8 @@ class WarmProcess:
         return ForkServer(self._command, self._environment(), self._log_fd, **plan)
 
     def observe(self) -> tuple[bool, str]:
-        """Read the processes' messages and act on them. Return whether a start may now go another way, and a sentence to report, or an
-        empty one."""
+        """Read the processes' messages and act on them. Return whether the next start may now go another way (warm or cold), and a sentence
+        to report, or an empty one."""
         said = self._launchers.heard() if self._launchers else None
         if said == {}:
             self._stop_launchers()

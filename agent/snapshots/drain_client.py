@@ -171,7 +171,7 @@ class Draining:
         self._asked, self.finished, self.lost = False, False, ""
 
     def protect(self, names: Sequence[str]) -> None:
-        """Retire none of these snapshots from now on, and spare no others. This also holds after a restart of the process."""
+        """Protect exactly these snapshots from retirement from now on. This also holds after a restart of the process."""
         self._config = {**self._config, "protected": [*names]}
         self._tell("protect", *names)
 
@@ -181,7 +181,7 @@ class Draining:
         self._tell("copy", address)
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve so much memory for each rank now, for a later fetch. This also holds after a restart of the process."""
+        """Reserve `nbytes` of memory for each rank now, for a later fetch. This also holds after a restart of the process."""
         self._config = {**self._config, "reserve_bytes": nbytes}
         self._tell("reserve", str(nbytes))
 

@@ -82,7 +82,7 @@ class DrainConfig(RetentionPolicy):
 
 
 class Orders:
-    """Reads the agent's lines."""
+    """Reads the agent's lines from stdin, and obeys them."""
 
     def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int = 0, buddy: Buddy | None = None) -> None:
         self._fd, self._buddy = fd, buddy
@@ -189,8 +189,8 @@ class Drain:
                 yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
 
     def _undrained(self) -> frozenset[Attempt]:
-        """Snapshots that memory holds and that are still to be written. After a kill amid its COMMIT, one is written again by the same
-        name. In an object store, a deletion that hung may then hit the new one."""
+        """Snapshots still to be written from memory, which must not be retired. After a kill amid its COMMIT, one is written again by the
+        same name. In an object store, a deletion that hung may then hit the new one."""
         headers = [slot.header() for slots in self._slots for slot in slots]
         waiting = {header.stamp for header in headers if header.whole and header.durable and not header.drained}
         return frozenset(Attempt(run=self._config.run, stamp=stamp) for stamp in waiting)

@@ -42,7 +42,7 @@ class Holdings:
         self.sound = Soundness(slots, self.shelf, root, run, stability)
         self._urgent = Urgent()
         self.unfit: set[str] = set()
-        """Names of snapshots that are damaged."""
+        """Names of snapshots that are damaged, or that left the lineage."""
         self.generation = 0
         """Generation of the newest record that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
@@ -84,8 +84,8 @@ class Holdings:
         self._set_aside(record.onset - 1, (record.number + 1, 0))
 
     def clear(self, generation: int, finished: int, since: int) -> None:
-        """Check what the next ranks may go on from. Free snapshots of generations before `since`: this node had no part in the training
-        between. finished: step that all the ranks before them have done. No rank may be alive."""
+        """Check what the next ranks may go on from. Free snapshots of generations before `since`: they are older than this node's last
+        absence, in which the lineage may have changed. finished: last step that all the previous ranks have done. No rank may be alive."""
         for slot in chain(*self.slots):
             header = slot.header()
             if header.whole and max(header.generation, self._fetched.get(header.stamp, 0)) < since:
@@ -145,8 +145,8 @@ class Holdings:
         return sorted({step for step, name in there if self.sound.fit(name)})
 
     def reject(self, name: str, reason: str) -> None:
-        """Ignore a damaged snapshot from now on, and mark it as rejected in storage. Raises ResilientError if storage refuses the mark, or
-        does not answer at once."""
+        """Ignore a damaged snapshot, or one that left the lineage, from now on, and mark it as rejected in storage. Raises ResilientError
+        if storage refuses the mark, or does not answer at once."""
         self.unfit.add(name)
         self._urgent.do(lambda: _reject(self.root / paths.SNAPSHOTS / name, reason), FRESH_S)
         self.shelf.fresh(FRESH_S)

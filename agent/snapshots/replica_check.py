@@ -27,7 +27,7 @@ from .frozen_check import Stillness
 
 LOOK_S = 1.0
 TOLD = 5
-"""Most tensors that a mismatch names, and most mismatches that a status reports."""
+"""Limit of tensors that a mismatch names, and of mismatches that a status reports."""
 REMEMBERED = 4096
 """How many of the latest compared snapshots are remembered."""
 
@@ -220,7 +220,7 @@ class Replicas:
     # -- what follows from it ----------------------------------------------------------------------------------------------
 
     def fit(self, stamp: Stamp) -> bool:
-        """Whether training may go on from this snapshot, as far as is known: no diverged state led to it."""
+        """Whether training may go on from this snapshot, as far as is known. It may not if a diverged state led to it."""
         return all(
             stamp.rewinds < bad.first.rewinds or stamp.step < bad.first.step or bad.cured(stamp)
             for bad in self._bad.get(stamp.generation, ())

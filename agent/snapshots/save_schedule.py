@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...checkpoint.durable.save_interval import durable_interval_s
 
 FIRST_S = 60.0
-"""Time until the first snapshot on disk after the start, whatever the figures will say."""
+"""Time from the start to the first snapshot on disk, whatever interval the figures will give."""
 
 
 class Pacing:
@@ -17,7 +17,7 @@ class Pacing:
         self.failures = 0
 
     def saved(self, took_s: float) -> None:
-        """Note that a snapshot was written in so many seconds."""
+        """Note that a snapshot took `took_s` seconds to write."""
         self._save_s = took_s
 
     def due(self, now_s: float) -> bool:

@@ -1,5 +1,5 @@
-"""Asks the ranks for snapshots on disk and in another node's memory. The schedule, an operator or scarce memory wants one on disk. It reads
-from the drain process what has become of them."""
+"""Asks the ranks for snapshots on disk and in another node's memory. The schedule, an operator or scarce memory wants one on disk. The
+drain process reports what has become of them."""
 
 from __future__ import annotations
 

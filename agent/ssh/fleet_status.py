@@ -13,7 +13,7 @@ SSH_FAILED = 255
 """ssh's own exit code, for any error of the connection (ssh(1), EXIT STATUS)."""
 _KILLED = 128 + 9
 _LATE_S = 60.0
-"""If a connection breaks so long after the last agent left in order, the job was still going on. ssh itself takes 45 s to notice a
+"""If a connection breaks this long after the last agent left in order, the job was still going on. ssh itself takes 45 s to notice a
 break."""
 
 

@@ -1,7 +1,7 @@
 """`run --hostfile`: reads the hosts, starts an etcd if none is named, and starts an agent on each host.
 
-The launching terminal holds the run directory's lock, its etcd and its `endpoint`. Node N has the folder `nodes/N` in it, on its own disk
-or on a shared one. All nodes have one place for the snapshots.
+The launching terminal holds the run directory's lock, its etcd and its `endpoint`. Node N has the folder `nodes/N` in that directory, on
+its own disk or on a shared one. All nodes have one place for the snapshots.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class _Between:
         self._asked = 0
 
     def run(self) -> None:
-        """Relay until the agent's output ends. Its death ends that, because its ranks die with it."""
+        """Relay until the agent's output ends. The agent's death ends the output, because its ranks die with it."""
         poller = select.poll()
         for fd in (self._words.fd, *self._outputs):
             poller.register(fd, select.POLLIN)
@@ -139,7 +139,8 @@ class _Between:
                 self._agent.send_signal(SIGNALS[line])
 
     def _end(self, now_s: float) -> None:
-        """End the agent, because the connection is gone. The first SIGTERM has the agent's own time, the second KILL_S; then SIGKILL."""
+        """End the agent, because the connection is gone. After the first SIGTERM, wait `ending_s`; after the second, KILL_S; then
+        SIGKILL."""
         self._agent.send_signal(signal.SIGTERM if self._asked < 2 else signal.SIGKILL)
         self._next_end_s = now_s + self._patience_s[min(self._asked, 1)]
         self._asked += 1
